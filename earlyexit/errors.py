@@ -29,7 +29,7 @@ OfframpError                        500 INTERNAL
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -38,9 +38,18 @@ if TYPE_CHECKING:
 class OfframpError(Exception):
     """Base of the tree, with the status of an HTTP response, of a gRPC response and of a command."""
 
-    http_status: int = 500
-    grpc_status: str = "INTERNAL"
-    exit_status: int = 1
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+    exit_status: ClassVar[int] = 1
+
+    def __init_subclass__(
+        cls, *, http_status: int | None = None, grpc_status: str | None = None, exit_status: int | None = None
+    ) -> None:
+        """A class names the statuses in which it differs from its base."""
+        super().__init_subclass__()
+        cls.http_status = http_status or cls.http_status
+        cls.grpc_status = grpc_status or cls.grpc_status
+        cls.exit_status = exit_status or cls.exit_status
 
     @property
     def kind(self) -> str:
@@ -54,25 +63,19 @@ class OfframpError(Exception):
         return str(self)
 
 
-class InputError(OfframpError):
+class InputError(OfframpError, http_status=400, grpc_status="INVALID_ARGUMENT", exit_status=2):
     """What came from outside is wrong; the message says what was wrong and what is allowed."""
 
     param: str | None = None
     """The field of the request that is wrong; None if it is not known."""
-    http_status = 400
-    grpc_status = "INVALID_ARGUMENT"
-    exit_status = 2
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
-class UnauthorizedError(InputError):
+class UnauthorizedError(InputError, http_status=401, grpc_status="UNAUTHENTICATED"):
     """A request without a key, or with one that is not known here; its message never quotes what was sent."""
-
-    http_status = 401
-    grpc_status = "UNAUTHENTICATED"
 
     def __init__(self, message: str, *, scheme: str = "Bearer") -> None:
         """`scheme`: what the answer's WWW-Authenticate asks for."""
@@ -80,87 +83,59 @@ class UnauthorizedError(InputError):
         self.scheme = scheme
 
 
-class UnknownModelError(InputError):
+class UnknownModelError(InputError, http_status=404, grpc_status="NOT_FOUND"):
     """A model or version that is not served here."""
 
-    http_status = 404
-    grpc_status = "NOT_FOUND"
 
-
-class UnknownPathError(InputError):
+class UnknownPathError(InputError, http_status=404, grpc_status="NOT_FOUND"):
     """A path that the server does not have."""
 
-    http_status = 404
-    grpc_status = "NOT_FOUND"
 
-
-class ControlRefusedError(InputError):
+class ControlRefusedError(InputError, http_status=403):
     """An operator's order, at a service whose settings allow none by HTTP."""
 
-    http_status = 403
 
-
-class MethodNotAllowedError(InputError):
+class MethodNotAllowedError(InputError, http_status=405):
     """A path asked with a method that it does not take."""
-
-    http_status = 405
 
     def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
         super().__init__(message)
         self.allowed = allowed
 
 
-class NotAcceptableError(InputError):
+class NotAcceptableError(InputError, http_status=406):
     """A request whose `Accept` names no kind of answer that is given; the message says which are."""
 
-    http_status = 406
 
-
-class PayloadTooLargeError(InputError):
+class PayloadTooLargeError(InputError, http_status=413, grpc_status="RESOURCE_EXHAUSTED"):
     """A request body above the limit."""
-
-    http_status = 413
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class ContextLengthError(InputError):
     """A prompt that, alone or with the answer asked for, is longer than the model takes."""
 
 
-class UnprocessableInputError(InputError):
+class UnprocessableInputError(InputError, http_status=422):
     """A well-formed input that this model cannot take, such as a text beyond its length."""
 
-    http_status = 422
 
-
-class PlanError(InputError):
+class PlanError(InputError, http_status=422):
     """A plan that contradicts itself or does not fit its model."""
 
-    http_status = 422
 
-
-class DataError(InputError):
+class DataError(InputError, http_status=422):
     """Training or calibration data that cannot be used."""
 
-    http_status = 422
 
-
-class ModelFolderError(InputError):
+class ModelFolderError(InputError, http_status=422):
     """A folder that is not a saved model of a known schema."""
 
-    http_status = 422
 
-
-class GraphError(InputError):
+class GraphError(InputError, http_status=422):
     """The graph of a foreign model that cannot be read, or not be cut."""
 
-    http_status = 422
 
-
-class _RetryableError(OfframpError):
-    http_status = 503
-    grpc_status = "UNAVAILABLE"
-
+class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
         self.retry_after_s = retry_after_s
@@ -176,11 +151,8 @@ def _rebuild_retryable(cls: type[_RetryableError], message: str, retry_after_s: 
     return cls(message, retry_after_s=retry_after_s)
 
 
-class RateLimitError(_RetryableError):
+class RateLimitError(_RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
     """More requests, or inputs, than the caller may send in this time."""
-
-    http_status = 429
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class OverloadedError(_RetryableError):
@@ -207,11 +179,8 @@ class VersionUnavailableError(_RetryableError):
     """Another version of the model cannot be reached."""
 
 
-class DeadlineError(OfframpError):
+class DeadlineError(OfframpError, http_status=504, grpc_status="DEADLINE_EXCEEDED"):
     """The answer would have come after the input's deadline."""
-
-    http_status = 504
-    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class ExecutionError(OfframpError):
@@ -223,10 +192,11 @@ class ExecutionError(OfframpError):
         return ": ".join(str(self).split(": ")[:2])
 
 
-class HeadLostError(OfframpError):
-    """Ray's head, or raylet, has ended under a service of this machine, which is over with it."""
+class HeadLostError(OfframpError, exit_status=4):
+    """Ray's head, or raylet, has ended under a service of this machine, which is over with it.
 
-    exit_status = 4  # 3 says that there is no plan
+    Its exit status is not 3, which says that there is no plan.
+    """
 
 
 def first_line(error: Exception) -> str:

@@ -17,8 +17,7 @@ from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of
 from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S, PlanProblem, Slo
 from optimizer.problem_shape import LatencyDocument, LengthsDocument, Seconds
-from profiles.lengths import Lengths
-from profiles.sequence_trace import Pairs, grouped, read_sequences
+from profiles.lengths import Lengths, Pairs, grouped, read_sequences
 
 MOST_BYTES = 1e18
 MOST_TOKENS = 1_000_000

@@ -1,17 +1,15 @@
-"""What the coming windows will look like: survival at every block, and the request rate (E3 section 3.1).
+"""Forecasts of the coming windows: survival at every block, and the request rate (E3 section 3.1).
 
 E3 forecasts the batch size at every ramp with ARIMA over windows of two minutes. We forecast, on the logit scale, the
-share that goes on *among those that reach a ramp*: its forecasts multiply to a survival that never rises and stays
-between 0 and 1, and the sampling noise of one ramp's share is independent of the next one's. Where a stream becomes
-harder all ramps move together, each hidden in its own noise. So the shares are first scaled to equal noise and turned
-to their principal directions, which leaves the noise as it is and gathers the drift in few series. Those are forecast
-and turned back.
+share that goes on *among those that reach a ramp*. These forecasts multiply to a survival between 0 and 1 that never
+rises, and the sampling noise of one share is independent of the next one's. When a stream becomes harder, all ramps
+move together, each hidden in its own noise. So the shares are scaled to equal noise and turned to their principal
+directions, which gathers the drift in few series; these are forecast and turned back.
 
-ARIMA is computed through statsmodels: orders weighed by AICc, exact likelihoods, fast enough for every window. Shares
-of a few hundred inputs carry *sampling noise of known size*: the state space form holds it as it is, window by window,
-and only the drift beneath is estimated. The noise of a rate is not known: its size is estimated with the drift. Both
-walk a grid of parameters with statsmodels' Kalman filter instead of an optimizer: a likelihood costs 60 microseconds, a
-fit some 5 milliseconds with good luck and 400 without.
+ARIMA is computed by statsmodels: orders weighed by AICc, exact likelihoods, for every window. Shares of a few hundred
+inputs carry *sampling noise of known size*, which the state space form holds window by window; only the drift beneath
+is estimated. The noise of a rate is unknown, so its size is estimated with the drift. Both walk a grid of parameters
+with statsmodels' Kalman filter rather than an optimizer: a likelihood takes 60 microseconds, a fit 5 to 400 ms.
 """
 
 from __future__ import annotations

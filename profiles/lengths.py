@@ -1,9 +1,9 @@
-"""How long a service's inputs are, in tokens, and how full batches of a token budget get by that."""
+"""How long a service's inputs and sequences are, in tokens, and how full batches of a token budget get."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.data.images import check_file
+from earlyexit.data.text_tables import csv_rows
 from earlyexit.errors import DataError
 
 MOST_TOKENS = 1_000_000
@@ -130,6 +132,35 @@ def parse_length(word: str, where: str, name: str) -> int:
         raise DataError(f"{where}: {name} is {word!r}; needed: a number of tokens") from error
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
+
+
+PROMPT, ANSWER = "ContextTokens", "GeneratedTokens"
+"""The columns of recorded sequences, as in both files of the Azure LLM inference trace of 2023."""
+GROUPS = 32
+Pairs = tuple[tuple[int, int], ...]
+"""Tokens of prompt and answer, sequence by sequence."""
+
+
+def read_sequences(path: Path) -> Pairs:
+    """Returns the tokens in all rows of a table; raises DataError that names the file, the line and the mistake."""
+    check_file(path)
+    found = tuple(
+        (parse_length(row[PROMPT], f"{path}:{line}", PROMPT), parse_length(row[ANSWER], f"{path}:{line}", ANSWER))
+        for line, row in csv_rows(path, (PROMPT, ANSWER))
+    )
+    if not found:
+        raise DataError(f"{path}:1: holds no sequences below its columns")
+    return found
+
+
+def grouped(tokens: Sequence[int]) -> Lengths:
+    """Returns few enough lengths for planners: those of 32 groups of equal size, each with its mean in whole tokens."""
+    parts = np.array_split(np.sort(np.array(tokens, dtype=np.float64)), min(GROUPS, len(tokens)))
+    weights: dict[int, float] = {}
+    for part in parts:
+        length = max(1, round(float(part.mean())))
+        weights[length] = weights.get(length, 0.0) + len(part)
+    return Lengths.weighted(weights)
 
 
 @lru_cache(maxsize=256)

@@ -317,9 +317,7 @@ class LiveSplits:
 
     def make_ready(self, splits: Sequence[TimedSplit]) -> None:
         """Whatever is slow the first time of these splits, as a replica does it before it serves them."""
-        from earlyexit.network.model import PreparedSegments
-
-        if isinstance(self.segments, PreparedSegments):
+        if self.segments is not None:
             ascending = sorted((timed.split for timed in splits), key=lambda split: split.batch)
             self.segments.prepare({segment: split.budget for split in ascending for segment in split.segments()})
 

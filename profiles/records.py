@@ -127,27 +127,11 @@ class ExitRecords:
         check_score(self.score)
         if not num_inputs:
             raise DataError("exit records need at least one input: shares of none are not numbers")
-        if self.scores_NR.shape != (num_inputs, num_ramps) or self.losses_NR.shape != (num_inputs, num_ramps):
-            raise DataError(f"exit records of {num_inputs} inputs and {num_ramps} ramps need arrays of that shape")
-        per_exit = {
-            "answers": self.answers_NE,
-            "losses against the truth": self.true_losses_NE,
-            "tallies": self.tallies_NE,
-        }
-        for name, array in per_exit.items():
-            if array is not None and array.shape[:2] != (num_inputs, num_ramps + 1):
-                raise DataError(f"exit records of {num_inputs} inputs and {num_ramps + 1} exits need as many {name}")
-        if self.times_s_N is not None and (
-            self.times_s_N.shape != (num_inputs,) or not np.isfinite(self.times_s_N).all()
-        ):
-            raise DataError(f"exit records of {num_inputs} inputs need as many arrival times, all finite")
-        if self.tokens_N is not None and (self.tokens_N.shape != (num_inputs,) or (self.tokens_N < 1).any()):
-            raise DataError(f"exit records of {num_inputs} inputs need as many tokens, each at least 1")
-        if self.sequences_N is not None and self.sequences_N.shape != (num_inputs,):
-            raise DataError(f"exit records of {num_inputs} tokens need as many numbers of sequences")
-        for ends_N in (self.end_losses_N, self.end_true_losses_N):
-            if ends_N is not None and ends_N.shape != (num_inputs,):
-                raise DataError(f"exit records of {num_inputs} inputs need as many losses at the end")
+        check_shapes({name: getattr(self, name) for name in PER_INPUT}, num_inputs, num_ramps)
+        if self.times_s_N is not None and not np.isfinite(self.times_s_N).all():
+            raise DataError("exit records hold arrival times that are not finite")
+        if self.tokens_N is not None and (self.tokens_N < 1).any():
+            raise DataError("exit records hold an input of fewer than 1 token")
         check_ramps(self.ramps, self.num_blocks)
         if self.confidences is not None and set(self.confidences) != set(self.ramps):
             raise DataError(f"exit records of ramps {list(self.ramps)} need a confidence for each, if for any")
@@ -343,6 +327,21 @@ class ExitRecords:
 
 
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))
+DEEP = ("answers_NE", "tallies_NE")
+"""Arrays that hold more than one number per input and exit."""
+
+
+def check_shapes(arrays: Mapping[str, npt.NDArray[Any] | None], num_inputs: int, num_ramps: int) -> None:
+    """Raise DataError for an array without the axes in its name: N inputs, R ramps, E exits (R + 1)."""
+    sizes = {"N": num_inputs, "R": num_ramps, "E": num_ramps + 1}
+    for name, array in arrays.items():
+        called, _, axes = name.rpartition("_")
+        wanted = [sizes[axis] for axis in axes]
+        shape = wanted if array is None else list(array.shape)
+        if (shape[: len(wanted)] if name in DEEP else shape) != wanted:
+            raise DataError(
+                f"records of {num_inputs} inputs and {num_ramps} ramps need {called} of the shape {wanted}, not {shape}"
+            )
 
 
 def check_losses(losses: npt.NDArray[np.floating[Any]], *, zero_one: bool) -> None:

@@ -1,14 +1,12 @@
-"""The live stream of exit records: every input, with what was really seen of it; append-only, bounded by age.
+"""The live stream of exit records: every input with what was seen of it, in windows, bounded by age.
 
-A live stream that stays small: of inputs that stay a uniform sample per window, of probes all.
-
-Where a plan has answered inputs run on, every input is seen; a thousand a second for two hours are seven million. Each
-gets a key from its own bits that looks like drawn at random, and a window keeps those with the smallest keys. They are
-a uniform sample of the window without replacement, whatever came when; joined or cut in any order, or restored from a
-file that holds what was kept, it is the same sample. A full window keeps keys below a limit, each another; of windows
-that are pooled the smallest limit holds for all, so that every input counts the same. Probes are a uniform sample too,
-so all that is kept of a window in which one plan was in force is one. In a window with a change from stop to stay the
-part that stayed counts more.
+Where a plan lets answered inputs run on, every input is seen: a thousand a second for two hours are seven million. So a
+window keeps all probes, but only a uniform sample of the inputs that stayed. Each input gets a key from its own bits
+that looks random, and a window keeps the smallest keys: a uniform sample without replacement, whatever the order of
+arrival. Parts that are joined, cut or restored from a file give the same sample. A full window keeps keys below a limit
+of its own. For windows that are pooled the smallest limit holds, so that every input counts the same. Probes are a
+uniform sample too, and so is all that is kept of a window with one plan. In a window in which inputs began to stay, the
+later part counts more.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords, check_losses
+from profiles.records import ExitRecords, check_losses, check_shapes
 from profiles.scores import BoolArray, FloatArray, Score, check_score
 from profiles.table import check_ramps
 
@@ -82,13 +80,7 @@ class Observations:
     inputs, of which it costs nothing. None: of no input."""
 
     def __post_init__(self) -> None:
-        num_inputs, num_ramps = len(self.times_s_N), len(self.shape.ramps)
-        for name in ("active_NR", "scores_NR", "losses_NR"):
-            if getattr(self, name).shape != (num_inputs, num_ramps):
-                raise DataError(f"{name} needs {num_inputs} rows and {num_ramps} columns")
-        for name in ("times_s_N", "probe_N", "stayed_N", "exits_N"):
-            if getattr(self, name).shape != (num_inputs,):
-                raise DataError(f"{name} needs {num_inputs} values")
+        check_shapes(self.arrays(), len(self.times_s_N), len(self.shape.ramps))
         if not np.isfinite(self.times_s_N).all():
             raise DataError("arrival times must be finite")
         self._check_exits()
@@ -105,16 +97,12 @@ class Observations:
             self._check_ends(self.end_losses_N)
 
     def _check_truth(self, losses_NE: SmallArray, seen_NE: BoolArray) -> None:
-        if losses_NE.shape != seen_NE.shape:
-            raise DataError(f"true_losses_NE needs {seen_NE.shape[0]} rows and {seen_NE.shape[1]} columns")
         there_NE = ~np.isnan(losses_NE)
         if (there_NE[there_NE.any(1)] != seen_NE[there_NE.any(1)]).any():
             raise DataError("losses against the truth must be there for what an input ran, or not at all")
         check_losses(losses_NE[there_NE], zero_one=self.shape.zero_one)
 
     def _check_ends(self, losses_N: SmallArray) -> None:
-        if losses_N.shape != (len(self),):
-            raise DataError(f"end_losses_N needs {len(self)} values")
         there_N = ~np.isnan(losses_N)
         if (there_N & ~self.probe_N).any():
             raise DataError("what the end costs is known of probes that lost words, and of no others")

@@ -1,10 +1,9 @@
 """Seconds per block and ramp over batch sizes, on one accelerator at one input length: what a planner reads.
 
-Where inputs have several lengths, a batch of so many tokens takes what as many inputs of the table's length take as
-hold these tokens; between measured sizes, linearly. Exact for all that costs the same per token. What it leaves out:
-attention costs squares of lengths, so that at equal tokens a batch of shorter inputs is quicker than the table says,
-and one of longer inputs slower; and what is paid per input, such as pooling, is paid per input of the table's length.
-How much that is, on real lengths: `experiments.tokens.times@654e280`.
+A batch of inputs of several lengths counts as that many inputs of the table's length as hold its tokens; seconds are
+linear between measured sizes. This is exact for all that costs the same per token. Attention costs squares of lengths:
+at equal tokens a batch of shorter inputs is faster than the table says, and one of longer inputs slower. Costs per
+input, such as pooling, are counted per input of the table's length (`experiments.tokens.times@654e280` measures both).
 """
 
 from __future__ import annotations

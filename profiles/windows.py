@@ -1,31 +1,27 @@
-"""What a window of the live stream says about any set of active ramps and thresholds, from all that was seen.
+"""Estimates of a window of the live stream, for any set of active ramps and thresholds.
 
-Probes are a uniform sample with complete records; of all other inputs only what the plan ran was seen. What is asked
-of an input (where would it leave? would its answer agree?) is often answered by what the plan ran alone: an input
-that ramp 3 let out at a confidence of 0.9 tells that it would leave there at 0.8 as well, if ramp 3 were the only one.
-So the inputs divide into those whose answer is **known** without a probe and the rest. On which side an input falls is
-decided by the plan and the input, *never by whether it was a probe* (of a probe we ask what would have been known had
-it been none), so both sides are honest populations of known size:
+Probes are a uniform sample with complete records. Of other inputs only what the plan ran was seen, and that often
+answers the question: an input that left at ramp 3 with a confidence of 0.9 would leave there at 0.8 as well, if ramp 3
+were the only one. So inputs divide into the *known*, for which the answer follows from what the plan ran, and the
+*rest*. The plan and the input decide the side, *never whether it was a probe*: of a probe we ask what would have been
+known had it been none. So both sides are populations of known size:
 
     estimate = (sum over the known + size of the rest * mean over the probes among the rest) / inputs
 
-The known side is a census, without error. On the other side, given how many probes fell there, they are a uniform
-sample, so their mean is unbiased, whatever the true share of probes was. (Probes come in batches: then the mean is a
-ratio of two random sums, and its bias falls with the number of batches.)
+The known are a census, without error. The probes among the rest are a uniform sample of it, so that their mean is
+unbiased, whatever the share of probes was. (Probes come in batches: the mean is then a ratio of two random sums, and
+its bias falls with the number of batches.) Where answered inputs stay and all ramps in question were active, every
+input is known, at any thresholds. Of inactive ramps only probes tell. A live window in which inputs began to stay holds
+all inputs of its later part, but only the probes of its earlier part.
 
-Where answered inputs stay and all ramps in question were active, every input is known, beyond its exit too and with the
-full model's answer: a census at any thresholds. Of ramps that were off, as ever, only probes tell. (A live window in
-which inputs began to stay holds all of those, and of those before the probes alone: it says more of its later part.)
+Limits: a window without a probe among its rest says nothing, or guesses if the rest is tiny (MOST_GUESSED). So pooled
+windows of few inputs count the rest too little. Chance decides how many probes fall among the rest; with few, the
+estimate can err more than the probes alone (root mean square 0.0081 against 0.0070 for 40 probes among 1,000 inputs, a
+tenth of them the rest).
 
-Where it falls short. A window with no probe among its rest says nothing, or guesses if the rest is tiny (MOST_GUESSED);
-so windows of few inputs, pooled, count inputs of the rest too little where most windows have none. And the number of
-probes among the rest is left to chance: where it is small the estimate can err more than the probes alone (root mean
-square 0.0081 against 0.0070 for 40 probes among 1,000 inputs, a tenth of them the rest).
-
-Rejected. *Probes alone*: unbiased, but blind to the 98 % that saw the ramps asked for: with more than a few probes
-among the rest they err more. *Horvitz-Thompson* (known 1, the rest 1 / probe_share): unbiased as well, but its variance
-grows with the mean square where ours grows with the variance, and it needs the share. *Every observed score, per ramp*:
-biased, as whether a ramp was seen depends on earlier ones.
+Rejected: *probes alone* are unbiased, but ignore the 98 % of inputs that saw the ramps. *Horvitz-Thompson* (known 1,
+the rest 1 / probe_share) is unbiased too, but its variance grows with the mean square where ours grows with the
+variance, and it needs the share. *Every observed score, per ramp* is biased: earlier ramps decide what was observed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.network.boundary import Budget, Lengths, Segment
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 
 WARM_UPS = 3
@@ -332,14 +332,14 @@ Place = tuple[Segment, Shape]
 NEWLINE = "\n"
 
 
-class CapturedSegments:
-    """`PreparedSegments` of a model whose weights stay where they are, one recording for each segment and shape.
+class CapturedSegments(SegmentRunner):
+    """Segments of a model whose weights stay where they are, one recording for each segment and shape.
 
     A GPU computes a transformer block of a small batch in less time than the host needs to launch it. A CUDA graph is
     launched as one, but keeps the shapes and addresses of its capture. So a piece is copied to the inputs of the
     smallest shape that holds it, and results of unused rows are ignored. The model itself runs everything else: larger
     pieces, pieces with more tensors than cross (measured attention), mixed lengths that do not attend padded, and
-    segments that could not be captured.
+    segments that could not be captured. So every segment is ready.
     """
 
     def __init__(self, model: EarlyExitModel, recorder: Recorder) -> None:
@@ -362,9 +362,6 @@ class CapturedSegments:
             return self._model.run(segment, piece)
         with self._running:
             return captured.run(piece)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return True  # the model runs what is not captured
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         """Record the shapes of batches within these budgets, the largest first: its memory also serves the others.

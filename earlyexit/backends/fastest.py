@@ -21,7 +21,7 @@ from earlyexit.backends.onnx import onnx_segments
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Segment
 from earlyexit.network.layers import torch_segments
-from earlyexit.network.model import EarlyExitModel, PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece, Tensors, wait_for
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ Open = Callable[[EarlyExitModel, Path, int], SegmentRunner]
 _OpenHere = Callable[[EarlyExitModel], SegmentRunner]
 
 
-class FastestSegments:
-    """`PreparedSegments` by torch or by ONNX Runtime, decided once, when the first segments are prepared.
+class FastestSegments(SegmentRunner):
+    """Segments by torch or by ONNX Runtime, decided once, when the first segments are prepared.
 
     Until then no segment is ready.
     """
@@ -72,15 +72,12 @@ class FastestSegments:
         return (self._chosen or self._model).run(segment, piece)
 
     def is_ready(self, segment: Segment) -> bool:
-        chosen = self._chosen
-        if chosen is None:
-            return False
-        return not isinstance(chosen, PreparedSegments) or chosen.is_ready(segment)
+        return self._chosen is not None and self._chosen.is_ready(segment)
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         if self._chosen is None and segments:
             self._chosen = self._decide(segments)
-        elif isinstance(self._chosen, PreparedSegments):
+        elif self._chosen is not None:
             self._chosen.prepare(segments)
 
     def _decide(self, segments: Mapping[Segment, Budget]) -> SegmentRunner:
@@ -88,8 +85,7 @@ class FastestSegments:
         # in their places.
         try:
             onnx = self._open_onnx(self._model)
-            if isinstance(onnx, PreparedSegments):
-                onnx.prepare(segments)
+            onnx.prepare(segments)
         except PlanError as error:  # not installed, not float32, attends apart
             logger.info("torch computes %s: %s", self._model.info.name, error)
             return self._by_torch()

@@ -30,7 +30,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.families.base import weight_bytes
 from earlyexit.network.boundary import DType, Segment
-from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Layout, Piece, Tensors, wait_for
 
 Key = TypeVar("Key", bound=Hashable)
@@ -141,8 +141,8 @@ NUMPY_OF = {getattr(torch, name): np.dtype(name) for name in ("float32", "int32"
 """Types of tensors that cross and of index tensors, in the form for ONNX Runtime."""
 
 
-class OnnxSegments:
-    """`PreparedSegments` on ONNX Runtime, in float32, for a model in inference mode whose weights no longer change.
+class OnnxSegments(SegmentRunner):
+    """Segments on ONNX Runtime, in float32, for a model in inference mode whose weights no longer change.
 
     Every segment that ran holds its own copy of its weights, beside the model's. `cache` may be shared by models and
     processes and deleted at any time. With the provider `CUDAExecutionProvider` blocks run on the GPU, and pieces stay

@@ -20,7 +20,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from earlyexit.codecs.base import Codec, Columns, Row, texts_of
-from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError, first_line
 from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words
 
@@ -208,11 +208,14 @@ LONG = 2048
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without its file."""
+    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without one."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises this class alone
+        raise ModelFolderError(f"{path} holds no fast tokenizer that can be read: {first_line(error)}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -6,9 +6,9 @@ import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Self
 
 from earlyexit.errors import DataError, InputError
 
@@ -42,17 +42,14 @@ IGNORED = ("__MACOSX", ".")
 """Prefixes of files that archivers and file managers leave behind."""
 
 
+@dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """Names and bytes of images. It is a context manager, because an archive stays open."""
+    """Names and bytes of images."""
 
-    def __init__(
-        self, source: Path, names: tuple[str, ...], read: Callable[[str], bytes], close: Callable[[], None]
-    ) -> None:
-        self.source = source
-        self.names = names
-        """Paths inside the folder or archive, with `/`."""
-        self._read = read
-        self._close = close
+    source: Path
+    names: tuple[str, ...]
+    """Paths inside the folder or archive, with `/`."""
+    read_file: Callable[[str], bytes]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -60,19 +57,11 @@ class ImageFiles:
     def __iter__(self) -> Iterator[bytes]:
         return (self.read(k) for k in range(len(self)))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
     def read(self, index: int) -> bytes:
         """Returns the bytes of one file; raises DataError if they cannot be read."""
         name = self.names[index]
         try:
-            return self._read(name)
+            return self.read_file(name)
         except UNREADABLE as error:
             raise DataError(f"{self.source}: {name!r} cannot be read: {error}") from error
 
@@ -92,19 +81,29 @@ class ImageFiles:
         return tuple(path.parent.name for path in paths)
 
 
-def open_images(path: Path, *, part: str | None = None) -> ImageFiles:
-    """Returns the images of a folder or a zip archive, or a single image; `part` names a folder inside.
+@contextmanager
+def open_images(path: Path, *, part: str | None = None) -> Iterator[ImageFiles]:
+    """Opens the images of a folder or a zip archive, or a single image; `part` names a folder inside.
 
     Raises DataError for any other path, for other files among the images, and if there are no images.
     """
     if path.is_dir():
         files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
-        return _of(path, files, lambda name: _read_file(path / name), lambda: None, part)
-    if path.suffix.lower() in SUFFIXES and path.is_file():
-        return _of(path, [path.name], lambda name: _read_file(path.parent / name), lambda: None, part)
-    if not path.is_file():
+        yield _of(path, files, lambda name: _read_file(path / name), part)
+    elif path.suffix.lower() in SUFFIXES and path.is_file():
+        yield _of(path, [path.name], lambda name: _read_file(path.parent / name), part)
+    elif not path.is_file():
         raise DataError(f"{path}: no such file or folder")
-    return _open_zip(path, part)
+    else:
+        with _open_zip(path) as archive:
+            sizes = {each.filename: each.file_size for each in archive.infolist() if not each.is_dir()}
+
+            def read(name: str) -> bytes:
+                _check_size(sizes[name])
+                with archive.open(name) as member:  # unlike `archive.read`, unpacks no more than it is asked for
+                    return member.read(sizes[name])
+
+            yield _of(path, sorted(sizes), read, part)
 
 
 def is_images(path: Path) -> bool:
@@ -112,28 +111,14 @@ def is_images(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() in (".zip", *SUFFIXES)
 
 
-def _open_zip(path: Path, part: str | None) -> ImageFiles:
+def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        archive = zipfile.ZipFile(path)
+        return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: neither a folder nor a zip archive of images: {error}") from error
-    sizes = {each.filename: each.file_size for each in archive.infolist() if not each.is_dir()}
-
-    def read(name: str) -> bytes:
-        _check_size(sizes[name])
-        with archive.open(name) as member:  # unlike `archive.read`, unpacks no more than it is asked for
-            return member.read(sizes[name])
-
-    try:
-        return _of(path, sorted(sizes), read, archive.close, part)
-    except DataError:
-        archive.close()
-        raise
 
 
-def _of(
-    path: Path, files: list[str], read: Callable[[str], bytes], close: Callable[[], None], part: str | None
-) -> ImageFiles:
+def _of(path: Path, files: list[str], read: Callable[[str], bytes], part: str | None) -> ImageFiles:
     names = [name for name in files if not any(each.startswith(IGNORED) for each in PurePosixPath(name).parts)]
     other = next((name for name in names if PurePosixPath(name).suffix.lower() not in SUFFIXES), None)
     if other is not None:
@@ -141,7 +126,7 @@ def _of(
     inside = [name for name in names if part is None or name.startswith(f"{part.rstrip('/')}/")]
     if not inside:
         raise DataError(f"{path}: no images{'' if part is None else f' in {part!r}'}; taken are {ALLOWED}")
-    return ImageFiles(path, tuple(inside), read, close)
+    return ImageFiles(path, tuple(inside), read)
 
 
 def _read_file(path: Path) -> bytes:

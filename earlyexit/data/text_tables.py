@@ -64,13 +64,17 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
 
     Raises DataError, with the line, for a row without such a text or label.
     """
-    if path.suffix == ".jsonl":
-        with _utf8(path):
-            yield from _json_lines(path, text_columns, label_column)
-        return
-    columns = (*text_columns, *_given(label_column))
-    for line, row in csv_rows(path, columns, tabs=path.suffix == ".tsv"):
-        yield line, tuple(row[name] for name in text_columns), "" if label_column is None else row[label_column]
+    columns = text_columns if label_column is None else (*text_columns, label_column)
+    rows: Iterator[tuple[int, Mapping[str, Any]]]
+    rows = _json_rows(path, columns) if path.suffix == ".jsonl" else csv_rows(path, columns, tabs=path.suffix == ".tsv")
+    for line, row in rows:
+        for name in text_columns:
+            if not isinstance(row[name], str):
+                raise DataError(f"{path}:{line}: {name!r} is not a string")
+        label = "" if label_column is None else row[label_column]
+        if not isinstance(label, str | int | float):
+            raise DataError(f"{path}:{line}: {label_column!r} is neither a string nor a number")
+        yield line, tuple(row[name] for name in text_columns), str(label)
 
 
 @contextmanager
@@ -152,15 +156,14 @@ def csv_cells(
         raise DataError(f"{path}:{reader.line_num}: {error}") from error
 
 
-def _json_lines(path: Path, text_columns: Sequence[str], label_column: str | None) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    with _utf8(path), path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             row = _parse(path, number, line.rstrip("\n"))
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
-            _check_columns(f"{path}:{number}", list(row), (*text_columns, *_given(label_column)))
-            texts = tuple(_string(path, number, row, column) for column in text_columns)
-            yield number, texts, "" if label_column is None else _label(path, number, row, label_column)
+            _check_columns(f"{path}:{number}", list(row), columns)
+            yield number, row
 
 
 def _clinc(path: Path, part: str | None) -> Iterator[Row]:
@@ -183,22 +186,6 @@ def _parse(path: Path, line: int, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
-
-
-def _string(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
-    if not isinstance(row[column], str):
-        raise DataError(f"{path}:{line}: {column!r} is not a string")
-    return str(row[column])
-
-
-def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
-    if not isinstance(row[column], str | int | float):
-        raise DataError(f"{path}:{line}: {column!r} is neither a string nor a number")
-    return str(row[column])
-
-
-def _given(column: str | None) -> tuple[str, ...]:
-    return () if column is None else (column,)
 
 
 def _check_columns(where: Path | str, head: Sequence[str], columns: Sequence[str]) -> None:

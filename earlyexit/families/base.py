@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,6 +87,13 @@ class Backbone(nn.Module, ABC):
         for index in range(first, end):
             hidden = self.run_block(index, hidden, layout)
         return hidden
+
+    def is_ready(self, first: int, end: int, device_type: str) -> bool:
+        """Whether blocks first to end - 1 run at once, without seconds of preparation."""
+        return True
+
+    def prepare(self, spans: Collection[tuple[int, int]], device_type: str) -> None:
+        """Prepare spans of blocks `(first, end)`; others may run at the same time."""
 
     def bridge(self, block: int) -> nn.Module | None:
         """What makes of a boundary's first tensor after `block`, (B, ...), one of the shape after the last block.

@@ -249,19 +249,6 @@ def copy_embeddings(
     )
 
 
-def final_head(style: RampStyle, dense: nn.Linear, classifier: nn.Linear) -> FinalHead:
-    """Returns the head of a fine-tuned checkpoint: dense, activation, classifier."""
-    parts = {"dense": dense, "classifier": classifier}
-    weights = {f"{name}.{kind}": tensor for name, part in parts.items() for kind, tensor in part.state_dict().items()}
-    return FinalHead(style=style, pooling="first", num_outputs=classifier.out_features, weights=weights)
-
-
-def label_names(hf_config: object) -> tuple[str, ...] | None:
-    """Returns the checkpoint's label names in order; None where it has none."""
-    id2label = getattr(hf_config, "id2label", None)
-    return tuple(id2label[k] for k in sorted(id2label)) if id2label else None
-
-
 PARTS = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention_out": ("attention.output.dense",),
@@ -290,6 +277,8 @@ class Bert(Family):
     has_token_types: ClassVar[bool] = True
     """Whether its checkpoints embed them; inputs without token types then get the first type's in their positions."""
     head_style: ClassVar[RampStyle] = "pooler"
+    head_parts: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
+    """The dense layer and the classifier of a fine-tuned checkpoint, with an activation between them."""
 
     def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
         return EncoderBackbone(EncoderConfig(**config))
@@ -302,8 +291,14 @@ class Bert(Family):
         self.copy_weights(backbone, weights)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = final_head(self.head_style, *self.head_layers(hf_model))
-        return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))
+        parts = zip(("dense", "classifier"), map(hf_model.get_submodule, self.head_parts), strict=True)
+        head = {f"{name}.{kind}": tensor for name, part in parts for kind, tensor in part.state_dict().items()}
+        num_outputs, names = len(head["classifier.bias"]), getattr(hf_model.config, "id2label", None)
+        return Pretrained(
+            backbone=backbone,
+            head=FinalHead(style=self.head_style, pooling="first", num_outputs=num_outputs, weights=head),
+            label_names=tuple(names[k] for k in sorted(names)) if names else None,
+        )
 
     def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
         """Fill the backbone with the weights of the bare `transformers` encoder, by their names there."""
@@ -318,21 +313,15 @@ class Bert(Family):
             hf_config, token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0
         )
 
-    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
-        """Returns the dense layer and the classifier of a fine-tuned checkpoint."""
-        return hf_model.bert.pooler.dense, hf_model.classifier
-
 
 class Roberta(Bert):
     """RoBERTa: its positions start behind the padding index, and it tells the texts of a pair apart by separators."""
 
     name = "roberta"
+    head_parts = ("classifier.dense", "classifier.out_proj")
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
         return sizes_of(hf_config, position_offset=hf_config.pad_token_id + 1)
-
-    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
-        return hf_model.classifier.dense, hf_model.classifier.out_proj
 
 
 class DistilBert(Bert):
@@ -343,40 +332,34 @@ class DistilBert(Bert):
     block_prefix = "transformer.layer.{}"
     has_token_types = False
     head_style = "pooler-relu"
+    head_parts = ("pre_classifier", "classifier")
 
     def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
         return super().build({"num_blocks": 6, **config})
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
-        return EncoderConfig(
-            vocab_size=hf_config.vocab_size,
-            hidden_size=hf_config.dim,
-            num_blocks=hf_config.n_layers,
-            num_heads=hf_config.n_heads,
-            intermediate_size=hf_config.hidden_dim,
-            max_length=hf_config.max_position_embeddings,
-            activation=hf_config.activation,
-            norm_eps=1e-12,  # the configuration does not name it; DistilBERT's code has this constant
-        )
-
-    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
-        return hf_model.pre_classifier, hf_model.classifier
+        wide, activation = hf_config.hidden_dim, hf_config.activation
+        # The configuration does not name the epsilon; DistilBERT's code has this constant.
+        return sizes_of(hf_config, intermediate_size=wide, activation=activation, norm_eps=1e-12)
 
 
-def sizes_of(hf_config: Any, *, position_offset: int = 0, token_types: int = 0) -> EncoderConfig:
-    """Returns the sizes in a `transformers` configuration that uses BERT's names."""
-    return EncoderConfig(
-        vocab_size=hf_config.vocab_size,
-        hidden_size=hf_config.hidden_size,
-        num_blocks=hf_config.num_hidden_layers,
-        num_heads=hf_config.num_attention_heads,
-        intermediate_size=hf_config.intermediate_size,
-        max_length=hf_config.max_position_embeddings - position_offset,
-        position_offset=position_offset,
-        activation=hf_config.hidden_act,
-        norm_eps=hf_config.layer_norm_eps,
-        token_types=token_types,
-    )
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_blocks": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "activation": "hidden_act",
+    "norm_eps": "layer_norm_eps",
+}
+"""Our names of sizes, and those in a `transformers` configuration."""
+
+
+def sizes_of(hf_config: Any, *, position_offset: int = 0, **others: Any) -> EncoderConfig:
+    """Returns the sizes in a `transformers` configuration; `others` are those that it does not have by BERT's names."""
+    sizes = {ours: getattr(hf_config, theirs) for ours, theirs in SIZES.items() if ours not in others}
+    most = hf_config.max_position_embeddings - position_offset
+    return EncoderConfig(max_length=most, position_offset=position_offset, **sizes, **others)
 
 
 MAX_DISTANCE = 128
@@ -466,6 +449,7 @@ class MPNet(Bert):
         "attention_norm": ("attention.LayerNorm",),
     }
     has_token_types = False
+    head_parts = ("classifier.dense", "classifier.out_proj")
 
     def build(self, config: JsonDict, folder: Path | None = None) -> MPNetBackbone:
         return MPNetBackbone(MPNetConfig(**config))
@@ -478,6 +462,3 @@ class MPNet(Bert):
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> MPNetConfig:
         config = sizes_of(hf_config, position_offset=POSITION_OFFSET)
         return MPNetConfig(**asdict(config), num_buckets=hf_config.relative_attention_num_buckets)
-
-    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
-        return hf_model.classifier.dense, hf_model.classifier.out_proj

@@ -88,11 +88,6 @@ def _in_bytes(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, device="cpu")[:, None, None] * 255
 
 
-def halved(sides: Sequence[int], times: int) -> tuple[int, ...]:
-    """Returns height and width after `times` strides of 2 with padding: halves, rounded up."""
-    return tuple(-(-side // 2**times) for side in sides)
-
-
 def load_state_file(path: Path, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
     """Returns a file's network and family; `size`: height and width of its images, None for those of its training.
 

@@ -21,11 +21,11 @@ from earlyexit.families.images import (
     ImageConfig,
     NormalisedPixels,
     fill,
-    halved,
     image_codec,
     linear_head,
     tensor_of,
 )
+from earlyexit.ramps.pooling import halved
 
 Kind = Literal["basic", "bottleneck"]
 StemKind = Literal["small", "large"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,10 +30,10 @@ from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
 from earlyexit.foreign.onnx_file import dataflow_of, locations
-from earlyexit.network.boundary import Boundary, DType, Segment, TensorSpec
+from earlyexit.network.boundary import Boundary, DType, TensorSpec
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout, Piece, Tensors
+from earlyexit.network.piece import Layout, Tensors
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
 """The first axes of a graph's tensor: inputs; n rows of every input in one axis; inputs and tokens, in either order;
@@ -122,32 +122,14 @@ class Size(_Config):
         return self.factor * int(num_inputs**self.inputs * longest**self.tokens)
 
 
-class GraphConfig(_Config):
-    """Everything that is needed to run a graph in blocks, beside its file."""
+class Entry(_Config):
+    """How inputs enter a graph."""
 
-    file: str = "graph.onnx"
-    sha256: str
-    """The digest of the file and of the weights beside it."""
     inputs: tuple[GraphInput, ...]
-    cuts: tuple[tuple[Crossing, ...], ...]
-    """What crosses after every block; after the last, the graph's answer alone."""
-    outputs: Outputs
-    sizes: dict[str, tuple[Size, ...] | Size] = {}
-    """Shapes that blocks read from tensors which they do not have; one number for the graph's `Size`."""
     max_length: int = Field(default=1, gt=0)
     """The longest input in tokens; 1 where inputs have none."""
     pixels: Pixels | None = None
     """None where the codec gives what the graph takes."""
-
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> GraphConfig:
-        if not self.codec_inputs:
-            raise ValueError("an input from the codec is needed")
-        if not self.cuts or not all(self.cuts):
-            raise ValueError("every block needs a tensor that crosses after it")
-        if self.pixels is not None and len(self.codec_inputs) > 1:
-            raise ValueError("pixels are the only input from the codec")
-        return self
 
     @property
     def codec_inputs(self) -> tuple[GraphInput, ...]:
@@ -159,22 +141,43 @@ class GraphConfig(_Config):
         """The inputs that follow from the layout, by name."""
         return {each.name: each for each in self.inputs if each.source != "codec"}
 
+    @property
+    def entry(self) -> Boundary:
+        """The boundary of what the codec gives."""
+        if self.pixels is not None:
+            return (TensorSpec(name="image", shape=(self.pixels.height, self.pixels.width, 3), dtype="uint8"),)
+        return tuple(each.spec(below=each.below) for each in self.codec_inputs)
+
+    def enter(self, inputs: Tensors) -> Tensors:
+        """Returns what the graph takes: pixels as it was trained on them, anything else as the codec gives it."""
+        return inputs if self.pixels is None else (_normalised(inputs[0], self.pixels),)
+
+
+class GraphConfig(Entry):
+    """Everything that is needed to run a graph in blocks, beside its file."""
+
+    file: str = "graph.onnx"
+    sha256: str
+    """The digest of the file and of the weights beside it."""
+    cuts: tuple[tuple[Crossing, ...], ...]
+    """What crosses after every block; after the last, the graph's answer alone."""
+    outputs: Outputs
+    sizes: dict[str, tuple[Size, ...] | Size] = {}
+    """Shapes that blocks read from tensors which they do not have; one number for the graph's `Size`."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> GraphConfig:
+        if not self.codec_inputs:
+            raise ValueError("an input from the codec is needed")
+        if not self.cuts or not all(self.cuts):
+            raise ValueError("every block needs a tensor that crosses after it")
+        if self.pixels is not None and len(self.codec_inputs) > 1:
+            raise ValueError("pixels are the only input from the codec")
+        return self
+
     def before(self, block: int) -> tuple[Crossing, ...]:
         """Returns what crosses before a block; before the first, what the codec gives."""
         return self.codec_inputs if block == 0 else self.cuts[block - 1]
-
-    def boundary(self, block: int) -> Boundary:
-        """Returns what crosses after a block; for -1 what the codec gives."""
-        if block < 0:
-            return entry_boundary(self.inputs, self.pixels)
-        return tuple(each.spec() for each in self.cuts[block])
-
-
-def entry_boundary(inputs: Sequence[GraphInput], pixels: Pixels | None) -> Boundary:
-    """Returns what the codec gives to a graph with these inputs."""
-    if pixels is not None:
-        return (TensorSpec(name="image", shape=(pixels.height, pixels.width, 3), dtype="uint8"),)
-    return tuple(each.spec(below=each.below) for each in inputs if each.source == "codec")
 
 
 def read_config(config: Mapping[str, Any]) -> GraphConfig:
@@ -309,14 +312,13 @@ class OnnxBackbone(Backbone):
 
     @property
     def inputs(self) -> Boundary:
-        return self.config.boundary(-1)
+        return self.config.entry
 
     def boundary(self, block: int) -> Boundary:
-        return self.config.boundary(block)
+        return tuple(each.spec() for each in self.config.cuts[block])
 
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        """Returns what the graph takes: pixels as it was trained on them, anything else unchanged."""
-        return enter(inputs, self.config.pixels)
+        return self.config.enter(inputs)
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
         return self.run_blocks(index, index + 1, hidden, layout)
@@ -343,11 +345,9 @@ class OnnxBackbone(Backbone):
         return self._answer(_taken(last, result, layout))
 
     def is_ready(self, first: int, end: int, device_type: str) -> bool:
-        """Whether blocks first to end - 1 run at once."""
         return self._sessions.is_ready((first, end, device_type))
 
     def prepare(self, spans: Collection[tuple[int, int]], device_type: str) -> None:
-        """Open the sessions of spans `(first, end)`; others may run at the same time."""
         self._sessions.prepare([(first, end, device_type) for first, end in spans])
 
     def to_config(self) -> JsonDict:
@@ -487,11 +487,6 @@ def open_graph(
         raise GraphError(f"the graph in {folder}: {in_plain_words(error)}") from error
 
 
-def enter(inputs: Tensors, pixels: Pixels | None) -> Tensors:
-    """Returns what a graph takes: pixels as it was trained on them, anything else as the codec gives it."""
-    return inputs if pixels is None else (_normalised(inputs[0], pixels),)
-
-
 def fed(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
     """Returns what crosses, or enters, as the graph takes it."""
     rows = FORMS[crossing.axes].to_graph(values, layout).to(getattr(torch, crossing.dtype))
@@ -552,27 +547,10 @@ def _size_info(name: str, sizes: Size | tuple[Size, ...]) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.INT64, [] if isinstance(sizes, Size) else [len(sizes)])
 
 
-class GraphSegments:
-    """`PreparedSegments` of a model whose backbone is a graph."""
-
-    def __init__(self, model: EarlyExitModel, backbone: OnnxBackbone) -> None:
-        self._model = model
-        self._backbone = backbone
-
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        return self._model.run(segment, piece)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return self._backbone.is_ready(segment.first, segment.end, self._model.device.type)
-
-    def prepare(self, segments: Collection[Segment]) -> None:
-        self._backbone.prepare({(each.first, each.end) for each in segments}, self._model.device.type)
-
-
-def graph_segments(model: EarlyExitModel, _: Path, num_threads: int) -> GraphSegments:
-    """Returns segments on the model's own device; the ramps' linear layers are reordered, as on any CPU."""
+def graph_segments(model: EarlyExitModel, _: Path, num_threads: int) -> EarlyExitModel:
+    """Returns the model, whose backbone opens sessions; the ramps' linear layers are reordered, as on any CPU."""
     backbone = model.backbone
     assert isinstance(backbone, OnnxBackbone)
     backbone.num_threads = num_threads
     reorder_linears(model)
-    return GraphSegments(model, backbone)
+    return model

@@ -30,14 +30,13 @@ from earlyexit.foreign.onnx_backbone import (
     Array,
     Axes,
     Crossing,
+    Entry,
     GraphConfig,
     GraphInput,
     OnnxBackbone,
     Pixels,
     Size,
     Source,
-    enter,
-    entry_boundary,
     fed,
     fingerprint,
     in_plain_words,
@@ -49,7 +48,7 @@ from earlyexit.foreign.onnx_backbone import (
 )
 from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import DATATYPES, NUMPY, Boundary, Encoded, TensorSpec
+from earlyexit.network.boundary import DATATYPES, NUMPY, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 
 SHAPES = ((2, 3), (3, 3), (2, 5))
@@ -99,20 +98,6 @@ def opened(
             raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
             ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """How inputs enter a graph."""
-
-    inputs: tuple[GraphInput, ...]
-    pixels: Pixels | None = None
-    max_length: int = 1
-
-    @property
-    def boundary(self) -> Boundary:
-        """The boundary of what the codec gives."""
-        return entry_boundary(self.inputs, self.pixels)
 
 
 def describe_inputs(graph: Any, codec: NamedSpec, pixels: Mapping[str, Any]) -> Entry:
@@ -298,14 +283,12 @@ class Opened:
         whole, of_name = self._measured([*(name for cut in cuts for name in cut), *sizes])
         sums = np.abs(self.answers.sum(1) - 1)
         config = GraphConfig(
+            **dict(self.entry),
             file=FILE,
             sha256=fingerprint(self.folder, FILE),
-            inputs=self.entry.inputs,
             cuts=tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts),
             outputs="probabilities" if (self.answers >= 0).all() and (sums < SURE).all() else "logits",
             sizes={name: sizes_of(name, of_name[name]) for name in sizes},
-            max_length=self.entry.max_length,
-            pixels=self.entry.pixels,
         )
         whole.check_longest()
         check_blocks(OnnxBackbone(config, self.folder), whole, config, rows)
@@ -329,9 +312,8 @@ class Opened:
 
     def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
         """Returns the sizes that its blocks are fed; raises GraphError where the cuts do not part it."""
-        codec = [each.name for each in self.entry.inputs if each.source == "codec"]
-        layout = {each.name for each in self.entry.inputs if each.source != "codec"}
-        return sizes_needed(self.flow, cuts, codec, layout)
+        codec = [each.name for each in self.entry.codec_inputs]
+        return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
 
     def _measured(self, names: Sequence[str]) -> tuple[Whole, dict[str, list[Array]]]:
         """Returns the uncut graph, and these tensors' values in the trials."""
@@ -357,10 +339,9 @@ class Whole:
 
     def run(self, values: Tensors, layout: Layout) -> dict[str, Array]:
         """Returns tensors for inputs as the codec gives them; raises GraphError where the graph does not take them."""
-        codec = [each for each in self._entry.inputs if each.source == "codec"]
-        entered = enter(values, self._entry.pixels)
-        feeds = {each.name: fed(each, rows, layout) for each, rows in zip(codec, entered, strict=True)}
-        feeds |= layout_feeds([each for each in self._entry.inputs if each.source != "codec"], layout)
+        entered = zip(self._entry.codec_inputs, self._entry.enter(values), strict=True)
+        feeds = {each.name: fed(each, rows, layout) for each, rows in entered}
+        feeds |= layout_feeds(self._entry.layout_inputs.values(), layout)
         try:
             results = self._session.run(self._names, feeds)
         except Exception as error:  # ONNX Runtime's have no base of their own
@@ -376,13 +357,13 @@ class Whole:
 
     def _runs(self, length: int) -> bool:
         layout = layout_of([length])
-        return not isinstance(or_why(self.run, examples(self._entry.boundary, layout), layout), str)
+        return not isinstance(or_why(self.run, examples(self._entry.entry, layout), layout), str)
 
     def measured(self) -> list[dict[str, Array]]:
         """Returns the tensors for each of `SHAPES`."""
         shapes = SHAPES if self._entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
         layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
-        return [self.run(examples(self._entry.boundary, layout), layout) for layout in layouts]
+        return [self.run(examples(self._entry.entry, layout), layout) for layout in layouts]
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
@@ -531,7 +512,7 @@ def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
 
     model = read_graph(folder, FILE)
     graph = model.graph
-    free = dataflow_of(graph, graph).known(each.name for each in entry.inputs if each.source != "codec")
+    free = dataflow_of(graph, graph).known(entry.layout_inputs)
     changed = False
     for index, node in enumerate(graph.node):
         if node.op_type != "Reshape" or node.input[0] in free:

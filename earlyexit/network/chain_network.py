@@ -18,7 +18,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Boundary, Budget, Segment
 from earlyexit.network.chain import Chain, joined
-from earlyexit.network.model import EarlyExitModel, PreparedSegments, SegmentRunner
+from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors, halved
 from earlyexit.network.store import CARD_FILE, load_model, read_card
 from earlyexit.tasks import find_task
@@ -34,10 +34,11 @@ class ChainNetwork:
     tensors beside the network's own cross such an end: `importance`, in half precision.
     """
 
-    def __init__(self, members: Sequence[EarlyExitModel]) -> None:
+    def __init__(self, members: Sequence[EarlyExitModel], runners: Sequence[SegmentRunner] | None = None) -> None:
         """Raises ModelFolderError unless the networks have one device, one float type and the same answers.
 
-        It marks all but the last as parts of a chain, whose ends are ramps.
+        It marks all but the last as parts of a chain, whose ends are ramps. `runners`: what computes the segments of
+        each network; None for the networks themselves.
         """
         first, last = members[0], members[-1]
         for member in members:
@@ -49,6 +50,7 @@ class ChainNetwork:
                 raise ModelFolderError(f"{member.info.name} and {first.info.name} differ in float type or device")
             member.is_last = member is last
         self.members = tuple(members)
+        self.runners: tuple[SegmentRunner, ...] = tuple(members if runners is None else runners)
         self.chain = joined(
             tuple(member.info.name for member in members),
             tuple(member.num_blocks for member in members),
@@ -92,40 +94,19 @@ class ChainNetwork:
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         network, own = locate(self.chain, segment)
-        return self.crossed(network, own, self.members[network].run(own, piece))
-
-    def crossed(
-        self, network: int, own: Segment, found: tuple[Tensors, Tensor | None]
-    ) -> tuple[Tensors, Tensor | None]:
-        """Returns a segment's result; at the network's end without the network's own tensors."""
-        member, (tensors, outputs_BC) = self.members[network], found
-        if own.end < member.num_blocks or network == len(self.members) - 1:
-            return found
-        return tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :])), outputs_BC
-
-
-class ChainSegments:
-    """`PreparedSegments` of a chain; each segment runs by the runner of its network."""
-
-    def __init__(self, network: ChainNetwork, runners: Sequence[SegmentRunner]) -> None:
-        self._network = network
-        self.runners = tuple(runners)
-        """By network."""
-
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        network, own = locate(self._network.chain, segment)
-        return self._network.crossed(network, own, self.runners[network].run(own, piece))
+        member, (tensors, outputs_BC) = self.members[network], self.runners[network].run(own, piece)
+        if own.end == member.num_blocks and network < len(self.members) - 1:
+            tensors = tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :]))
+        return tensors, outputs_BC
 
     def is_ready(self, segment: Segment) -> bool:
-        network, own = locate(self._network.chain, segment)
-        runner = self.runners[network]
-        return not isinstance(runner, PreparedSegments) or runner.is_ready(own)
+        network, own = locate(self.chain, segment)
+        return self.runners[network].is_ready(own)
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
-        located = [(*locate(self._network.chain, segment), budget) for segment, budget in segments.items()]
+        located = [(*locate(self.chain, segment), budget) for segment, budget in segments.items()]
         for place, runner in enumerate(self.runners):
-            if isinstance(runner, PreparedSegments):
-                runner.prepare({own: budget for network, own, budget in located if network == place})
+            runner.prepare({own: budget for network, own, budget in located if network == place})
 
 
 AnyNetwork = EarlyExitModel | ChainNetwork
@@ -184,4 +165,4 @@ def open_network(
     if not isinstance(network, ChainNetwork):
         return runners[0]
     same = all(runner is member for runner, member in zip(runners, members, strict=True))
-    return network if same else ChainSegments(network, runners)
+    return network if same else ChainNetwork(members, runners)

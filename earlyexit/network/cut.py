@@ -23,7 +23,6 @@ from earlyexit.network.boundary import AfterAnswer, Answer, Seen, Segment, Split
 from earlyexit.network.model import (
     EarlyExitModel,
     Network,
-    PreparedSegments,
     SegmentRunner,
     arbitrary_tensors,
     from_wire,
@@ -355,8 +354,8 @@ class TorchRunner:
         """
         self.memory = memory
         self._network = network
-        self._slow = segments if isinstance(segments, PreparedSegments) else None
-        self._segments = segments if self._slow is None else _OnceReady(network, self._slow)
+        self._segments = None if segments is None or segments is network else _OnceReady(network, segments)
+        self._prepared: SegmentRunner = segments or network
         self._regime = _Regime(policy)
 
     def from_wire(self, wire: WirePiece) -> Piece:
@@ -371,8 +370,7 @@ class TorchRunner:
         self._regime = _Regime(policy)
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        if self._slow is not None:
-            self._slow.prepare({segment: split.budget for split in splits for segment in split.segments()})
+        self._prepared.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         network, policy = self._network, self._regime.policy
@@ -415,10 +413,10 @@ class _Regime:
     """By split and whether the cut is for probes."""
 
 
-class _OnceReady:
+class _OnceReady(SegmentRunner):
     """Runs segments by another runner as soon as it is ready for them; until then by the network itself."""
 
-    def __init__(self, network: Network, segments: PreparedSegments) -> None:
+    def __init__(self, network: Network, segments: SegmentRunner) -> None:
         self._network = network
         self._segments = segments
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,21 +40,16 @@ class SegmentRunner(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class PreparedSegments(SegmentRunner, Protocol):
-    """Segments that take seconds of preparation each."""
-
     def is_ready(self, segment: Segment) -> bool:
-        """Whether `run` computes it at once."""
-        ...
+        """Whether `run` computes it at once, without seconds of preparation; by default always."""
+        return True
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
-        """Prepare segments for batches within their budgets, while other segments run.
+        """Prepare segments for batches within their budgets, while other segments run; by default there is no need.
 
         Segments that are neither among these nor among those of the last call may be given up.
         """
-        ...
+        return
 
 
 class Network(SegmentRunner, Protocol):
@@ -237,6 +232,12 @@ class EarlyExitModel(nn.Module):
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device, self.attention))
+
+    def is_ready(self, segment: Segment) -> bool:
+        return self.backbone.is_ready(segment.first, segment.end, self.device.type)
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        self.backbone.prepare({(each.first, each.end) for each in segments}, self.device.type)
 
     def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
         """Returns the result of `run` for tensors whose layout is known."""

@@ -105,3 +105,8 @@ def pool_maps(maps: Tensor, pooling: Pooling) -> Tensor:
     of_map = POOLINGS[pooling].of_map
     assert of_map is not None
     return of_map(maps.float()).flatten(1).to(maps.dtype)
+
+
+def halved(sides: Sequence[int], times: int) -> tuple[int, ...]:
+    """Returns height and width after `times` strides of 2 with padding: halves, rounded up."""
+    return tuple(-(-side // 2**times) for side in sides)

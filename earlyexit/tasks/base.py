@@ -20,7 +20,7 @@ from earlyexit.network.boundary import Column, Value
 if TYPE_CHECKING:  # an ingress reads answers without torch
     from torch import Tensor
 
-    from earlyexit.training.moves import Moves
+    from earlyexit.training.augmentation import Moves
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

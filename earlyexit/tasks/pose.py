@@ -20,7 +20,7 @@ from earlyexit.tasks.checks import check_whole, listed_names
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from earlyexit.training.moves import Moves
+    from earlyexit.training.augmentation import Moves
 
 QUARTER = 0.25
 """Share of a heatmap's pixel by which a joint lies from the highest pixel towards its higher neighbour, as in Simple

@@ -20,7 +20,7 @@ from earlyexit.tasks.label import imitated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from earlyexit.training.moves import Moves
+    from earlyexit.training.augmentation import Moves
 
 PNG = "image/png"
 LEFT_OUT = -100

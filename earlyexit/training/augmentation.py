@@ -1,6 +1,6 @@
 """Random changes of images, and of their right answers, each time that training uses them.
 
-Tensor legend: B images, H rows, W columns, C channels.
+Tensor legend: B images, H rows, W columns, C channels, J places in an image.
 """
 
 from __future__ import annotations
@@ -10,11 +10,73 @@ from math import radians
 
 import torch
 from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Boundary, takes_images
-from earlyexit.tasks.base import Task
-from earlyexit.training.moves import Moves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """The changes of each image: it is mirrored, rotated about its middle, scaled, and then shifted, in this order."""
+
+    mirrored_B: Tensor
+    shift_B2: Tensor
+    """To the right and down, in pixels."""
+    turn_B: Tensor
+    """Clockwise, in radians."""
+    zoom_B: Tensor
+    """The scale factor."""
+
+    @property
+    def only_shifts(self) -> bool:
+        """Whether every pixel moves onto exactly one pixel."""
+        return not self.turn_B.any() and bool((self.zoom_B == 1).all())
+
+    def of_images(self, images_BHWC: Tensor) -> Tensor:
+        """Returns the moved images, of the same type."""
+        maps_BCHW = self._mirrored(images_BHWC.permute(0, 3, 1, 2))
+        mode = "nearest" if self.only_shifts else "bilinear"
+        moved_BCHW = self._sampled(maps_BCHW.float(), mode)
+        if not images_BHWC.is_floating_point():
+            moved_BCHW = moved_BCHW.round()
+        return moved_BCHW.permute(0, 2, 3, 1).to(images_BHWC.dtype).contiguous()
+
+    def of_classes(self, classes_BHW: Tensor, outside: int) -> Tensor:
+        """Returns the moved maps of class ids; `outside` is the class of pixels from outside the image."""
+        maps_B1HW = self._mirrored(classes_BHW[:, None]).float() - outside
+        return (self._sampled(maps_B1HW, "nearest") + outside).round()[:, 0].to(classes_BHW.dtype)
+
+    def of_places(self, places_BJ2: Tensor, height: int, width: int) -> Tensor:
+        """Returns the moved places, x and y in pixels, without mirroring; NaN for places that leave the image.
+
+        0 and side - 1 are the middles of the outer pixels, so the image extends half a pixel beyond them.
+        """
+        middle_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype) / 2
+        cos_B, sin_B = (self.turn_B.cos() * self.zoom_B, self.turn_B.sin() * self.zoom_B)
+        x_BJ, y_BJ = (places_BJ2 - middle_2).unbind(-1)
+        turned_BJ2 = torch.stack(
+            [x_BJ * cos_B[:, None] - y_BJ * sin_B[:, None], x_BJ * sin_B[:, None] + y_BJ * cos_B[:, None]], dim=-1
+        )
+        moved_BJ2 = turned_BJ2 + middle_2 + self.shift_B2[:, None].to(places_BJ2.dtype)
+        inside_BJ = ((moved_BJ2 >= -0.5) & (moved_BJ2 <= 2 * middle_2 + 0.5)).all(-1)
+        return torch.where(inside_BJ[..., None], moved_BJ2, torch.nan)
+
+    def _mirrored(self, maps_BCHW: Tensor) -> Tensor:
+        return torch.where(self.mirrored_B[:, None, None, None].to(maps_BCHW.device), maps_BCHW.flip(3), maps_BCHW)
+
+    def _sampled(self, maps_BCHW: Tensor, mode: str) -> Tensor:
+        """Returns each pixel sampled at its place before the moves; zero outside the image."""
+        *_, height, width = maps_BCHW.shape
+        sides_2 = torch.tensor([width, height]) / 2
+        cos_B, sin_B = self.turn_B.cos() / self.zoom_B, self.turn_B.sin() / self.zoom_B
+        # From a place in the result back to the source, in torch's units: half a side, from the middle.
+        back_B22 = torch.stack([torch.stack([cos_B, sin_B], -1), torch.stack([-sin_B, cos_B], -1)], -2)
+        shift_B2 = -(back_B22 @ self.shift_B2[..., None])[..., 0] / sides_2
+        back_B22 = back_B22 * sides_2 / sides_2[:, None]
+        theta_B23 = torch.cat([back_B22, shift_B2[..., None]], dim=-1).to(maps_BCHW.device)
+        grid_BHW2 = affine_grid(theta_B23, list(maps_BCHW.shape), align_corners=False)
+        return grid_sample(maps_BCHW, grid_BHW2, mode=mode, padding_mode="zeros", align_corners=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +124,6 @@ class Augmentation:
         patched = images_BHWC.clone()
         patched[:, top:end, left:right] = images_BHWC.roll(1, 0)[:, top:end, left:right]
         return patched
-
-
-def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns images and their right answers after the same random moves."""
-    _, height, width, _ = images_BHWC.shape
-    moves = augmentation.draw(len(images_BHWC), height, width)
-    return augmentation.patched(moves.of_images(images_BHWC)), task.moved(targets_B, moves)
 
 
 def _around_zero(*shape: int) -> Tensor:

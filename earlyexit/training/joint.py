@@ -24,7 +24,7 @@ from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.tasks.base import Task, ValueArray
-from earlyexit.training.augmentation import Augmentation, augmented
+from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.descent import Descent, TrainOptions
 from earlyexit.training.ramps import draw, pack
 
@@ -245,6 +245,13 @@ class _Run:
             return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
         smoothing = self.options.label_smoothing
         return torch.stack([task.training_loss(each, targets_B, label_smoothing=smoothing) for each in outputs]).mean()
+
+
+def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns images and their right answers after the same random moves."""
+    _, height, width, _ = images_BHWC.shape
+    moves = augmentation.draw(len(images_BHWC), height, width)
+    return augmentation.patched(moves.of_images(images_BHWC)), task.moved(targets_B, moves)
 
 
 def _came_and_new(model: EarlyExitModel) -> tuple[list[Parameter], list[Parameter]]:

@@ -36,7 +36,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.errors import DataError
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel, PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
@@ -224,9 +224,8 @@ class Workbench:
 
     def prepare(self, plans: Sequence[Plan]) -> None:
         """Capture what these plans need, where segments are captured."""
-        if isinstance(self.segments, PreparedSegments):
-            splits = [split for plan in plans for split in plan.splits]
-            self.segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
+        splits = [split for plan in plans for split in plan.splits]
+        self.segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def side(self, plan: Plan, *, leaving: bool = True) -> Side:
         """A live device under the plan; where inputs are not `leaving`, every ramp is asked in vain."""

@@ -72,13 +72,8 @@ def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
 
 
 def _images(path: Path, part: str | None) -> Iterator[Given]:
-    images = open_images(path, part=part)
-
-    def rows() -> Iterator[Given]:
-        with images:
-            yield from (Given({"image": name}, content) for name, content in zip(images.names, images, strict=True))
-
-    return rows()
+    with open_images(path, part=part) as images:
+        yield from (Given({"image": name}, content) for name, content in zip(images.names, images, strict=True))
 
 
 def _arrays(path: Path, names: Sequence[str]) -> Iterator[Given]:

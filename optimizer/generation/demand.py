@@ -21,8 +21,7 @@ from typing import get_args
 from earlyexit.errors import PlanError
 from earlyexit.named import Fill
 from earlyexit.sequences.memory import PAGE_TOKENS
-from profiles.lengths import Lengths
-from profiles.sequence_trace import Pairs
+from profiles.lengths import Lengths, Pairs
 from profiles.table import LatencyTable
 
 FILLS: tuple[Fill, ...] = get_args(Fill)

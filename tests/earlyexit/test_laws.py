@@ -35,7 +35,7 @@ NUMBER = len(LENGTHS)
 
 
 def injected(pretrained: Pretrained, family: str, codec: NamedSpec) -> EarlyExitModel:
-    """A network that somebody else trained, with untrained ramps."""
+    """A network that was trained elsewhere, with untrained ramps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = add_ramps(

@@ -23,9 +23,8 @@ from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextCodec
-from earlyexit.data.dense_rows import read_classes
 from earlyexit.data.images import open_images
-from earlyexit.data.rows import LabelledRows, objects, read_arrays, read_labelled, write_labelled
+from earlyexit.data.rows import LabelledRows, objects, read_arrays, read_classes, read_labelled, write_labelled
 from earlyexit.data.source_file import read_source
 from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import read_texts
@@ -96,7 +95,11 @@ def text_codec(name: str, max_length: int = 3) -> Any:
         tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.save(f"{folder}/tokenizer.json")
-        return find_codec({"name": name, "max_length": max_length}, Path(folder))
+        return text_codec_of(Path(folder), name, max_length)
+
+
+def text_codec_of(folder: Path, name: str = "text", max_length: int = 3) -> Any:
+    return find_codec({"name": name, "max_length": max_length}, folder)
 
 
 def generated(prompt: list[int], *, max_tokens: int = 2, start: int | None = None) -> TokenSequence:
@@ -377,14 +380,16 @@ FILES: dict[str, FileCase] = {
     "texts: not UTF-8": (read_texts, "t.txt", b"a\n\xff"),
     "arrays: none": (read_arrays, "a.npz", "PK"),
     "arrays: no labels": (labelled, "a.npz", npz(x=np.zeros((2, 3)))),
+    "tokenizer: broken": (lambda path: text_codec_of(path.parent), "tokenizer.json", '{"version": "1.0"'),
+    "tokenizer: absent": (lambda path: text_codec_of(path.parent), "tokenizer.json", None),
     "arrays: no inputs": (labelled, "a.npz", npz(labels=np.zeros(2))),
     "arrays: rows": (labelled, "a.npz", npz(x=np.zeros((3, 1)), labels=np.zeros(2))),
     "arrays: no rows": (labelled, "a.npz", npz(x=np.zeros((0, 1)), labels=np.zeros(0))),
     "arrays: objects": (labelled, "a.npz", npz(x=np.array([{}]), labels=np.zeros(1))),
     "arrays: cut": (read_arrays, "a.npz", npz(x=np.zeros(99))[:-40]),
     "arrays: a folder": (lambda path: read_arrays(path.parent), "a.npz", None),
-    "images: no archive": (open_images, "i.zip", "no zip"),
-    "images: nothing": (open_images, "i.zip", None),
+    "images: no archive": (lambda path: open_images(path).__enter__(), "i.zip", "no zip"),
+    "images: nothing": (lambda path: open_images(path).__enter__(), "i.zip", None),
     "images: joints of a table": (lambda path: read_labelled(path, joints=path), "j.csv", "image,joint\n"),
     "images: joints and classes": (lambda path: read_labelled(path, joints=path, classes=path), "i.zip", ""),
     "classes: order": (read_classes, "c.csv", "id,name\n1,sky\n"),

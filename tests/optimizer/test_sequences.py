@@ -71,7 +71,7 @@ def test_tokens_that_make_no_sequences_are_refused(changes: dict[str, object], s
 
 
 def test_as_many_numbers_as_tokens_are_needed() -> None:
-    with pytest.raises(DataError, match="7 tokens need as many numbers of sequences"):
+    with pytest.raises(DataError, match="need sequences of the shape"):
         replace(THREE, sequences_N=np.array([1, 2]))
 
 

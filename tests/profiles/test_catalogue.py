@@ -102,18 +102,15 @@ def test_what_the_catalogue_gives_can_be_saved(tmp_path: Path) -> None:
 def quoted() -> Iterator[tuple[str, ...]]:
     """Model, accelerator, framework, precision, length, commit, line, batch and milliseconds of every quoted number."""
     document = read_catalogue()
-    for whole in document.whole:
-        source = document.sources[whole.source]
-        for table in whole.tables:
-            for batch, ms in zip(table.batch, table.latency_ms, strict=True):
-                at = whole.model, whole.device, source.backend, whole.precision
-                yield *at, str(table.length), source.commit, str(table.line), str(batch), f"{ms:.3f}"
-    for each in document.compared:
-        source = document.sources[each.source]
-        for device, line, row in ((each.device, each.line, each.latency_ms), (each.base, each.base_line, each.base_ms)):
-            for batch, ms in zip(each.batch, row, strict=True):
-                at = each.model, device, source.backend, each.precision
-                yield *at, str(each.length), source.commit, str(line), str(batch), f"{ms:.3f}"
+    plain = ("line", "latency_ms")
+    tables = [(each, each["device"], table, *plain) for each in document["whole"] for table in each["tables"]]
+    tables += [(each, each["device"], each, *plain) for each in document["compared"]]
+    tables += [(each, each["base"], each, "base_line", "base_ms") for each in document["compared"]]
+    for entry, device, table, line, row in tables:
+        source = document["sources"][entry["source"]]
+        for batch, ms in zip(table["batch"], table[row], strict=True):
+            at = entry["model"], device, source["backend"], entry["precision"]
+            yield *at, str(table["length"]), source["commit"], str(table[line]), str(batch), f"{ms:.3f}"
 
 
 def published(path: Path) -> Iterator[tuple[str, ...]]:
@@ -139,18 +136,18 @@ def test_the_quoted_training_speeds_are_gavels() -> None:
     assert DATA is not None
     with gzip.open(DATA / "profiles" / "gavel_simulation_throughputs.json.gz") as file:
         steps_per_s = json.load(file)
-    for each in read_catalogue().scaled:
-        job = f"('{each.job}', 1)"
-        assert each.base_steps_per_s == round(steps_per_s[each.base.lower()][job]["null"], 6)
-        assert each.steps_per_s == round(steps_per_s[each.device.lower()][job]["null"], 6)
+    for each in read_catalogue()["scaled"]:
+        job = f"('{each['job']}', 1)"
+        assert each["base_steps_per_s"] == round(steps_per_s[each["base"].lower()][job]["null"], 6)
+        assert each["steps_per_s"] == round(steps_per_s[each["device"].lower()][job]["null"], 6)
 
 
 @needs_data
 def test_the_quoted_layers_are_apparates() -> None:
     assert DATA is not None
     recorded = json.loads((DATA / "exit_traces" / "apparate_distilbert_imdb_a6000.json").read_text())
-    (layers,) = read_catalogue().layers
-    assert layers.until_ms == [round(until_ms, 6) for until_ms, _ in recorded["ramps"]]
-    assert [layers.ramp_ms] == sorted({round(ramp_ms, 6) for _, ramp_ms in recorded["ramps"]})
-    assert layers.whole_ms == round(recorded["vanilla_total_ms"], 6)
-    assert read_catalogue().sources[layers.source].commit == recorded["source"]["commit"]
+    (layers,) = read_catalogue()["layers"]
+    assert layers["until_ms"] == [round(until_ms, 6) for until_ms, _ in recorded["ramps"]]
+    assert [layers["ramp_ms"]] == sorted({round(ramp_ms, 6) for _, ramp_ms in recorded["ramps"]})
+    assert layers["whole_ms"] == round(recorded["vanilla_total_ms"], 6)
+    assert read_catalogue()["sources"][layers["source"]]["commit"] == recorded["source"]["commit"]

@@ -18,11 +18,10 @@ from earlyexit.network.chain import Chain
 from profiles.catalogue import published_profile
 from profiles.forecast import forecast_rate, forecast_survival
 from profiles.latency import LatencyProfile
-from profiles.lengths import Lengths, read_lengths
+from profiles.lengths import Lengths, read_lengths, read_sequences
 from profiles.networks import of_networks, survival_of
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
-from profiles.sequence_trace import read_sequences
 from profiles.stream import ExitStream, Observations, StreamShape, empty
 from profiles.table import LatencyTable
 from profiles.windows import SurvivalHistory, Window, survival_history

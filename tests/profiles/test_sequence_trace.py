@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.sequence_trace import GROUPS, grouped, read_sequences
+from profiles.lengths import GROUPS, grouped, read_sequences
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 

@@ -207,7 +207,7 @@ SLIGHT = StreamShape(score="confidence", num_blocks=3, ramps=(0,))
 
 
 def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], start_s: float = 0) -> Window:
-    """A window under a plan without ramps: of its one ramp, at 0.5, only the probes tell who would go on."""
+    """A window under a plan without ramps: of its one ramp, at 0.5, only the probes tell which inputs would go on."""
     num_inputs = len(go_on_N)
     return Window(
         start_s=start_s,
@@ -231,7 +231,7 @@ def test_probes_alone_are_worth_their_number_whatever_they_did(going: int) -> No
     assert found.survival is not None
     assert found.survival[1].value == pytest.approx(going / 20)
     assert found.survival[1].effective_inputs == pytest.approx(20)
-    assert worth(found) == pytest.approx([20, 1000 * going / 20])  # nobody asks whether they leave after block 1
+    assert worth(found) == pytest.approx([20, 1000 * going / 20])  # whether they leave after block 1 is not asked
 
 
 @pytest.mark.parametrize("go_on", [0.995, 0.98, 0.02])

@@ -78,7 +78,7 @@ NONE = [False] * 4
 
 
 def random_records(num_inputs: int, seed: int) -> ExitRecords:
-    """Inputs of different difficulty: whoever leaves early is easy, so what was seen is no fair sample."""
+    """Inputs of different difficulty: those that leave early are easy, so what was seen is no fair sample."""
     rng = np.random.default_rng(seed)
     ramps = (0, 1, 3, 4)
     ease_N1 = rng.beta(1, 1, (num_inputs, 1))

@@ -156,7 +156,7 @@ def test_what_asks_the_device_for_numbers_is_not_captured_and_runs(
         pytest.param([1] * 9, 1, (9, 9, 1, False), id="images, nearly every number"),
         pytest.param([1] * 17, 1, (18, 18, 1, False), id="and every second beyond sixteen"),
         pytest.param([32] * 3, 32, (96, 3, 32, False), id="texts of the full length"),
-        pytest.param([11], 32, (16, 2, 16, True), id="a short text, and a row for what is nobody's"),
+        pytest.param([11], 32, (16, 2, 16, True), id="a short text, and a row for tokens of no input"),
         pytest.param([5, 17, 30], 32, (56, 5, 32, True), id="mixed lengths"),
         pytest.param([100] * 3, 512, (320, 5, 128, True), id="a quarter more at most"),
     ],

@@ -13,7 +13,7 @@ from earlyexit.backends import computed_by
 from earlyexit.backends.fastest import FastestSegments
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Segment
-from earlyexit.network.chain_network import ChainNetwork, ChainSegments
+from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -29,7 +29,7 @@ FULL = {
 }
 
 
-class Timed:
+class Timed(SegmentRunner):
     """A backend whose every run takes the same processor time."""
 
     def __init__(self, model: EarlyExitModel, seconds: float, advance: Callable[[float], None]) -> None:
@@ -207,7 +207,7 @@ def test_who_was_faster_is_told_of_every_network_of_a_chain() -> None:
     machines = [Machine(torch_s=0.001, onnx_s=0.002), Machine(torch_s=0.002, onnx_s=0.001)]
     machines[0].model.info = replace(machines[0].model.info, name="a smaller one")
     found = [machine.segments() for machine in machines]
-    chain = ChainSegments(ChainNetwork([machine.model for machine in machines]), found)
+    chain = ChainNetwork([machine.model for machine in machines], found)
     assert computed_by(chain) is None
     for each in found:
         each.prepare(FULL)

@@ -10,8 +10,8 @@ import pytest
 from earlyexit.backends import onnx as onnx_backend
 from earlyexit.backends.onnx import OnnxSegments, export
 from earlyexit.network.boundary import Segment, Split
-from earlyexit.network.chain_network import ChainSegments
-from earlyexit.network.model import EarlyExitModel, PreparedSegments
+from earlyexit.network.chain_network import ChainNetwork
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from tests.earlyexit.network.chains import chained, follow, inputs_for, offline
 from tests.earlyexit.network.cuts import assert_same
@@ -33,8 +33,7 @@ def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_wher
     network, policy = chained(1, 1, at=((), ())), ConfidencePolicy(0.5)
     inputs = inputs_for(network, count=8)
     members = [OnnxSegments(member, cache=tmp_path, num_threads=1) for member in network.members]
-    segments = ChainSegments(network, members)
-    assert isinstance(segments, PreparedSegments)
+    segments = ChainNetwork(network.members, members)
     large = Split(first=1, end=2, batch=8)
     for ramps in ((0,), ()):
         small = Split(first=0, end=1, batch=8, ramps=ramps)

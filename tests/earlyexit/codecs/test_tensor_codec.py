@@ -46,7 +46,7 @@ def test_many_numbers_leave_the_event_loop() -> None:
     assert SPECTRUM.is_slow([(np.zeros((500, 501), np.float32),)])
 
 
-# Codecs of anybody
+# Codecs of users
 
 
 def spectrum(bins: int) -> TensorCodec:

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
-from earlyexit.data.dense_rows import fitted
-from earlyexit.data.rows import read_labelled
+from earlyexit.data.rows import fitted, read_labelled
 from earlyexit.errors import DataError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask

@@ -71,10 +71,10 @@ def test_texts_that_are_written_are_read_again(tmp_path: Path) -> None:
 
 
 def test_pairs_are_two_columns(tmp_path: Path) -> None:
-    path = write(tmp_path, "d.tsv", 'question\tsentence\tlabel\nwho "a"?\tb\tyes\n')
+    path = write(tmp_path, "d.tsv", 'question\tsentence\tlabel\nis it "a"?\tb\tyes\n')
     data = read_labelled(path, text_column="question", pair_column="sentence")
     assert {name: column.tolist() for name, column in data.columns.items()} == {
-        "text": ['who "a"?'],
+        "text": ['is it "a"?'],
         "text_pair": ["b"],
     }
     again = read_labelled(write_labelled(data, tmp_path, "again"), pair_column="text_pair")

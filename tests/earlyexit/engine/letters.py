@@ -16,9 +16,9 @@ from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
 
-EVERYONE = "*"
+ALL_OF_THEM = "*"
 NUM_BLOCKS = 4
-"""Of the fake model: whoever reaches the end of block 3 leaves."""
+"""Of the fake model: every input that reaches the end of block 3 leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ LetterMember = Member[Letters]
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a fake split: how long it takes, where it ends, and who leaves there."""
+    """One step of a fake split: how long it takes, where it ends, and which inputs leave there."""
 
     seconds: float
     end: int
@@ -97,7 +97,7 @@ class FakeRunner:
 
 
 def _step(part: Part, inside: Letters, batch: Batch[Letters]) -> Step[Letters]:
-    leave = [part.leave == EVERYONE or name in part.leave for name in inside.sample_ids]
+    leave = [part.leave == ALL_OF_THEM or name in part.leave for name in inside.sample_ids]
     answers = tuple(
         Answer(sample_id=name, value=0, score=1.0, exit=part.end - 1)
         for name, leaves in zip(inside.sample_ids, leave, strict=True)

@@ -22,7 +22,7 @@ from earlyexit.sequences.memory import MemoryUse
 from tests.earlyexit.engine.driver import Engine, TableTimes, splits_of
 from tests.earlyexit.engine.driver import member as waiting
 from tests.earlyexit.engine.letters import (
-    EVERYONE,
+    ALL_OF_THEM,
     Bench,
     FailsLater,
     FakeRunner,
@@ -40,7 +40,7 @@ from tests.earlyexit.network.tokens import wire_of
 
 
 def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:
-    bench = one_split([Part(1, 1, "b"), Part(1, 2, "ad"), Part(1, 3, EVERYONE)])
+    bench = one_split([Part(1, 1, "b"), Part(1, 2, "ad"), Part(1, 3, ALL_OF_THEM)])
     assert bench.run(members("abcd")) == [
         "1.000 answer b after 0",
         "2.000 answer a after 1, answer d after 1",
@@ -50,7 +50,7 @@ def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:
 
 def test_answers_know_how_long_they_waited_and_ran() -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    bench = Bench(splits, {0: [Part(1, 1, "a"), Part(2, 2, "")], 2: [Part(4, 4, EVERYONE)]})
+    bench = Bench(splits, {0: [Part(1, 1, "a"), Part(2, 2, "")], 2: [Part(4, 4, ALL_OF_THEM)]})
     a, b, c, d = pieces = members("abcd")
     bench.engine.submit(0, pieces, 0.0)
     bench.clock.advance(0.5)
@@ -63,7 +63,7 @@ def test_answers_know_how_long_they_waited_and_ran() -> None:
 
 
 def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None:
-    bench = one_split([Part(1, 4, EVERYONE)], batch=1)
+    bench = one_split([Part(1, 4, ALL_OF_THEM)], batch=1)
     bench.engine.submit(0, [member("a", deadline_s=5.0), member("b", deadline_s=5.0)], 0.0)
     bench.device.run(start(bench))
     bench.clock.advance(3.5)
@@ -76,7 +76,7 @@ def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None
 
 
 def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -> None:
-    bench = one_split([Part(1, 4, EVERYONE)], poison="b")
+    bench = one_split([Part(1, 4, ALL_OF_THEM)], poison="b")
     assert bench.run(members("abc")) == [
         "2.000 answer a after 3",
         "3.000 lost b execution: the model failed on this input: ValueError: poison",
@@ -86,7 +86,7 @@ def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -
 
 
 def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds() -> None:
-    bench = one_split([Part(1, 4, EVERYONE)], poison="x")
+    bench = one_split([Part(1, 4, ALL_OF_THEM)], poison="x")
     bench.run([member("x")])
     bench.run([member("x")])
     assert bench.device.failures_in_a_row == 2
@@ -96,7 +96,7 @@ def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds(
 
 def test_survivors_whose_block_a_plan_took_away_while_they_ran_go_on_elsewhere() -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]})
+    bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, ALL_OF_THEM)]})
     bench.engine.submit(0, members("ab"), 0.0)
     staying = bench.device.run(start(bench))
     bench.engine.follow(splits[:1], "work-conserving")
@@ -109,7 +109,7 @@ def test_survivors_whose_block_a_plan_took_away_while_they_ran_go_on_elsewhere()
 
 
 def test_an_answered_probe_stays_until_the_end_and_exits_say_what_they_saw() -> None:
-    bench = one_split([Part(1, 1, "a"), Part(1, 4, EVERYONE)])
+    bench = one_split([Part(1, 1, "a"), Part(1, 4, ALL_OF_THEM)])
     a, b = probes = members("ab", probe=True)
     assert bench.run(probes) == [
         "1.000 look a at 0, look b at 0, answer a after 0, stays",
@@ -119,7 +119,7 @@ def test_an_answered_probe_stays_until_the_end_and_exits_say_what_they_saw() -> 
 
 
 def test_probes_that_run_again_after_a_failure_say_nothing_twice_and_end_once() -> None:
-    parts = {0: [Part(1, 1, "ab"), Part(1, 4, EVERYONE)]}
+    parts = {0: [Part(1, 1, "ab"), Part(1, 4, ALL_OF_THEM)]}
     bench = Bench([Split(first=0, end=4, batch=4)], parts, "b", FailsLater)
     assert bench.run(members("abc", probe=True)) == [
         "1.000 look a at 0, look b at 0, look c at 0, answer a after 0, stays, answer b after 0, stays",
@@ -232,14 +232,14 @@ class Scene:
     def __init__(self, *splits: Split, room: int = 8) -> None:
         self.clock = ManualClock()
         self.memory = FakeMemory(room)
-        parts = {0: [Part(1.0, 2, "a")], 2: [Part(1.0, 4, EVERYONE)]}
+        parts = {0: [Part(1.0, 2, "a")], 2: [Part(1.0, 4, ALL_OF_THEM)]}
         runner = FakeRunner(parts, self.clock, memory=self.memory)
         engine: BatchEngine[Letters] = BatchEngine(splits or (FIRST, LAST), TableTimes({0: 1.0, 2: 1.0}))
         self.released: list[Release[Letters]] = []
         self.device = Device(engine, runner, self.clock, self.released.extend)
 
     def submit(self, names: str) -> list[str]:
-        """Who is let in."""
+        """The inputs that are admitted."""
         wire = WirePiece(
             sample_ids=tuple(names),
             next_block=0,

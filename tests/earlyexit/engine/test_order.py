@@ -43,27 +43,27 @@ def waiting(*told: tuple[int, float, float]) -> list[Asked]:
 
 
 def picked(
-    name: str, who: Sequence[Asked], budget: Budget, now_s: float = 0.9, overdue_s: float | None = None
+    name: str, queued: Sequence[Asked], budget: Budget, now_s: float = 0.9, overdue_s: float | None = None
 ) -> list[int]:
-    return [who[position].tokens for position in order(name, overdue_s).pick(who, budget, now_s)]
+    return [queued[position].tokens for position in order(name, overdue_s).pick(queued, budget, now_s)]
 
 
 def test_each_order_has_its_own_first_ones() -> None:
     # Tokens name them: 30 came first, 10 is the shortest, 20 has the earliest deadline.
-    who = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
+    queued = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
     two = Budget(inputs=2)
-    assert picked("arrival", who, two) == [30, 10]
-    assert picked("deadline", who, two) == [20, 10]
-    assert picked("shortest", who, two) == [10, 20]
-    assert picked("das", who, two) == [10, 20]  # p = 1; 1/20 is half of 1/10, and 20's deadline is the earliest
+    assert picked("arrival", queued, two) == [30, 10]
+    assert picked("deadline", queued, two) == [20, 10]
+    assert picked("shortest", queued, two) == [10, 20]
+    assert picked("das", queued, two) == [10, 20]  # p = 1; 1/20 is half of 1/10, and 20's deadline is the earliest
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("arrival", [30]), ("deadline", [20, 10]), ("shortest", [10, 20]), ("das", [10, 20])]
 )
 def test_a_budget_of_tokens_bounds_them_too(name: str, expected: list[int]) -> None:
-    who = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
-    assert picked(name, who, Budget(inputs=3, tokens=35)) == expected
+    queued = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
+    assert picked(name, queued, Budget(inputs=3, tokens=35)) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,39 +73,39 @@ def test_an_input_larger_than_the_budget_runs_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
 def test_who_is_past_the_deadline_goes_only_where_all_are(name: str) -> None:
-    who = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
-    assert picked(name, who, Budget(inputs=1), now_s=0.6) == [7]
-    assert picked(name, who, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
+    queued = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
+    assert picked(name, queued, Budget(inputs=1), now_s=0.6) == [7]
+    assert picked(name, queued, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
 def test_who_is_overdue_goes_first_the_oldest_before_all(name: str) -> None:
-    who = waiting((50, math.inf, 0.1), (60, math.inf, 0.0), (1, math.inf, 1.9), (2, math.inf, 1.9))
+    queued = waiting((50, math.inf, 0.1), (60, math.inf, 0.0), (1, math.inf, 1.9), (2, math.inf, 1.9))
     budget = Budget(inputs=3, tokens=70)
-    assert picked(name, who, budget, now_s=0.9) == [1, 2, 50]
-    assert picked(name, who, budget, now_s=OVERDUE_S) == [60, 1, 2]
+    assert picked(name, queued, budget, now_s=0.9) == [1, 2, 50]
+    assert picked(name, queued, budget, now_s=OVERDUE_S) == [60, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
 def test_a_quarter_of_a_batch_is_for_the_overdue(name: str) -> None:
     old = [(50 + k, math.inf, 0.01 * k) for k in range(6)]
-    who = waiting(*old, *[(1, math.inf, 5.0)] * 20)
-    assert picked(name, who, Budget(inputs=12), now_s=5.0)[:4] == [50, 51, 52, 1]
-    assert picked(name, who, Budget(inputs=12, tokens=420), now_s=5.0)[:3] == [50, 51, 1]
-    assert picked(name, who, Budget(inputs=12, tokens=40), now_s=5.0) == [50]
+    queued = waiting(*old, *[(1, math.inf, 5.0)] * 20)
+    assert picked(name, queued, Budget(inputs=12), now_s=5.0)[:4] == [50, 51, 52, 1]
+    assert picked(name, queued, Budget(inputs=12, tokens=420), now_s=5.0)[:3] == [50, 51, 1]
+    assert picked(name, queued, Budget(inputs=12, tokens=40), now_s=5.0) == [50]
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
 def test_of_the_overdue_with_deadlines_those_go_first_that_have_most_time_left(name: str) -> None:
-    who = waiting((50, 2.0, 0.0), (60, 2.5, 0.5), (70, 2.9, 0.9), (1, 3.5, 1.5), (40, math.inf, 0.2))
-    assert picked(name, who, Budget(inputs=4), now_s=1.5)[0] == 40
-    assert picked(name, [each for each in who if each.tokens != 40], Budget(inputs=4), now_s=1.5)[0] == 60
+    queued = waiting((50, 2.0, 0.0), (60, 2.5, 0.5), (70, 2.9, 0.9), (1, 3.5, 1.5), (40, math.inf, 0.2))
+    assert picked(name, queued, Budget(inputs=4), now_s=1.5)[0] == 40
+    assert picked(name, [each for each in queued if each.tokens != 40], Budget(inputs=4), now_s=1.5)[0] == 60
 
 
 def test_by_deadline_too_who_has_none_goes_first_once_overdue() -> None:
-    who = waiting((1, 9.0, 0.9), (2, 9.5, 0.9), (30, math.inf, 0.2), (40, math.inf, 0.4))
-    assert picked("deadline", who, Budget(inputs=2), now_s=1.0) == [1, 2]
-    assert picked("deadline", who, Budget(inputs=2), now_s=1.25) == [30, 1]
+    queued = waiting((1, 9.0, 0.9), (2, 9.5, 0.9), (30, math.inf, 0.2), (40, math.inf, 0.4))
+    assert picked("deadline", queued, Budget(inputs=2), now_s=1.0) == [1, 2]
+    assert picked("deadline", queued, Budget(inputs=2), now_s=1.25) == [30, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,12 +113,12 @@ def test_nobody_waits_longer_than_until_overdue_and_a_batch_for_each_who_was_bef
     """More than fits keeps coming for ever, all of it shorter, sooner due, and younger than the ten that wait."""
     rng, overdue_s = random.Random(3), 5.0
     chosen = order(name, None if name == "arrival" else overdue_s)
-    who = [Asked(tokens=50 + k, since_s=0.0) for k in range(10)]
+    queued = [Asked(tokens=50 + k, since_s=0.0) for k in range(10)]
     gone_s: dict[int, float] = {}
     for second in range(40):
-        who += [Asked(tokens=rng.randint(1, 9), since_s=float(second), deadline_s=second + 3.0) for _ in range(40)]
-        who = sorted((each for each in who if each.deadline_s >= second), key=lambda each: each.deadline_s)
-        for each in take_from(who, chosen, Budget(inputs=16, tokens=64), float(second)):
+        queued += [Asked(tokens=rng.randint(1, 9), since_s=float(second), deadline_s=second + 3.0) for _ in range(40)]
+        queued = sorted((each for each in queued if each.deadline_s >= second), key=lambda each: each.deadline_s)
+        for each in take_from(queued, chosen, Budget(inputs=16, tokens=64), float(second)):
             if each.since_s == 0.0 and each.tokens >= 50:
                 gone_s[each.tokens] = second
     assert len(gone_s) == 10
@@ -142,17 +142,17 @@ def test_nobody_waits_longer_than_until_overdue_and_a_batch_for_each_who_was_bef
 def test_a_batch_is_never_empty_nor_over_its_budget_and_all_have_their_turn(
     name: str, told: list[tuple[int, float, float]], inputs: int, tokens: int | None
 ) -> None:
-    who, budget = waiting(*told), Budget(inputs=inputs, tokens=tokens)
-    everyone = {id(each) for each in who}
+    queued, budget = waiting(*told), Budget(inputs=inputs, tokens=tokens)
+    every = {id(each) for each in queued}
     seen: list[int] = []
-    while who:
-        assert order(name).pick(who, budget, 1.0) == order(name).pick(who, budget, 1.0)
-        batch = take_from(who, order(name), budget, 1.0)
+    while queued:
+        assert order(name).pick(queued, budget, 1.0) == order(name).pick(queued, budget, 1.0)
+        batch = take_from(queued, order(name), budget, 1.0)
         assert 1 <= len(batch) <= inputs
         assert len(batch) == 1 or tokens is None or sum(each.tokens for each in batch) <= tokens
         seen += map(id, batch)
-    assert sorted(seen) == sorted(everyone)
-    assert order(name).pick(who, budget, 1.0) == []
+    assert sorted(seen) == sorted(every)
+    assert order(name).pick(queued, budget, 1.0) == []
 
 
 @settings(max_examples=100)
@@ -165,9 +165,9 @@ def test_a_batch_is_never_empty_nor_over_its_budget_and_all_have_their_turn(
 def test_what_the_default_takes_from_the_front_is_what_it_picks(
     told: list[tuple[int, float, float]], tokens: int | None
 ) -> None:
-    who, budget, default = waiting(*told), Budget(inputs=5, tokens=tokens), order("deadline")
-    picks = [who[position] for position in default.pick(who, budget, 0.5)]
-    assert [id(each) for each in take_from(who, default, budget, 0.5)] == [id(each) for each in picks]
+    queued, budget, default = waiting(*told), Budget(inputs=5, tokens=tokens), order("deadline")
+    picks = [queued[position] for position in default.pick(queued, budget, 0.5)]
+    assert [id(each) for each in take_from(queued, default, budget, 0.5)] == [id(each) for each in picks]
 
 
 def test_eta_and_q_say_each_other() -> None:
@@ -185,11 +185,11 @@ def test_an_order_is_named_in_one_word() -> None:
 # TCB's DAS
 
 Chooser = Callable[[Sequence[Asked], float], Iterable[int]]
-"""From those who wait, sorted by deadline, and the moment, to the positions of a batch."""
+"""From waiting inputs, sorted by deadline, and the time, to the positions of a batch."""
 
 
 def utility_of(requests: Sequence[Asked], num_batches: int, choose: Chooser) -> Fraction:
-    """What is reached, with a batch at every whole second, by who was in one before the deadline."""
+    """The utility of the inputs that are in a batch before their deadline, with a batch at every whole second."""
     left, total = list(requests), Fraction(0)
     for now in range(num_batches):
         waiting = sorted((n for n in left if n.since_s <= now <= n.deadline_s), key=lambda n: n.deadline_s)
@@ -200,7 +200,7 @@ def utility_of(requests: Sequence[Asked], num_batches: int, choose: Chooser) -> 
 
 
 def best_utility(requests: Sequence[Asked], num_batches: int, L: int) -> Fraction:
-    """The most that anybody could reach who knew everything beforehand, by trying all."""
+    """The most that an order could reach if it knew all arrivals beforehand, by trying all."""
     numbers = range(len(requests))
     rows = [set(row) for size in range(1, len(requests) + 1) for row in combinations(numbers, size)]
     rows = [row for row in rows if sum(requests[n].tokens for n in row) <= L]
@@ -262,7 +262,7 @@ def test_it_reaches_its_bound_against_brute_force(eta: Fraction) -> None:
 
 
 def test_without_a_budget_of_tokens_an_input_takes_the_room_of_one() -> None:
-    # s = 4, so p = 2: the shortest two. Half of the mean of 1 and 1/2 is 3/8, so that nobody else is short enough.
+    # s = 4, so p = 2: the shortest two. Half of the mean of 1 and 1/2 is 3/8, so no other input is short enough.
     lengths = [50, 1, 40, 2, 30]
     assert das(lengths, range(5), Budget(inputs=4), eta=0.5, q=0.5) == [1, 3, 4, 2]
 

@@ -19,12 +19,12 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
-from tests.earlyexit.engine.letters import EVERYONE, FakeRunner, Letters, Part, member, members
+from tests.earlyexit.engine.letters import ALL_OF_THEM, FakeRunner, Letters, Part, member, members
 from tests.earlyexit.network.cuts import answers_alone, assert_same, piece_of
 from tests.earlyexit.tasks.maps import STREET, encoded_images, model_of_maps
 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
-PARTS = {0: [Part(0, 1, "aeiou"), Part(0, 4, EVERYONE)]}
+PARTS = {0: [Part(0, 1, "aeiou"), Part(0, 4, ALL_OF_THEM)]}
 PATIENCE_S = 20.0
 
 
@@ -82,7 +82,7 @@ class Outbox:
                 case Survivors():
                     self.released += [each.sample_id for each in release.members]
                 case _:
-                    raise AssertionError("nobody looks here")
+                    raise AssertionError("no ramp looks here")
         self._busy = False
         with self._news:
             self._news.notify_all()
@@ -198,7 +198,7 @@ def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
 def test_nobody_is_lost_or_answered_twice_under_plans_that_come_and_go() -> None:
     names = [f"{letter}{number}" for number in range(60) for letter in "abez"]
     outbox = Outbox(expected=len(names))
-    parts = {0: [Part(0, 1, "".join(n for n in names if n[0] in "ae")), Part(0, 4, EVERYONE)]}
+    parts = {0: [Part(0, 1, "".join(n for n in names if n[0] in "ae")), Part(0, 4, ALL_OF_THEM)]}
     runner = HeldRunner(parts, MonotonicClock())
     thread = thread_of(WHOLE, runner, outbox)
     thread.start()

@@ -112,7 +112,7 @@ def say(sequence: TokenSequence, tokens: Sequence[int]) -> None:
 
 @dataclass(kw_only=True)
 class Handfuls:
-    """Runs sequences to their ends: splits in random order, on random handfuls of whoever waits for them."""
+    """Runs sequences to their ends: splits in random order, on random handfuls of the inputs that wait for them."""
 
     model: EarlyExitModel
     policy: ExitPolicy = NOBODY

@@ -1,4 +1,4 @@
-"""Decoders equal `transformers`', however they are cut and whoever runs beside; what leaves early is filled in."""
+"""Decoders equal `transformers`', however they are cut and fused; what leaves early is filled in."""
 
 from __future__ import annotations
 

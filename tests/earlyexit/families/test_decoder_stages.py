@@ -139,7 +139,7 @@ def test_thresholds_fall_along_an_answer_wherever_it_is_cut(
     backbone_of(models[0]).fill = "compute"
     said = Handfuls(model=models[0], policy=policy, ramps=RAMPS).run(begun())
     whole = {number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()}
-    assert whole != expected["compute"], "who leaves is not whom a threshold alone lets go"
+    assert whole != expected["compute"], "a threshold alone would let other tokens leave"
     stages, sequences = Stages.of(models, (0, 2, 3, 5), "compute", policy=policy), begun()
     assert stages.run(sequences) == whole
     stages.end(sequences)

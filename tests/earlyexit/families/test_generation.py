@@ -24,7 +24,7 @@ SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
 SOMETIMES = ConfidencePolicy(0.4)
 """Between the confidences of the random ramps: some tokens leave at each."""
 ANYHOW = [((0, 5), 64, 0, 1), ((0, 2, 5), 64, 1, 4), ((0, 1, 2, 3, 4, 5), 64, 2, 16), ((0, 3, 5), 1, 3, 5)]
-"""Where it is cut, the most tokens in one step, who runs with whom, and the tokens of a page."""
+"""Where it is cut, the most tokens in one step, which sequences run together, and the tokens of a page."""
 
 
 START = {"llama": None} | PAD

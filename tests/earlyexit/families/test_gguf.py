@@ -40,7 +40,7 @@ def written(path: Path, architecture: str, kind: str = "F32") -> str:
         ("gpt2", "F32", "unknown model family 'gpt2'; known: bert, distilbert, exported, llama,"),
         ("llama", "Q8_K", "cannot be loaded: Dequantization for Q8_K is not yet implemented"),
     ],
-    ids=["an architecture that nobody reads", "one that is none of ours", "a quantisation"],
+    ids=["an unknown architecture", "one that is none of ours", "a quantisation"],
 )
 def test_a_file_of_another_make_is_refused_by_its_name(architecture: str, kind: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match=said):

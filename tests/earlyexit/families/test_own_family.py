@@ -113,7 +113,7 @@ def test_an_own_model_is_saved_loaded_cut_and_reordered_only_where_it_may_be(tmp
     reorder_linears(loaded)
     assert not any(isinstance(each, ReorderedLinear) for each in loaded.backbone.modules())
     assert any(isinstance(each, ReorderedLinear) for each in loaded.head.modules())
-    policy, encoded = ConfidencePolicy(1.1), [of_tokens([1, 2]), of_tokens([3, 4, 5])]  # nobody leaves
+    policy, encoded = ConfidencePolicy(1.1), [of_tokens([1, 2]), of_tokens([3, 4, 5])]  # no input leaves
     assert_same(answers_in_cuts(loaded, policy, encoded, (0, 1, 2)), answers_alone(model, policy, encoded))
 
 

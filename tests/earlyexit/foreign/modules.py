@@ -1,4 +1,4 @@
-"""Torch modules as anybody writes them, and what `module:function` gives of each: they know nothing of Offramp."""
+"""Ordinary torch modules, and what `module:function` gives of each: they know nothing of Offramp."""
 
 from __future__ import annotations
 

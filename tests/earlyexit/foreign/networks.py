@@ -1,4 +1,4 @@
-"""Torch modules that nobody prepared, each by a function as `read_torch` takes it."""
+"""Torch modules that were not prepared, each by a function as `read_torch` takes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small ONNX graphs with random weights, as somebody else might have written them, and what they answer uncut."""
+"""Small ONNX graphs with random weights, as other tools might write them, and what they answer uncut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs as data: what runs is operators on tensors, whoever wrote the file."""
+"""Graphs as data: only operators on tensors run, whatever the file holds."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def drawn(seed: int) -> Dataflow:
 
 
 def crossing(flow: Dataflow, ran: set[str]) -> set[str]:
-    """What is made of some operators, or given, and read by the others or by nobody."""
+    """Tensors that some operators make, or that are given, and that the others read or no operator reads."""
     there = set(flow.inputs) | {name for each in flow.live if each.name in ran for name in each.outputs}
     read = {name for each in flow.live if each.name not in ran for name in each.inputs}
     return there & (read | set(flow.outputs))

@@ -1,4 +1,4 @@
-"""Torch modules that nobody prepared: traced, cut, kept as data, and still what they were."""
+"""Torch modules that were not prepared: traced, cut, kept as data, and still what they were."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def inputs_of(name: str, count: int, seed: int = 0) -> list[Encoded]:
 
 
 def whole(name: str, encoded: list[Encoded]) -> Tensor:
-    """What the module itself gives, in one batch; texts are padded as anybody pads them."""
+    """What the module itself gives, in one batch; texts are padded as usual."""
     network, _ = getattr(foreign, name)()
     values, layout = pack(encoded, torch.device("cpu"))
     given = (values[0],) if name != "texts" else (layout.pad(values[0]).long(), layout.mask_BT.long())
@@ -177,7 +177,7 @@ def test_a_graph_that_does_more_than_compute_is_refused_when_it_is_loaded(tmp_pa
     save_model(model_of("pictures"), tmp_path)
     graph = json.loads((tmp_path / GRAPH_FILE).read_text())
     rewritten(tmp_path, graph)
-    load_model(tmp_path)  # a whole folder, whoever wrote it
+    load_model(tmp_path)  # a whole folder, whatever wrote it
     graph["graphs"][-1]["calls"].insert(0, call)
     rewritten(tmp_path, graph)
     with pytest.raises(ModelFolderError, match=r"has no argument|no operator that computes"):

@@ -1,4 +1,4 @@
-"""Graphs that nobody here wrote, in blocks: what they answer beside their own file's answers, uncut."""
+"""Graphs from elsewhere, in blocks: what they answer beside their own file's answers, uncut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.boundary import Budget, Encoded, Segment
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import EarlyExitModel, PreparedSegments
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -151,7 +151,6 @@ def test_sessions_are_prepared_whatever_the_backend_and_the_plan_before_last_is_
     save_model(case.model, tmp_path)
     model = load_model(tmp_path)
     segments = open_segments(backend, model, tmp_path, 1)
-    assert isinstance(segments, PreparedSegments)
     whole = [Segment(first=0, end=3, ramp=None)]
     parts = [Segment(first=0, end=1, ramp=0), Segment(first=1, end=3, ramp=None)]
     segments.prepare(dict.fromkeys(whole, Budget(inputs=4)))

@@ -129,7 +129,7 @@ def follow(
     segments: SegmentRunner | None = None,
     kind: str = "plain",
 ) -> tuple[dict[str, Answer], dict[tuple[str, int], Seen]]:
-    """Splits run in random order on random handfuls of whoever waits; at a network's end they are encoded anew.
+    """Splits run in random order on random handfuls of waiting inputs; at a network's end they are encoded anew.
 
     `kind`: `plain`, `stay`, or `probe`. Gives the answers and what was seen.
     """

@@ -64,7 +64,7 @@ def answers_in_cuts(
     segments: SegmentRunner | None = None,
     ramps: Sequence[int] | None = None,
 ) -> dict[str, Answer]:
-    """Splits run in random order on random handfuls of whoever waits for them."""
+    """Splits run in random order on random handfuls of the inputs that wait for them."""
     cuts = cuts_of(model, policy, bounds, ramps, segments=segments)
     answers: dict[str, Answer] = {}
 
@@ -85,9 +85,9 @@ def in_random_order(
     goes_on: Callable[[Piece], tuple[int, list[Piece]]],
     rng: random.Random,
 ) -> Iterator[Step[Piece]]:
-    """Every step of cuts, by their first blocks, that run random handfuls of whoever waits for these.
+    """Every step of cuts, by their first blocks, that run random handfuls of the inputs that wait for these.
 
-    Whoever takes the steps may let others wait meanwhile. `goes_on`: for which block a cut's survivors wait then, and
+    The caller may let others wait between steps. `goes_on`: for which block a cut's survivors wait then, and
     as what, one by one.
     """
     while blocks := [block for block, waits in waiting.items() if waits]:

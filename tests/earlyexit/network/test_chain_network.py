@@ -12,9 +12,9 @@ import torch
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Segment, Split
-from earlyexit.network.chain_network import ChainNetwork, ChainSegments, locate
+from earlyexit.network.chain_network import ChainNetwork, locate
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import arbitrary_tensors, from_wire
+from earlyexit.network.model import SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
@@ -133,14 +133,14 @@ def test_the_head_at_a_networks_end_is_computed_only_where_it_decides_or_looks(
 
 
 def test_what_is_carried_beside_a_networks_own_tensors_crosses_its_end(two: ChainNetwork) -> None:
-    class Carrying:
+    class Carrying(SegmentRunner):
         """Networks that give back what came beside their tensors."""
 
         def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, None]:
             return tuple(torch.ones(1) for _ in two.members[0].boundary(segment.end - 1)) + piece.tensors[1:], None
 
     carried = torch.tensor([1.0, 0.5, 0.25])
-    segments = ChainSegments(two, [Carrying(), Carrying()])
+    segments = ChainNetwork(two.members, [Carrying(), Carrying()])
     inputs = inputs_for(two, count=3)
     piece = from_wire(two, inputs.wire(0, 0, inputs.ids), POLICIES["entropy"])
     tensors, _ = segments.run(Segment(first=0, end=2, ramp=None), _with(piece, carried))

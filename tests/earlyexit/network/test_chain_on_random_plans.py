@@ -81,7 +81,7 @@ class Ran:
 
 
 class Service:
-    """Devices under one plan, and whoever encodes inputs for them: what of a service is not a process."""
+    """Devices under one plan, and the encoding of inputs for them: a service without its processes."""
 
     def __init__(self, network: ChainNetwork, inputs: Inputs, rng: random.Random) -> None:
         self.network, self.inputs, self.rng = network, inputs, rng
@@ -163,7 +163,7 @@ class Service:
             self.paths[member.sample_id].append(Ran(batch.split, self.policy))
 
     def kill(self, place: int) -> None:
-        """A device is gone with whoever waits there: they begin anew."""
+        """A device is lost with the inputs that wait there, which begin anew."""
         engine = self.devices[place].engine
         lost = [member.sample_id for queue in engine._deepest_first for member in queue.members]
         self.devices[place] = self._device()

@@ -175,7 +175,7 @@ def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
 
 
 class Told:
-    """A device that logs what it is told, and who waits for it."""
+    """A device that logs what it is told, and what waits for it."""
 
     def __init__(self) -> None:
         self.log: list[str] = []

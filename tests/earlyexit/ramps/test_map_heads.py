@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.ramps import build_ramp
-from earlyexit.ramps.maps import DeconvRamp, MapsRamp
+from earlyexit.ramps.heads import DeconvRamp, MapsRamp
 from earlyexit.tasks.segmentation import SegmentationTask
 from tests.earlyexit.families.vision import small_layout
 

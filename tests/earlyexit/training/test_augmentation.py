@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.moves import Moves
+from earlyexit.training.augmentation import Augmentation, Moves
 
 STILL = Moves(mirrored_B=torch.tensor([False]), shift_B2=torch.zeros(1, 2), turn_B=torch.zeros(1), zoom_B=torch.ones(1))
 IMAGE = torch.arange(1, 13, dtype=torch.uint8).view(1, 3, 4, 1)

@@ -16,8 +16,7 @@ from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import read_card
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
-from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.moves import Moves
+from earlyexit.training.augmentation import Augmentation, Moves
 from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import task_for
 from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_poses, write_scenes
