@@ -7,13 +7,11 @@ import logging
 import os
 import random
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from ray.serve.metrics import Counter as PrometheusCounter
 from starlette.routing import Router
 
 from deployments.accelerators import first_replicas
@@ -31,11 +29,10 @@ from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.dispatcher import Dispatcher, encoder_of
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
-from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
+from deployments.ingress.metrics import GenerationMetrics, IngressMetrics
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls
-from deployments.metrics import SECONDS, histogram, tags
-from deployments.ops.dashboard.poller import Everyone, SnapshotPoller, ask_service
+from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
 from deployments.ops.tracing.start import start_tracing
@@ -45,14 +42,13 @@ from deployments.versions.choice import Tally
 from deployments.versions.metrics import VersionMetrics
 from deployments.versions.repository import RayCluster, Repository, VersionRoutes
 from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
-from deployments.wire.controller_link import ControllerLink
+from deployments.wire.controller_link import ControllerLink, Handles
 from deployments.wire.directory import board_of
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, OfframpError, PlanError, StageUnavailableError
 from earlyexit.network.boundary import Answer
-from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from optimizer.placement import deployment_name, parse_placed
@@ -61,74 +57,6 @@ TELL_S = 1.0
 """How often Ray is told what was counted."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-
-
-class IngressMetrics:
-    """Counts requests and answers of an ingress.
-
-    Ray gets the counts once a second: a call per request cost an ingress 3 % of its time.
-    """
-
-    def __init__(self, chain: Chain) -> None:
-        """`chain`: the networks of the model that answers."""
-        self._chain = chain
-        self._requests = PrometheusCounter("offramp_requests", "Requests, by route and status", tags("route", "status"))
-        self._answers = PrometheusCounter(
-            "offramp_answers", "Answers, by the block they left after", tags("exit", "network")
-        )
-        self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "slot")
-        self._finished: Counter[tuple[str, int]] = Counter()
-        self._drops = PrometheusCounter("offramp_drops", "Inputs without an answer, by reason", tags("reason"))
-        self._retries = PrometheusCounter("offramp_retries", "Inputs sent again because a replica failed", tags("slot"))
-        self._dropped: Counter[str] = Counter()
-        self._exits: Counter[int] = Counter()
-        self._hops: list[tuple[str, float]] = []
-        self._is_due = False
-
-    def request(self, route: str, status: int) -> None:
-        """Count a finished request; one over gRPC by the status that HTTP has for the same."""
-        self._flush_soon()
-        self._finished[route, status] += 1
-
-    def _flush_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_later(1.0, self._flush)
-
-    def _flush(self) -> None:
-        self._is_due = False
-        for block, count in self._exits.items():
-            self._answers.inc(count, {"exit": str(block), "network": self._chain.name_of(block)})
-        self._exits.clear()
-        for slot, seconds in self._hops:
-            self._hop_s.observe(seconds, {"slot": slot})
-        self._hops.clear()
-        for reason, count in self._dropped.items():
-            self._drops.inc(count, {"reason": reason})
-        self._dropped.clear()
-        for (route, status), count in self._finished.items():
-            self._requests.inc(count, {"route": route, "status": str(status)})
-        self._finished.clear()
-
-    def answers(self, exits: list[int]) -> None:
-        """Count answers by exit."""
-        self._flush_soon()
-        for block in exits:
-            self._exits[block] += 1
-
-    def hop(self, slot: str, seconds: float) -> None:
-        """Record the way to a stage's slot and back."""
-        self._flush_soon()
-        self._hops.append((slot, seconds))
-
-    def dropped(self, reason: str, num_inputs: int) -> None:
-        """Count inputs without an answer."""
-        self._flush_soon()
-        self._dropped[reason] += num_inputs
-
-    def retried(self, slot: str, num_inputs: int) -> None:
-        """Count inputs sent again."""
-        self._retries.inc(num_inputs, {"slot": slot})
 
 
 @serve.ingress()
@@ -159,8 +87,9 @@ class Ingress(RpcMethods):
         link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._handles, phase=random.random(), link=link)
         encoder = encoder_of(self._core.name, codec)
-        self._dispatcher = Dispatcher(self._core, self._links, self._clock, self._metrics, encoder=encoder)
-        self._everyone = Everyone(self._settings.app)
+        on_hop = self._metrics.hop
+        self._dispatcher = Dispatcher(self._core, self._links, self._clock, on_hop=on_hop, encoder=encoder)
+        self._everyone = Handles(self._settings.app)
         self._feed = self._build_feed()
         trace = None if self._tracer is None else self._tracer.follow
         encode = encode_of(codec, self._core)
@@ -238,11 +167,10 @@ class Ingress(RpcMethods):
         self._ready = True
 
     async def _keep_telling(self) -> None:
-        metrics = FlowMetrics(self.card.chain)
         of_sequences = None if self._generation is None else GenerationMetrics()
         while True:
             await asyncio.sleep(TELL_S)
-            metrics.tell(self._peek())
+            self._metrics.tell(self._peek(), self._core.counts)
             if self._generation is not None and of_sequences is not None:
                 of_sequences.tell(self._generation.loop)
 

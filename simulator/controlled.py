@@ -53,6 +53,10 @@ class ReplicaDies(_At):
     rank: int = 0
     """0: the replica that has run for longest."""
 
+    def happen(self, fleet: SimulatedFleet) -> None:
+        if (replica := fleet.replica_at(self.slot, self.rank)) is not None:
+            fleet.die(replica)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSlows(_At):
@@ -61,6 +65,10 @@ class ReplicaSlows(_At):
     slot: str
     rank: int = 0
     slowness: float
+
+    def happen(self, fleet: SimulatedFleet) -> None:
+        if (replica := fleet.replica_at(self.slot, self.rank)) is not None:
+            fleet.slow(replica, self.slowness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,9 @@ class AcceleratorsLost(_At):
     numbers: tuple[int, ...]
     """From 0 on; replicas take the lowest free one, a plan's first stage first."""
 
+    def happen(self, fleet: SimulatedFleet) -> None:
+        fleet.lose(self.device, self.numbers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorsBack(_At):
@@ -79,30 +90,11 @@ class AcceleratorsBack(_At):
     device: str
     numbers: tuple[int, ...]
 
+    def happen(self, fleet: SimulatedFleet) -> None:
+        fleet.bring_back(self.device, self.numbers)
+
 
 Fault = ReplicaDies | ReplicaSlows | AcceleratorsLost | AcceleratorsBack
-
-
-def schedule(faults: Sequence[Fault], fleet: SimulatedFleet, events: Events) -> None:
-    """Schedule faults."""
-    for fault in faults:
-        events.at(fault.at_s, CONTROLS, lambda each: _happen(each, fleet), fault)
-
-
-def _happen(fault: Fault, fleet: SimulatedFleet) -> None:
-    match fault:
-        case AcceleratorsLost(device=device, numbers=numbers):
-            fleet.lose(device, numbers)
-        case AcceleratorsBack(device=device, numbers=numbers):
-            fleet.bring_back(device, numbers)
-        case ReplicaDies(slot=slot, rank=rank):
-            replica = fleet.replica_at(slot, rank)
-            if replica is not None:
-                fleet.die(replica)
-        case ReplicaSlows(slot=slot, rank=rank, slowness=slowness):
-            replica = fleet.replica_at(slot, rank)
-            if replica is not None:
-                fleet.slow(replica, slowness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -336,7 +328,8 @@ class _Run:
 
     def run(self, faults: tuple[Fault, ...], progress: Progress | None) -> Controlled:
         self._fleet.boot()
-        schedule(faults, self._fleet, self._events)
+        for fault in faults:
+            self._events.at(fault.at_s, CONTROLS, fault.happen, self._fleet)
         self._loop = self._control_loop()
         self._tasks = [self.time.create_task(self._loop.run())]
         self._tasks += [self.time.create_task(self._obey(order)) for order in self._control.orders]

@@ -230,7 +230,7 @@ class SimulatedFleet(Fleet):
 
     def replica_at(self, slot: str, rank: int) -> SimulatedReplica | None:
         """Returns a stage's replica by how long it has run, the longest first; None if there are not so many."""
-        replicas = list(self._service.slots[slot].replicas.values()) if slot in self._service.slots else []
+        replicas = self._service.slots[slot].replicas if slot in self._service.slots else []
         return replicas[rank] if rank < len(replicas) else None
 
     def _reconcile(self, device: str) -> None:
@@ -272,7 +272,7 @@ class SimulatedFleet(Fleet):
     def _drained(self, replica: SimulatedReplica) -> None:
         if replica.trips:
             self._later(self._delays.drain_s, self._drained, replica)
-        elif replica.alive:
+        elif replica.is_up:
             self.say(f"{replica.name} ends")
             replica.die()
             self._accelerators[replica.device].release(replica)

@@ -10,9 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, Retried, SendCall, weigh
+from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, weigh
 from deployments.ingress.core.ingress_core import HANG_S, Driver, IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
+from deployments.ingress.core.routes import Hosting
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, OfframpError
 from optimizer.placement import PlacedPlan
@@ -127,12 +128,9 @@ class SimulatedIngress(Driver):
         trip = hung_up.call
         assert isinstance(trip, Trip)
         self._slots[trip.stage.slot].withdraw(trip)
-        if trip.replica is not None and trip in trip.replica.trips:
-            trip.replica.forget(trip)
+        if trip.hosting is not None and trip in trip.hosting.replica.trips:
+            trip.hosting.replica.engine.forget(trip)
             self._end(trip)
-
-    def retried(self, retried: Retried) -> None:
-        """Nothing counts attempts here."""
 
     # Send
 
@@ -158,15 +156,15 @@ class SimulatedIngress(Driver):
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Pass a call to a replica; returns False where its slot has none."""
-        trip.weight, batch = weigh(trip.stage, block, trip.inputs)
-        replica = self._slots[trip.stage.slot].choose(self.index, trip.weight, batch)
-        if replica is None:
+        replicas = self._slots[trip.stage.slot].of[self.index]
+        if not replicas.is_up:
             return False
-        self._set_off(trip, replica, block, delay_s)
+        trip.weight, batch = weigh(trip.stage, block, trip.inputs)
+        self._set_off(trip, replicas.take(trip.weight, batch), block, delay_s)
         return True
 
-    def _set_off(self, trip: Trip, replica: SimulatedReplica, block: int, delay_s: float) -> None:
-        trip.replica = replica
+    def _set_off(self, trip: Trip, hosting: Hosting[SimulatedReplica], block: int, delay_s: float) -> None:
+        trip.hosting, replica = hosting, hosting.replica
         replica.trips.add(trip)
         if delay_s:
             self._events.at(self._events.time_s + delay_s, COMES, _arrives, (trip, block))
@@ -190,7 +188,7 @@ class SimulatedIngress(Driver):
         return entering
 
     def _wait_no_more(self, trip: Trip) -> None:
-        if trip.replica is None:
+        if trip.hosting is None:
             self._slots[trip.stage.slot].withdraw(trip)
             self.restart(trip)
 
@@ -239,8 +237,8 @@ class SimulatedIngress(Driver):
                 self.do(self.core.answer_early(call, inputs, block, self._events.time_s))
 
     def _hear(self, trip: Trip) -> None:
-        if trip.replica is not None:
-            self.core.hear(trip, trip.replica.busy, self._events.time_s)
+        if trip.hosting is not None:
+            self.core.hear(trip, trip.hosting.replica.busy, self._events.time_s)
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """Carry out what a part of a call's reply led to."""
@@ -249,9 +247,9 @@ class SimulatedIngress(Driver):
         self.do(actions)
 
     def _end(self, trip: Trip) -> None:
-        if trip.replica is not None and trip in trip.replica.trips:
-            trip.replica.trips.remove(trip)
-            self._slots[trip.stage.slot].done(self.index, trip.replica, trip.weight)
+        if trip.hosting is not None and trip in trip.hosting.replica.trips:
+            trip.hosting.replica.trips.remove(trip)
+            self._slots[trip.stage.slot].of[self.index].done(trip.hosting, trip.weight)
         trip.members = ()  # members refer to it too, and cycles are not collected here
 
 
@@ -284,5 +282,5 @@ def _inputs_of(members: Sequence[Input]) -> list[PendingInput]:
 
 def _arrives(arriving: tuple[Trip, int]) -> None:
     trip, block = arriving
-    assert trip.replica is not None
-    trip.replica.submit(trip, block)
+    assert trip.hosting is not None
+    trip.hosting.replica.submit(trip, block)

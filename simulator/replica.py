@@ -8,14 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from cluster.emulated import Pace, Sharing
 from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first
+from deployments.ingress.core.routes import Hosting, StageReplicas
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member, SplitCounts
@@ -27,50 +27,30 @@ from optimizer.problem import PlanProblem
 from simulator.events import ENDS, Events
 from simulator.inputs import NOWHERE
 
+if TYPE_CHECKING:
+    from simulator.ingress import SimulatedIngress
+
 Input = Member[PendingInput]
 """One input in an engine; its serial number counts the inputs of the scenario, in the order of their arrival."""
-
-
-class Door(Protocol):
-    """What a replica calls on an ingress."""
-
-    @property
-    def index(self) -> int: ...
-
-    def answer(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        """Take answers of inputs that left the model after a block."""
-        ...
-
-    def answer_early(self, members: Sequence[Input], block: int) -> None:
-        """Take early answers of inputs that stay inside."""
-        ...
-
-    def lose(self, trip: Trip, members: Sequence[Input]) -> None:
-        """Take back inputs that are too late."""
-        ...
-
-    def go_on(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        """Take inputs that wait for a block of another stage."""
-        ...
 
 
 class Trip(Call):
     """A call, with what its ingress knows of it; it is the `origin` of its members until they have another call."""
 
-    __slots__ = ("ingress", "members", "replica", "weight")
+    __slots__ = ("hosting", "ingress", "members", "weight")
 
-    ingress: Door
+    ingress: SimulatedIngress
     members: Sequence[Input]
-    replica: SimulatedReplica | None
-    """None until a replica has it."""
+    hosting: Hosting[SimulatedReplica] | None
+    """The replica that has it; None before."""
     weight: int
     """Its weight among the loads of its replica (`weight_of`)."""
 
-    def begin(self, ingress: Door, members: Sequence[Input]) -> None:
+    def begin(self, ingress: SimulatedIngress, members: Sequence[Input]) -> None:
         """Set the ingress that sends it, and its members."""
         self.ingress = ingress
         self.members = members
-        self.replica = None
+        self.hosting = None
         reserve_s = self.reserve_s
         for member in members:
             member.origin = self
@@ -132,14 +112,19 @@ class Work:
         self._counts = counts
         self._took_s = took_s
 
-    def until_s(self, size: Size) -> list[float]:
-        """Returns the seconds until after each block, while members of this size are inside and none leaves."""
-        until_s = self._until_s.get(size)
+    def until_s(self, size: Size, ramps: Collection[int] | None = None) -> list[float]:
+        """Returns the seconds until after each block, while members of this size are inside and none leaves.
+
+        `ramps`: those that are evaluated; None: the split's.
+        """
+        until_s = self._until_s.get(size) if ramps is None else None
         if until_s is None:
             split, inputs = self.split, self._pace.size_of(size, size)
+            evaluated = split.ramps if ramps is None else ramps
             blocks = range(split.first, split.end + 1)
-            until_s = [self._pace.seconds_of_any(split.first, block, inputs, split.ramps) for block in blocks]
-            self._until_s[size] = until_s
+            until_s = [self._pace.seconds_of_any(split.first, block, inputs, evaluated) for block in blocks]
+            if ramps is None:
+                self._until_s[size] = until_s
         return until_s
 
     def end_s(self, size: Size | None, num_waiting: int) -> float:
@@ -149,13 +134,18 @@ class Work:
         """
         return 0.0
 
-    def seconds(self, block: int, size: Size, ramps: Collection[int]) -> float:
-        """Returns the seconds from the split's begin until after a block, with these ramps evaluated."""
-        inputs = self._pace.size_of(size, size)
-        return self._pace.seconds_of_any(self.split.first, block + 1, inputs, ramps)
+    def part(self, batch: Batch[PendingInput]) -> tuple[list[Exit], Exit | None, list[Input]]:
+        """Returns the inputs that leave at each ramp before the end, those that leave at the end, and those that go on.
 
-    def part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
-        """Returns the inputs that leave at each of the split's ramps, in order, and those that go on to its end."""
+        Of a batch that stays, the first are answered early, and all go on.
+        """
+        exits, going_on = self._part(batch.members)
+        if batch.stays:
+            return exits, None, list(batch.members)
+        last = exits.pop() if exits and (not going_on or exits[-1][0] + 1 == self.split.end) else None
+        return exits, last, going_on
+
+    def _part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
         if not self.split.ramps:
             return [], list(members)
         leaves, cycle = self._leaves, len(self._leaves)
@@ -256,17 +246,12 @@ class Remaining:
 def remaining_of(batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> Remaining:
     """Returns all that a new batch has to do; `all_ramps`: those that look at probes."""
     split, work = batch.split, works.of(batch.split)
-    exits, going_on = work.part(batch.members)
-    last, ramps = None, all_ramps if batch.probe else split.ramps
-    if batch.stays:
-        going_on = list(batch.members)
-    elif exits and (not going_on or exits[-1][0] + 1 == split.end):
-        last = exits.pop()
+    exits, last, going_on = work.part(batch)
     return Remaining(
         batch=batch,
         work=work,
         pace=works.pace,
-        ramps=ramps,
+        ramps=all_ramps if batch.probe else split.ramps,
         exits=deque(exits),
         end=split.end if last is None else last[0] + 1,
         leaving=last,
@@ -431,22 +416,14 @@ class StepWork(Work):
         self._num_blocks = num_blocks
         self._fill = fill
 
-    def until_s(self, size: StepSize) -> list[float]:
+    def until_s(self, size: StepSize, ramps: Collection[int] | None = None) -> list[float]:
         """As `Work.until_s`, without the vocabulary head behind the last block: see `end_s`."""
-        return self._until_s_of(size, self.split.ramps)
-
-    def seconds(self, block: int, size: StepSize, ramps: Collection[int]) -> float:
-        """As `Work.seconds`, with the vocabulary head behind the last block."""
-        until_s = self._until_s_of(size, ramps)[block + 1 - self.split.first]
-        return until_s + self.end_s(size, 0) if block + 1 == self.split.end else until_s
-
-    def _until_s_of(self, size: StepSize, ramps: Collection[int]) -> list[float]:
         split, seconds = self.split, self._seconds
         filled_N = np.zeros(self._num_blocks)
         for ramp, tokens in size.behind.items():
             filled_N[ramp + 1 :] += tokens * self._fill
         block_s_N = seconds.blocks(size.steps + filled_N, size.prompt, steps=size.steps, context=size.context)
-        for ramp in ramps:
+        for ramp in split.ramps if ramps is None else ramps:
             block_s_N[ramp] += seconds.ramp(self._positions[ramp], size.inputs)
         return [0.0, *accumulate(block_s_N[split.first : split.end].tolist())]
 
@@ -482,28 +459,6 @@ NOTHING = -1
 class SimulatedReplica:
     """The live device's loop, driven by events; its batches are run by the profile."""
 
-    __slots__ = (
-        "_beside",
-        "_events",
-        "_holds",
-        "_problem",
-        "_sends_until_s",
-        "_wakes_s",
-        "_works",
-        "alive",
-        "busy_s",
-        "device",
-        "engine",
-        "epoch",
-        "index",
-        "name",
-        "since_s",
-        "slot",
-        "stay",
-        "trips",
-        "until_s",
-    )
-
     def __init__(
         self,
         name: str,
@@ -522,7 +477,7 @@ class SimulatedReplica:
         self.slot = ""
         """The stage that it hosts; empty before it follows a plan."""
         self.stay: Stay | None = None
-        self.alive = True
+        self.is_up = True
         self.since_s = events.time_s
         """When it began to take calls."""
         self.until_s = math.inf
@@ -535,7 +490,7 @@ class SimulatedReplica:
         self._events = events
         self._holds = False
         """Whether no batch may start now: dropping inputs makes room at the ingress, which then sends more."""
-        self._beside = SideBySide(events, lambda: self.alive, self._exit, self._end)
+        self._beside = SideBySide(events, lambda: self.is_up, self._exit, self._end)
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
         self._works = works
@@ -564,7 +519,7 @@ class SimulatedReplica:
 
     def submit(self, trip: Trip, block: int) -> None:
         """Queue the inputs of a call that has arrived."""
-        if not self.alive:
+        if not self.is_up:
             return
         assignment = trip.stage.assignment
         self.follow(assignment)
@@ -572,13 +527,9 @@ class SimulatedReplica:
         if not self._holds and self.engine.may_begin:
             self._start()
 
-    def forget(self, trip: Trip) -> None:
-        """Remove the queued inputs of a call that was given up."""
-        self.engine.forget(trip)
-
     def end(self, sequence: int) -> None:
         """Note that a sequence is over, and await no step of it."""
-        if not self.alive:
+        if not self.is_up:
             return
         self.engine.take_out((sequence,))
         if not self._holds and self.engine.may_begin:
@@ -586,7 +537,7 @@ class SimulatedReplica:
 
     def die(self) -> list[Trip]:
         """End at once; returns the calls that were inside, the oldest first."""
-        self.alive = False
+        self.is_up = False
         trips, self.trips = self.trips, set()
         return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.serial))
 
@@ -616,51 +567,39 @@ class SimulatedReplica:
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
             self._wakes_s = -1.0
-            if self.alive and not self._holds and self.engine.may_begin:
+            if self.is_up and not self._holds and self.engine.may_begin:
                 self._start()
 
     def _run(self, batch: Batch[PendingInput]) -> None:
-        """Run a batch: inputs leave at the ramps inside, and it goes on without them."""
+        """Run a batch: inputs leave at the ramps inside, and it goes on without them.
+
+        A batch that stays goes on with all inputs: active ramps answer them early, and every ramp looks at probes.
+        """
         if batch.split.overlap_below is not None or self.engine.num_running > 1:
             self._beside.begin(remaining_of(batch, self._works, self._problem.ramps))
             return
-        if batch.stays:
-            self._run_staying(batch)
-            return
-        split, started_s = batch.split, batch.started_s
+        split, started_s, stays = batch.split, batch.started_s, batch.stays
         work = self._works.of(split)
-        exits, going_on = work.part(batch.members)
-        inside, at, took_s, first_s = work.size_of(batch.members), 0, 0.0, None
-        last = exits.pop() if exits and (not going_on or exits[-1][0] + 1 == split.end) else None
+        exits, last, going_on = work.part(batch)
+        inside, at, before_s, first_s = work.size_of(batch.members), 0, 0.0, None
+        until_s = work.until_s(inside, self._problem.ramps if batch.probe else None)
         at_end = [] if last is None else [last]
         for ramp, leaving in exits:
-            end, until_s = ramp + 1 - split.first, work.until_s(inside)
-            took_s += until_s[end] - until_s[at]
-            if work.is_late:
+            end = ramp + 1 - split.first
+            took_s = before_s + (until_s[end] - until_s[at])
+            if work.is_late and not stays:
                 at_end.append((ramp, leaving))
             else:
                 first_s = took_s if first_s is None else first_s
-                self._events.at(started_s + took_s, ENDS, self._release, (ramp, leaving))
-            at, inside = end, inside - work.size_of(leaving)
-        end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s(inside)
-        took_s += until_s[end] - until_s[at]
+                answer = self._answer_early if stays else self._release
+                self._events.at(started_s + took_s, ENDS, answer, (ramp, leaving))
+            if not stays:
+                at, before_s, inside = end, took_s, inside - work.size_of(leaving)
+                until_s = work.until_s(inside)
+        end = (split.end if last is None else last[0] + 1) - split.first
         num_waiting = sum(len(leaving) for _, leaving in at_end) if work.is_late else 0
-        took_s += work.end_s(inside if going_on else None, num_waiting)
+        took_s = before_s + (until_s[end] - until_s[at]) + work.end_s(inside if going_on else None, num_waiting)
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, at_end, going_on))
-
-    def _run_staying(self, batch: Batch[PendingInput]) -> None:
-        """Run a batch that no input leaves: active ramps answer inputs early, and for probes every ramp looks."""
-        split, started_s, first_s = batch.split, batch.started_s, None
-        ramps = self._problem.ramps if batch.probe else split.ramps
-        work = self._works.of(split)
-        size = work.size_of(batch.members)
-        for ramp, leaving in work.part(batch.members)[0]:
-            took_s = work.seconds(ramp, size, ramps)
-            first_s = took_s if first_s is None else first_s
-            self._events.at(started_s + took_s, ENDS, self._answer_early, (ramp, leaving))
-        took_s = work.seconds(split.end - 1, size, ramps)
-        ended: Ended = (batch, work, first_s, took_s, [], list(batch.members))
-        self._events.at(started_s + took_s, ENDS, self._end, ended)
 
     def _exit(self, batch: Batch[PendingInput], leaving: Exit) -> None:
         if batch.stays:
@@ -672,13 +611,13 @@ class SimulatedReplica:
             self._start()
 
     def _release(self, leaving: Exit) -> None:
-        if self.alive:
+        if self.is_up:
             block, members = leaving
             for trip, mine in by_trip(members):
                 trip.ingress.answer(trip, mine, block)
 
     def _answer_early(self, leaving: Exit) -> None:
-        if self.alive:
+        if self.is_up:
             block, members = leaving
             new = [member for member in members if not member.answered]
             for member in new:
@@ -688,7 +627,7 @@ class SimulatedReplica:
 
     def _end(self, ended: Ended) -> None:
         batch, work, first_s, total_s, at_end, going_on = ended
-        if not self.alive:
+        if not self.is_up:
             return
         self._holds = True
         now_s = self._events.time_s
@@ -721,7 +660,7 @@ class SimulatedReplica:
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
 
     def _sent(self, sent: tuple[int, list[Input]]) -> None:
-        if self.alive:
+        if self.is_up:
             block, members = sent
             for trip, mine in by_trip(members):
                 trip.ingress.go_on(trip, mine, block)
@@ -755,83 +694,34 @@ class Stay:
 
 
 class Slot:
-    """The replicas that host one stage, and what every ingress knows of their loads; calls go to them fill-first."""
+    """The replicas that host one stage, and what they have of every ingress."""
 
     def __init__(self, name: str, device: str, num_ingresses: int) -> None:
         self.name = name
         self.device = device
-        self.replicas: dict[int, SimulatedReplica] = {}
-        """By index, in order."""
+        self.replicas: list[SimulatedReplica] = []
+        """The longest here first."""
         self.stays: list[Stay] = []
         self.pending: list[tuple[Trip, int, float]] = []
         """The calls that found no replica, with their block and delay."""
-        self._holders: dict[tuple[int, int], SimulatedReplica] = {}
-        """The replica that has a sequence, by ingress and sequence."""
-        self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
-        """The loads that each ingress knows of."""
+        self.of = [StageReplicas[SimulatedReplica](index / num_ingresses) for index in range(num_ingresses)]
+        """What each ingress knows of them."""
 
     def host(self, replicas: Sequence[SimulatedReplica], now_s: float) -> None:
         """Send calls to these replicas from now on; others end those that they have."""
-        before, self.replicas = self.replicas, {replica.index: replica for replica in replicas}
-        for index in before.keys() - self.replicas.keys():
-            for router in self.routers:
-                router.discard(index)
-        for index, replica in self.replicas.items():
-            if index not in before:
+        before, self.replicas = set(self.replicas), list(replicas)
+        for each in self.of:
+            each.offer(replicas)
+        for replica in replicas:
+            if replica not in before and (replica.stay is None or replica.stay not in self.stays):
                 self._join(replica, now_s)
-
-    def choose(self, ingress: int, weight: int, batch: int) -> SimulatedReplica | None:
-        """Returns the replica of a call of this weight, which counts as its load from now on; None if there is none."""
-        return self.replicas[self.routers[ingress].take(weight, batch)] if self.replicas else None
-
-    def has(self, name: str) -> bool:
-        """Whether a replica hosts the stage."""
-        return index_of(name) in self.replicas
-
-    def holder_of(self, ingress: int, placements: KVPlacements, batch: int) -> SimulatedReplica | None:
-        """Returns the replica of a call's sequences or, if they have none yet, chooses it by number of sequences.
-
-        None if there is no replica.
-        """
-        if placements.replica is not None:
-            return self.replicas[index_of(placements.replica)]
-        offered = list(self.replicas.values())
-        if not offered:
-            return None
-        held = Counter(replica.index for (of, _), replica in self._holders.items() if of == ingress)
-        loads = [held[each.index] for each in offered]
-        replica = offered[fill_first(loads, len(placements.each), batch, self.routers[ingress].phase)[0]]
-        placements.choose(replica.name)
-        self._holders.update({(ingress, number): replica for number in placements.numbers})
-        return replica
-
-    def leave(self, ingress: int, sequence: int) -> SimulatedReplica | None:
-        """Note that a sequence is over, or lost; returns the replica that had it."""
-        return self._holders.pop((ingress, sequence), None)
 
     def withdraw(self, trip: object) -> None:
         """Have a call no longer wait for a replica."""
         self.pending = [waiting for waiting in self.pending if waiting[0] is not trip]
 
-    def done(self, ingress: int, replica: SimulatedReplica, weight: int) -> None:
-        """Note that a call has ended."""
-        self.routers[ingress].load(replica.index, -weight)
-
     def _join(self, replica: SimulatedReplica, now_s: float) -> None:
-        for router in self.routers:
-            router.add(replica.index)
-        for trip in replica.trips:  # one that was here before may not have ended all that it had
-            if trip.stage.slot == self.name:
-                self.routers[trip.ingress.index].load(replica.index, trip.weight)
-        stay = replica.stay
-        if stay is not None and stay in self.stays:
-            return
-        if stay is not None:
-            stay.until_s, stay.busy_after_s = now_s, replica.busy_s
+        if replica.stay is not None:
+            replica.stay.until_s, replica.stay.busy_after_s = now_s, replica.busy_s
         replica.stay = Stay(replica, now_s, replica.busy_s)
         self.stays.append(replica.stay)
-
-
-def index_of(name: str) -> int:
-    """Returns the index of a replica of this name."""
-    return int(name.rpartition("#")[2])

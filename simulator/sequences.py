@@ -13,7 +13,7 @@ from deployments.ingress.core.calls import Answered, placements_of
 from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
-from earlyexit.errors import OfframpError, StageUnavailableError
+from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
 from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
 from simulator.events import COMES, WAKES
@@ -100,15 +100,17 @@ class GeneratingIngress(SimulatedIngress):
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Pass a call to the replica with its sequences' keys and values; a sequence that lost them starts again."""
-        placements, slot = placements_of(trip.stage.slot, trip.inputs), self._slots[trip.stage.slot]
-        if placements.replica is not None and not slot.has(placements.replica):
-            self.restart(trip)
-            return True
-        replica = slot.holder_of(self.index, placements, trip.stage.budgets[0].inputs)
-        if replica is None:
+        slot = trip.stage.slot
+        placements, replicas = placements_of(slot, trip.inputs), self._slots[slot].of[self.index]
+        if placements.replica is None and not replicas.is_up:
             return False
         trip.weight = 0  # sequences are what counts, from their beginning to their end
-        self._set_off(trip, replica, block, delay_s)
+        try:
+            hosting = replicas.holder(placements, trip.stage.budgets[0].inputs)
+        except SequenceLostError:
+            self.restart(trip)
+        else:
+            self._set_off(trip, hosting, block, delay_s)
         return True
 
     def _step(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
@@ -189,8 +191,8 @@ class GeneratingIngress(SimulatedIngress):
         ledger.ttft_s[index], ledger.tpot_s[index] = state.ttft_s, state.tpot_s
 
     def _leave(self, state: GenerationState[int]) -> None:
-        for slot in state.placement.replicas:
-            replica = self._slots[slot].leave(self.index, state.placement.number)
+        for slot, name in state.placement.replicas.items():
+            replica = self._slots[slot].of[self.index].leave(name, state.placement.number)
             if replica is not None and self._entry_s:
                 self._events.at(self._events.time_s + self._entry_s, COMES, replica.end, state.placement.number)
             elif replica is not None:

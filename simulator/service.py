@@ -98,10 +98,16 @@ class SimulatedService:
         """Start the plan's replicas, ready for work."""
         for device, number in self.placed.occupied.items():
             for _ in range(number):
-                self.start(device)
+                self._new(device)
+            self._share_out(device)
 
     def start(self, device: str) -> SimulatedReplica:
         """Starts a replica that takes calls, ready for all stages of the plan on its accelerator type."""
+        replica = self._new(device)
+        self._share_out(device)
+        return replica
+
+    def _new(self, device: str) -> SimulatedReplica:
         index = self._num_ever[device]
         self._num_ever[device] += 1
         name, works = f"{deployment_name(device)}#{index}", self._works_of(device, 1.0)
@@ -109,7 +115,6 @@ class SimulatedService:
         replica = SimulatedReplica(name, index, device, works, self.scenario.problem, self.events, starts)
         replica.prepare(each for each in self._assignments.values() if each.stage.device == device)
         self.running[device][index] = replica
-        self._share_out(device)
         return replica
 
     def slow(self, replica: SimulatedReplica, slowness: float) -> None:

@@ -10,8 +10,7 @@ import json
 from ray.util.metrics import Metric
 
 from deployments.controller.controller import ControlMetrics
-from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
-from deployments.ingress_deployment import IngressMetrics
+from deployments.ingress.metrics import GenerationMetrics, IngressMetrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.metrics import VersionMetrics
 from earlyexit.network.chain import Chain
@@ -19,7 +18,7 @@ from earlyexit.network.chain import Chain
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
     stage, chain = StageMetrics("cpu"), Chain(names=("model",), lengths=(1,))
-    owners = [IngressMetrics(chain), FlowMetrics(chain), stage, ControlMetrics(), VersionMetrics(), GenerationMetrics()]
+    owners = [IngressMetrics(chain), stage, ControlMetrics(), VersionMetrics(), GenerationMetrics()]
     instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]
 

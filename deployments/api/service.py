@@ -118,14 +118,14 @@ class InferService:
             return self._encode_rows(rows, truncate=truncate)
         if self._num_encoding + len(rows) > self._settings.max_queued:
             message = f"{self._num_encoding} inputs wait to be encoded, at most {self._settings.max_queued} are taken"
-            self._dispatcher.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
+            self._dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
         self._num_encoding += len(rows)
         encode = partial(self._encode_rows, rows, truncate=truncate)
         try:
             async with asyncio.timeout(deadline_s - self._clock.now_s()):
                 return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
         except TimeoutError:
-            self._dispatcher.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
+            self._dispatcher.core.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
         finally:
             self._num_encoding -= len(rows)
 

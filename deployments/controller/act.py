@@ -77,12 +77,10 @@ def plan_words(placed: PlacedPlan) -> str:
     return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
 
 
-def is_only_decided_otherwise(before: PlacedPlan, after: PlacedPlan) -> bool:
+def _keeps_replicas(before: PlacedPlan, after: PlacedPlan) -> bool:
     """Whether two plans differ in their policy, and in nothing that replicas would have to change for."""
-    if before.plan.policy == after.plan.policy:
-        return False
     here, there = ((each.avoided, each.plan.stages, each.plan.dispatch) for each in (before, after))
-    return here == there
+    return before.plan.policy != after.plan.policy and here == there
 
 
 def _policy_document(policy: PolicySpec) -> dict[str, Any]:
@@ -422,15 +420,14 @@ class ControlLoop:
                 if replicas != placed.occupied.get(device, 0):
                     await self._scale(device, placed.occupied.get(device, 0))
             return
-        if followed is not None and is_only_decided_otherwise(followed, placed):
-            await self._fleet.follow(placed)
-            self._switched()
-            self._say_in_force()
-            return
-        if followed is not None and self._goes_by_ours(placed):
-            await self._catch_up_with_thresholds(followed)
         coming = {device: max(count, self._told.get(device, 0)) for device, count in self.seen.running.items()}
-        await self._carry_out(steps(followed, self.state.placed, self.view.counts, self.seen.running, coming))
+        if followed is not None and _keeps_replicas(followed, placed):
+            todo: tuple[ChangeStep, ...] = (Switch(),)
+        else:
+            todo = steps(followed, placed, self.view.counts, self.seen.running, coming)
+            if followed is not None and self._is_behind(followed):
+                await self._decide_meanwhile(self.state.reason, "thresholds that some ingress was not told of")
+        await self._carry_out(todo)
         self._say_in_force()
 
     async def _carry_out(self, steps: Sequence[ChangeStep]) -> None:
@@ -502,15 +499,10 @@ class ControlLoop:
             await self._sound_alarm()
         await self._sleep(LOOK_S)
 
-    async def _catch_up_with_thresholds(self, followed: PlacedPlan) -> None:
-        """Thresholds changed during this change, and some ingress was not told: an alarm must not wait for its end."""
-        before = replace(followed, plan=self.service.decided(followed.plan, self.state))
-        if self._goes_by_ours(followed) or not self._goes_by_ours(before):
-            return
-        epoch = self.view.next_epoch
-        before = replace(before, plan=replace(before.plan, predicted={}, epoch=epoch))
-        words = "thresholds that some ingress was not told of"
-        await self._decide_meanwhile(before, decide.with_epoch(self.state.placed, epoch + 1), self.state.reason, words)
+    def _is_behind(self, followed: PlacedPlan) -> bool:
+        """Whether thresholds changed during this change, and some ingress was not told: an alarm must not wait."""
+        asked = self.state.placed, self._decided(followed, followed.epoch)
+        return all(map(self._goes_by_ours, asked)) and not self._goes_by_ours(followed)
 
     async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
         """Goes by other thresholds, in an epoch of their own.
@@ -522,17 +514,14 @@ class ControlLoop:
         missing = sorted(set(self.stream.thresholds(self.state)) - set(thresholds))
         if missing:
             raise PlanError(f"{words}: no threshold for ramps {missing}")
-        epoch = self.view.next_epoch
         self._say(reason, words)
         self._decide_by(thresholds)
-        placed, followed = self.state.placed, self.state.followed
-        if followed == placed:
-            again = self._decided(placed, epoch)
-            await self._do(self.view.same_rate(again, reason, words))
-        else:
-            before = None if followed is None else self._decided(followed, epoch)
+        if self.view.is_changing:
             self.changes[reason] += 1
-            await self._decide_meanwhile(before, self._decided(placed, epoch + 1), reason, words)
+            await self._decide_meanwhile(reason, words)
+        else:
+            again = self._decided(self.state.placed, self.view.next_epoch)
+            await self._do(self.view.same_rate(again, reason, words))
         self._tell_tuner()
 
     def _decide_by(self, thresholds: Mapping[int, float]) -> None:
@@ -542,14 +531,19 @@ class ControlLoop:
             self.ground = replace(self.ground, reach=reach)
 
     def _decided(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
-        plan = replace(self.service.decided(placed.plan, self.state), epoch=epoch, predicted={})
-        return replace(placed, plan=self.view.completed(plan))
+        plan = replace(self.service.decided(placed.plan, self.state), epoch=epoch)
+        if plan.policy != placed.plan.policy:
+            plan = self.view.completed(replace(plan, predicted={}))
+        return replace(placed, plan=plan)
 
-    async def _decide_meanwhile(self, followed: PlacedPlan | None, placed: PlacedPlan, reason: str, words: str) -> None:
-        """While a change is under way: the followed plan, if one is known, and the next get other thresholds."""
+    async def _decide_meanwhile(self, reason: str, words: str) -> None:
+        """While a change is under way: the next plan and the followed one, if one is known, get the thresholds."""
+        epoch, followed = self.view.next_epoch, self.state.followed
+        placed = self._decided(self.state.placed, epoch + 1)
         self._remember(placed, "in force", self.state.reason, f"goes on by other thresholds: {words}")
         self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
         if followed is not None:
+            followed = self._decided(followed, epoch)
             self._remember(followed, "in force", reason, words)
             await self._fleet.follow(followed)
             self.become(followed=followed, followed_s=self._clock.now_s())

@@ -13,9 +13,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Counter, Gauge
 
 from deployments.accelerators import first_replicas, has_labels, room
@@ -29,7 +26,8 @@ from deployments.local_ray.private import bind_calls
 from deployments.metrics import tags
 from deployments.process_setup import Supervised
 from deployments.settings import ServeSettings
-from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
+from deployments.wire.controller_link import Handles
+from deployments.wire.messages import IngressReport, ReplicaReport, assignments_on
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import OfframpError, PlanError
 from earlyexit.network.store import read_card
@@ -64,11 +62,17 @@ class Controller:
         self._background.start("show metrics", self._show())
 
     async def current(self) -> dict[str, Any]:
-        """Returns the placed plan that ingresses and replicas shall follow now, or the reason why there is none."""
+        """Returns the placed plan that ingresses shall follow now, or the reason why there is none."""
         state = self._loop.state
         if state.suspended is not None:
             return {"reason": state.suspended}
         return placed_document(state.followed or state.placed)
+
+    async def coming(self) -> list[dict[str, Any]]:
+        """Returns the placed plans whose stages a replica that starts now may host: the coming and the followed one."""
+        state = self._loop.state
+        plans = () if state.suspended is not None else (state.placed, state.followed)
+        return [placed_document(each) for each in plans if each is not None]
 
     async def describe(self) -> dict[str, Any]:
         """Returns the plan, what was expected, and what is seen."""
@@ -145,7 +149,7 @@ class RayFleet(Fleet):
         self._devices = devices
         self._dashboard = RayDashboard(dashboard_url)
         self._node_labels = node_labels
-        self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._handles = Handles(app)
 
     async def scale(self, device: str, replicas: int) -> None:
         path = f"/api/v1/applications/{self._app}/deployments/{deployment_name(device)}/scale"
@@ -166,18 +170,17 @@ class RayFleet(Fleet):
         }
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        assignments = assignments_of(placed).values()
-        calls = []
-        for device in dict.fromkeys(each.stage.device for each in assignments):
-            mine = [each for each in assignments if each.stage.device == device]
-            calls.append(self._broadcast(deployment_name(device), "prepare", mine, timeout_s=PREPARE_S))
-        await asyncio.gather(*calls)
+        devices = dict.fromkeys(stage.device for stage in placed.plan.stages)
+        mine = {deployment_name(device): assignments_on(device, [placed]) for device in devices}
+        await asyncio.gather(
+            *(self._handles.tell(name, "prepare", each, timeout_s=PREPARE_S) for name, each in mine.items())
+        )
 
     async def follow(self, placed: PlacedPlan) -> None:
-        await self._broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
+        await self._handles.tell("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
 
     async def suspend(self, reason: str) -> None:
-        await self._broadcast("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
+        await self._handles.tell("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
 
     async def ingress_reports(self) -> list[IngressReport]:
         return await self._reports("ingress")
@@ -200,21 +203,7 @@ class RayFleet(Fleet):
 
     async def _reports(self, deployment: str) -> list[Any]:
         """The reports of a deployment whose replica dies at that moment are missing until the next look."""
-        try:
-            return await self._broadcast(deployment, "report", timeout_s=REPORT_S)
-        except (TimeoutError, RayError) as error:
-            logger.warning("reports of %s are missing: %r", deployment, error)
-            return []
-
-    async def _broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """What every replica returned; an empty list where there is no replica."""
-        if deployment not in self._handles:  # in a thread, because making a handle waits for Serve
-            self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
-        handle = self._handles[deployment]
-        try:
-            return list(await handle.broadcast(method, *arguments).results_async(timeout_s=timeout_s))
-        except DeploymentUnavailableError:
-            return []
+        return await self._handles.ask(deployment, "report", REPORT_S) or []
 
 
 class ControlMetrics:

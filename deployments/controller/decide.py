@@ -226,6 +226,11 @@ class View:
         return max([self.state.placed.epoch, *(report.epoch for report in self.seen.ingresses)]) + 1
 
     @property
+    def hosted(self) -> dict[str, str]:
+        """The stage that each replica hosts now, by the replica's id."""
+        return {each.replica: each.slot for each in self.seen.replicas if each.slot}
+
+    @property
     def is_changing(self) -> bool:
         """Whether ingresses do not follow the plan in force yet."""
         return self.state.followed != self.state.placed
@@ -240,7 +245,7 @@ class View:
         return PlacedPlan(
             plan=replace(plan, epoch=self.next_epoch),
             avoided=avoided_by(self.state.resting),
-            hosted={each.replica: each.slot for each in self.seen.replicas if each.slot},
+            hosted=self.hosted,
         )
 
     def completed(self, plan: Plan) -> Plan:
@@ -349,7 +354,7 @@ def _go_on_with_less(view: View) -> Actions:
         return ()
     stages = tuple(replace(stage, replicas=min(stage.replicas, left[slot])) for slot, stage in placed.stage_of.items())
     plan = replace(placed.plan, stages=stages, predicted={}, epoch=view.next_epoch)
-    less = replace(placed, plan=view.completed(plan))
+    less = replace(placed, plan=view.completed(plan), hosted=view.hosted)
     words = "the same splits on what still runs"
     return (view.same_rate(less, "capacity lost", words),) if view.has_room(less) else ()
 
@@ -363,8 +368,7 @@ def change_failed(view: View) -> Actions:
         return ()
     if followed.plan.stages == state.placed.plan.stages:
         return ()
-    before = replace(followed, plan=view.service.decided(followed.plan, state), avoided=avoided_by(state.resting))
-    placed = with_epoch(before, view.next_epoch)
+    placed = view.place(view.service.decided(followed.plan, state))
     if not view.has_room(placed):
         return ()
     words = f"gives up plan {state.placed.epoch}: the change to it broke off again and again"
@@ -432,8 +436,7 @@ def _without(slow: Iterable[Straggler], view: View) -> PlacedPlan | None:
     None where a stage would have none.
     """
     state = view.state
-    plan = replace(state.placed.plan, epoch=view.next_epoch)
-    placed = replace(state.placed, plan=plan, avoided=avoided_by(state.resting))
+    placed = view.place(state.placed.plan)
     for each in slow:
         if view.has_room(placed):
             break

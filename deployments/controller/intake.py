@@ -3,59 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
-from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
+from deployments.wire.messages import BUCKET, COUNTED, Counts, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.network.boundary import AfterAnswer
 from earlyexit.network.chain import Chain
 
-Key = TypeVar("Key")
-Number = TypeVar("Number", int, float)
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
 """A split's first block, end and ramps, what its answered inputs do, a batch size, and whether other batches shared
 the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(Counts):
     """What all ingresses did from `since_s` to `at_s`, wall clock."""
 
     since_s: float
     at_s: float
-    arrived: int = 0
-    answered: int = 0
-    answered_tokens: int = 0
-    """Tokens of the answered inputs; 1 per input where inputs have no tokens."""
-    in_slo: int = 0
-    exits: Mapping[int, int] = field(default_factory=dict)
-    drops: Mapping[str, int] = field(default_factory=dict)
-    latencies: Mapping[int, int] = field(default_factory=dict)
-    """By bucket, as in `IngressReport`."""
-    crossings: Mapping[int, int] = field(default_factory=dict)
-    """By block, as in `IngressReport`; as are the next three."""
-    crossing_s: Mapping[int, float] = field(default_factory=dict)
-    words: Mapping[int, int] = field(default_factory=dict)
-    pruned_words: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         return self.at_s - self.since_s
 
 
-NUMBERS = ("arrived", "answered", "answered_tokens", "in_slo")
-TALLIES = ("exits", "drops", "latencies", "crossings", "crossing_s", "words", "pruned_words")
-
-
 def total(intervals: Sequence[Interval]) -> Interval | None:
     """Returns several intervals as one, from the first begin to the last end; None for no intervals."""
     if not intervals:
         return None
-    counted: dict[str, Any] = {name: sum(getattr(each, name) for each in intervals) for name in NUMBERS}
-    counted |= {name: _sum(getattr(each, name) for each in intervals) for name in TALLIES}
+    counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNTED}
     since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
     return Interval(since_s=since_s, at_s=at_s, **counted)
 
@@ -130,18 +109,24 @@ def _key(time: TimesRun) -> Ran:
 
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:
     """Exits are counted anew under every epoch."""
-    counted: dict[str, Any] = {name: getattr(now, name) - getattr(before, name, 0) for name in NUMBERS}
-    counted |= {name: _less(getattr(now, name), getattr(before, name, {})) for name in TALLIES}
+    begin = before or Counts()
+    counted: dict[str, Any] = {name: _less(getattr(now, name), getattr(begin, name)) for name in COUNTED}
     if before is not None and before.epoch != now.epoch:
         counted["exits"] = dict(now.exits)
     return Interval(since_s=since_s, at_s=at_s, **counted)
 
 
-def _less(now: Mapping[Key, Number], before: Mapping[Key, Number]) -> dict[Key, Number]:
+def _less(now: Any, before: Any) -> Any:
+    """Returns what was added to a number, or to a count by key."""
+    if isinstance(now, int):
+        return now - before
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
 
 
-def _sum(counts: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+def _sum(counts: Sequence[Any]) -> Any:
+    """Returns the sum of numbers, or of counts by key."""
+    if isinstance(counts[0], int):
+        return sum(counts)
     summed = Counter[Any]()
     for each in counts:
         summed.update(each)

@@ -10,11 +10,11 @@ import contextvars
 import logging
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from deployments.ingress.core.calls import (
     Call,
     Dropped,
     HungUp,
-    Retried,
     SendCall,
     placements_of,
     weigh,
@@ -38,7 +37,7 @@ from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded, CutRow
-from earlyexit.errors import ExecutionError, InputError, OfframpError
+from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import Answer, Encoded, WirePiece, entering
 from earlyexit.words import num_words
 from optimizer.placement import PlacedPlan
@@ -68,16 +67,12 @@ MISFIT = "the encoded inputs do not fit together"
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-class DispatchMetrics(Protocol):
-    """What is counted of inputs and calls; `IngressMetrics` does. It is never called for no inputs."""
+OnHop = Callable[[str, float], None]
+"""Is called with a stage's slot and the seconds that a part of a reply spent outside the stage."""
 
-    def answers(self, exits: list[int]) -> None: ...
 
-    def dropped(self, reason: str, num_inputs: int) -> None: ...
-
-    def hop(self, slot: str, seconds: float) -> None: ...
-
-    def retried(self, slot: str, num_inputs: int) -> None: ...
+def ignore_hop(slot: str, seconds: float) -> None:
+    """The default of `on_hop`."""
 
 
 class Dispatcher(Driver):
@@ -88,8 +83,8 @@ class Dispatcher(Driver):
         core: IngressCore,
         links: ReplicaLinks,
         clock: Clock,
-        metrics: DispatchMetrics,
         *,
+        on_hop: OnHop = ignore_hop,
         later: Later = on_loop,
         encoder: CrossingEncoder | None = None,
     ) -> None:
@@ -97,7 +92,7 @@ class Dispatcher(Driver):
         super().__init__(core, clock)
         self._links = links
         self._encoder = encoder
-        self._metrics = metrics
+        self._on_hop = on_hop
         self._later = later
         self._serial = 0
         self._turn_planned = False
@@ -118,13 +113,7 @@ class Dispatcher(Driver):
 
         `num_coming`: inputs that were admitted before and are still to be submitted.
         """
-        with self._counting_refusals(num_inputs):
-            self.core.check(num_inputs, deadline_s, self.clock.now_s(), num_coming=num_coming)
-
-    def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
-        """Count the inputs of a request that was admitted and is never submitted; raises the error."""
-        self._metrics.dropped(error.kind, num_inputs)
-        self.core.refuse(error, num_inputs)
+        self.core.check(num_inputs, deadline_s, self.clock.now_s(), num_coming=num_coming)
 
     def submit(
         self,
@@ -145,8 +134,7 @@ class Dispatcher(Driver):
             PendingInput(serial, since_s, deadline_s, encoded.length, encoded, settle, key=key, request_id=request_id)
             for serial, (key, encoded) in enumerate(inputs, self._serial + 1)
         ]
-        with self._counting_refusals(len(inputs)):
-            self.core.submit(pending, now_s)
+        self.core.submit(pending, now_s)
         self._serial += len(inputs)
         self.do(())
         return pending
@@ -167,8 +155,7 @@ class Dispatcher(Driver):
         """
         serial = self._serial + 1
         pending = PendingInput(serial, arrived_s, deadline_s, encoded.length, encoded, settle, request_id=request_id)
-        with self._counting_refusals(1):
-            self.core.step(pending, placement, self.clock.now_s())
+        self.core.step(pending, placement, self.clock.now_s())
         self._serial = serial
         self.do(())
         return pending
@@ -186,16 +173,6 @@ class Dispatcher(Driver):
     def give_up(self, inputs: Inputs, reason: str) -> None:
         """Forget inputs whose caller no longer waits; those without an outcome count as dropped for this reason."""
         self.do(self.core.give_up(inputs, reason, self.clock.now_s()))
-
-    @contextmanager
-    def _counting_refusals(self, num_inputs: int) -> Iterator[None]:
-        try:
-            yield
-        except InputError:
-            raise
-        except OfframpError as error:
-            self._metrics.dropped(error.kind, num_inputs)
-            raise
 
     # Drive
 
@@ -235,12 +212,10 @@ class Dispatcher(Driver):
 
     def answered(self, answered: Answered) -> None:
         settle_all(zip(answered.inputs, answered.answers, strict=True))
-        self._metrics.answers([answered.block] * len(answered.inputs))
 
     def dropped(self, dropped: Dropped) -> None:
         if dropped.error is not None:
             settle_all((pending, dropped.error) for pending in dropped.inputs)
-        self._metrics.dropped(dropped.reason, len(dropped.inputs))
 
     def hung_up(self, hung_up: HungUp) -> None:
         call = hung_up.call
@@ -248,9 +223,6 @@ class Dispatcher(Driver):
         task = self._tasks.pop(call, None)
         if task is not None:
             task.cancel()
-
-    def retried(self, retried: Retried) -> None:
-        self._metrics.retried(*retried)
 
     def _fail(self, call: Call) -> None:
         """Have what a call has left start again."""
@@ -381,7 +353,7 @@ class Dispatcher(Driver):
         if chunk.timings:
             inside_s = max(timing.queue_s + timing.compute_s for timing in chunk.timings)
             try:
-                self._metrics.hop(call.stage.slot, max(0.0, now_s - call.started_s - inside_s))
+                self._on_hop(call.stage.slot, max(0.0, now_s - call.started_s - inside_s))
             except Exception:  # the reply is taken all the same
                 logger.exception("a hop to %s is not counted", call.stage.slot)
 

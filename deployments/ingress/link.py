@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first, lost
+from deployments.ingress.core.routes import KVPlacements, StageReplicas
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.encoding import (
     Begin,
@@ -47,14 +47,14 @@ class ReplicaLink:
 
     def __init__(
         self,
-        replica: str,
+        name: str,
         address: Address,
         on_change: Callable[[], None],
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`on_change` is called when the connection comes up and when it goes down."""
-        self.replica = replica
+        self.name = name
         self._address = address
         self._on_change = on_change
         self._pause = pause
@@ -76,7 +76,7 @@ class ReplicaLink:
         Raises ConnectionError if there is no connection or it breaks; RuntimeError if the replica refuses the call.
         """
         if self._frames is None:
-            raise ConnectionError(f"no connection to {self.replica}")
+            raise ConnectionError(f"no connection to {self.name}")
         self._serial = serial = self._serial + 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls[serial] = _Open(len(call.remaining_s), take, done)
@@ -121,7 +121,7 @@ class ReplicaLink:
             try:
                 await self._connect()
             except Exception as error:  # whatever it is, the next attempt may succeed
-                logger.warning("no connection to %s: %r", self.replica, error)
+                logger.warning("no connection to %s: %r", self.name, error)
             else:
                 pause_s = FIRST_PAUSE_S
                 await self._ended.wait()
@@ -143,14 +143,14 @@ class ReplicaLink:
         self._frames = None
         self._ended.set()
         for call in self._calls.values():
-            _fail(call, ConnectionError(f"{self.replica} closed the connection"))
+            _fail(call, ConnectionError(f"{self.name} closed the connection"))
         self._on_change()
 
     def _hear(self, frame: memoryview) -> None:
         try:
             message = from_replica(frame)
         except MalformedError as error:  # of another version, say: nothing that follows can be trusted
-            logger.warning("%s said what no replica says: %s", self.replica, error)
+            logger.warning("%s said what no replica says: %s", self.name, error)
             assert self._frames is not None
             self._frames.abort()
             return
@@ -181,75 +181,29 @@ LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 """Connects to a replica, given its id, its address, and what to call when the connection comes up or goes down."""
 
 
-@dataclass(slots=True, eq=False)
-class _Replica:
-    """What an ingress knows of a replica that hosts a stage."""
-
-    link: ReplicaLink
-    load: int = 0
-    """The weight of the calls of this ingress that it has for the stage."""
-    sequences: set[int] = field(default_factory=set)
-    """Sequences of this ingress whose keys and values it keeps."""
-    position: int = -1
-    """Its position among the offered replicas; -1 where it is not offered."""
-
-
-class LinkTransport:
+class LinkTransport(StageReplicas[ReplicaLink]):
     """Calls the replicas that host one stage: one connection to each, fill-first among those that are up.
 
     Serve's handles do the same at ten times the cost per part of a reply (docs/results.md).
     """
 
     def __init__(self, *, phase: float) -> None:
-        """`phase`: the share of equal replicas to skip first, another one in every ingress."""
-        self._replicas: dict[str, _Replica] = {}
-        self._phase = phase
-        self._offered: list[_Replica] = []
-        self._router = FillFirst(phase)
-        """The loads of the offered replicas, by position."""
-        self._by_sequences = FillFirst(phase)
-        """The same, where the load is the number of sequences."""
-        self._some_offered = asyncio.Event()
+        """`phase`: see `StageReplicas`."""
+        super().__init__(phase)
+        self._some_up = asyncio.Event()
         self.is_planned = True
         """Whether the plan has a stage here."""
 
     async def some_up(self) -> None:
         """Returns once a replica takes calls, or the plan has no stage here any more."""
-        await self._some_offered.wait()
+        await self._some_up.wait()
 
-    @property
-    def is_up(self) -> bool:
-        """Whether a replica takes calls."""
-        return bool(self._offered)
-
-    def offer(self, links: Iterable[ReplicaLink]) -> None:
-        """Send calls to these replicas from now on, as far as they are up.
-
-        A replica that hosts another stage now is known until the last sequence that it has of this one is ended.
-        """
-        before, self._offered = self._replicas, []
-        for replica in before.values():
-            replica.position = -1
-            if not replica.link.is_up:  # it has forgotten them
-                replica.sequences.clear()
-        self._replicas = {name: replica for name, replica in before.items() if replica.sequences}
-        for link in links:
-            known = before.get(link.replica)
-            replica = known if known is not None and known.link is link else _Replica(link)
-            self._replicas[link.replica] = replica
-            if link.is_up:
-                self._offered.append(replica)
-        self._router, self._by_sequences = FillFirst(self._phase), FillFirst(self._phase)
-        for position, replica in enumerate(self._offered):
-            replica.position = position
-            self._router.add(position)
-            self._router.load(position, replica.load)
-            self._by_sequences.add(position)
-            self._by_sequences.load(position, len(replica.sequences))
-        if self._offered:
-            self._some_offered.set()
+    def offer(self, replicas: Iterable[ReplicaLink]) -> None:
+        super().offer(replicas)
+        if self.is_up:
+            self._some_up.set()
         else:
-            self._some_offered.clear()
+            self._some_up.clear()
 
     async def call(
         self,
@@ -267,71 +221,31 @@ class LinkTransport:
         SequenceLostError for sequences whose replica has gone or hosts another stage, and whatever happens on the way;
         inputs that no part has settled by then may be sent again.
         """
-        if placements is not None and placements.replica is not None:
-            await self._holder(placements.replica).call(call, take)
-            return
-        while not self._offered:
+        while not self.is_up and (placements is None or placements.replica is None):
             if not self.is_planned:  # also of a call that an earlier plan made, and that is sent only now
                 raise ConnectionError("the stage has no replicas, and the plan no longer has it")
-            await self._some_offered.wait()
+            await self._some_up.wait()
         if placements is not None:
-            await self._place(placements, call.assignment.stage.splits[0].batch).call(call, take)
+            await self.holder(placements, call.assignment.stage.splits[0].batch).replica.call(call, take)
             return
-        replica = self._offered[self._router.take(weight, batch)]
-        replica.load += weight
+        hosting = self.take(weight, batch)
         try:
-            await replica.link.call(call, take)
+            await hosting.replica.call(call, take)
         finally:
-            replica.load -= weight
-            if replica.position >= 0:
-                self._router.load(replica.position, -weight)
+            self.done(hosting, weight)
 
     def end(self, replica: str, sequence: int) -> None:
         """Let a replica, which may be gone, forget a sequence that has ended."""
-        found = self._replicas.get(replica)
-        if found is None or sequence not in found.sequences:
-            return
-        found.sequences.remove(sequence)
-        if found.position >= 0:
-            self._by_sequences.load(found.position, -1)
-        found.link.end((sequence,))
+        found = self.leave(replica, sequence)
+        if found is not None:
+            found.end((sequence,))
 
     def fail_waiting(self) -> None:
         """Fail the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
         self.is_planned = False
-        if not self._offered:
-            self._some_offered.set()  # wakes those that wait now
-            self._some_offered.clear()
-
-    def _holder(self, name: str) -> ReplicaLink:
-        """Returns the link to a sequence's replica; raises SequenceLostError.
-
-        A replica that drains finishes the calls that it has. To begin a sequence anew elsewhere costs one run over its
-        tokens so far, and to wait until all its sequences end would delay its removal.
-        """
-        replica = self._replicas.get(name)
-        if replica is None or replica.position < 0:
-            raise lost(f"{name} takes no calls any more")
-        return replica.link
-
-    def _place(self, placements: KVPlacements, batch: int) -> ReplicaLink:
-        """Choose a replica for new sequences, fill-first too: each will be one input of every batch."""
-        replica = self._with_room(placements, batch)
-        replica.sequences.update([each.number for each in placements.each])
-        placements.choose(replica.link.replica)
-        return replica.link
-
-    def _with_room(self, placements: KVPlacements, batch: int) -> _Replica:
-        """Returns a replica that has not refused the sequences, if there is any."""
-        others = (
-            [each for each in self._offered if each.link.replica not in placements.avoids] if placements.avoids else []
-        )
-        if not others:
-            return self._offered[self._by_sequences.take(len(placements.each), batch)]
-        loads = [len(each.sequences) for each in others]
-        found = others[fill_first(loads, len(placements.each), batch)[0]]
-        self._by_sequences.load(found.position, len(placements.each))
-        return found
+        if not self.is_up:
+            self._some_up.set()  # wakes those that wait now
+            self._some_up.clear()
 
 
 class ReplicaLinks:

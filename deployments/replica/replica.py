@@ -25,7 +25,7 @@ from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
-from deployments.wire.messages import Assignment, ReplicaReport, assignments_of
+from deployments.wire.messages import Assignment, ReplicaReport, assignments_on
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, Release, Survivors
 from earlyexit.engine.engine import Batch
@@ -60,8 +60,7 @@ class StageReplica:
             on_death=_end_replica,
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
-        assignments = assignments_of(await self._present_plan())
-        if mine := [each for each in assignments.values() if each.stage.device == device]:
+        if mine := assignments_on(device, await self._plans()):
             await self._host.prepare(mine)
         settle()
         self._host.start()
@@ -102,13 +101,11 @@ class StageReplica:
         self._server.deliver(releases, self._host.busy)
         self._metrics.record(releases)
 
-    async def _present_plan(self) -> PlacedPlan:
-        """Returns the controller's plan or, if there is none or it does not answer, the settings'."""
+    async def _plans(self) -> list[PlacedPlan]:
+        """Returns the controller's plans or, if there are none or it does not answer, the settings'."""
         settings = self._settings
-        document = None if settings.control is None else await ControllerLink(settings.app).current()
-        if document is None or "plan" not in document:
-            return PlacedPlan(plan=settings.plan)
-        return parse_placed(document)
+        documents = [] if settings.control is None else await ControllerLink(settings.app).coming()
+        return [parse_placed(each) for each in documents] or [PlacedPlan(plan=settings.plan)]
 
 
 def _end_replica() -> None:

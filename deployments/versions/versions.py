@@ -17,6 +17,7 @@ from deployments.api.parsing import Canary, InferRequest
 from deployments.local_ray.private import kv_get, kv_keys, kv_put
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Fork, Tally, Traffic
+from deployments.wire.controller_link import Handles
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
 from earlyexit.errors import (
@@ -136,8 +137,7 @@ class IngressLink:
     """
 
     def __init__(self, app: str) -> None:
-        self._app = app
-        self._handle: Any = None
+        self._handles = Handles(app)
         self._waiting: set[asyncio.Task[list[Answer] | OfframpError]] = set()
 
     async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
@@ -175,19 +175,13 @@ class IngressLink:
         return await self._broadcast("tally")
 
     async def _ask(self, request: InferRequest) -> list[Answer] | OfframpError:
-        answered: list[Answer] | OfframpError = await (await self._ingress()).answer.remote(request)
+        ingress = await self._handles.of("ingress")
+        answered: list[Answer] | OfframpError = await ingress.answer.remote(request)
         return answered
 
     async def _broadcast(self, method: str) -> list[Any]:
-        handle = await self._ingress()
-        return list(await handle.broadcast(method).results_async(timeout_s=ASK_S))
-
-    async def _ingress(self) -> Any:
-        from ray import serve
-
-        if self._handle is None:  # created in a thread, because that waits for Serve
-            self._handle = await asyncio.to_thread(serve.get_deployment_handle, "ingress", self._app)
-        return self._handle
+        ingress = await self._handles.of("ingress")
+        return list(await ingress.broadcast(method).results_async(timeout_s=ASK_S))
 
 
 class OtherVersion:

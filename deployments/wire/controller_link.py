@@ -1,4 +1,4 @@
-"""The ingress's link to the controller, which it asks now and then and can do without."""
+"""Calls to an application's deployments through Serve's handles, and the link to its controller."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ PULL_S = 2.0
 """How long an ingress that starts waits for the present plan before it goes by its settings'."""
 ASK_S = 5.0
 """Timeout in seconds of a request for the plan."""
+ANSWER_S = 4.0
+"""Timeout in seconds; less than the live page waits before it reports that there is no news."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -24,6 +26,40 @@ def find_deployment(name: str, app: str) -> Any:
     from ray import serve
 
     return serve.get_deployment_handle(name, app)
+
+
+class Handles:
+    """Calls the replicas of one application's deployments, from inside one of them."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._handles: dict[str, Any] = {}
+
+    async def of(self, deployment: str) -> Any:
+        """Returns a deployment's handle, which is made in a thread, because that waits for Serve."""
+        if deployment not in self._handles:
+            self._handles[deployment] = await asyncio.to_thread(find_deployment, deployment, self._app)
+        return self._handles[deployment]
+
+    async def tell(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """Returns what every replica answers: nothing if none runs. Raises TimeoutError, and whatever Ray raises."""
+        from ray.serve.exceptions import DeploymentUnavailableError
+
+        handle = await self.of(deployment)
+        try:
+            return list(await handle.broadcast(method, *arguments).results_async(timeout_s=timeout_s))
+        except DeploymentUnavailableError:
+            return []
+
+    async def ask(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any] | None:
+        """Returns what every replica answers, or None, with a warning, if one of them does not answer."""
+        from ray.exceptions import RayError
+
+        try:
+            return await self.tell(deployment, method, timeout_s=timeout_s)
+        except (TimeoutError, RayError) as error:
+            logger.warning("%s of %s is missing: %r", method, deployment, error)
+            return None
 
 
 class ControllerLink:
@@ -36,12 +72,12 @@ class ControllerLink:
 
     async def current(self) -> dict[str, Any] | None:
         """Returns the placed plan in force as a document; None if there is none, or no controller."""
-        try:
-            document: dict[str, Any] | None = await self._ask("current", self._pull_s)
-        except ControllerUnavailableError as error:
-            logger.warning("%s; the settings' plan is followed", error)
-            return None
+        document: dict[str, Any] | None = await self._pull("current")
         return document
+
+    async def coming(self) -> list[dict[str, Any]]:
+        """Returns the placed plans that a replica which starts now may serve, the coming one first; may be empty."""
+        return await self._pull("coming") or []
 
     async def describe(self) -> dict[str, Any]:
         """Returns its description of the plan in force; raises ControllerUnavailableError."""
@@ -52,6 +88,14 @@ class ControllerLink:
         """Returns its plans so far; raises ControllerUnavailableError."""
         plans: list[dict[str, Any]] = await self._ask("history", ASK_S, limit)
         return plans
+
+    async def _pull(self, method: str) -> Any:
+        """Returns what the controller says to a process that starts; None if it does not answer."""
+        try:
+            return await self._ask(method, self._pull_s)
+        except ControllerUnavailableError as error:
+            logger.warning("%s; the settings' plan is followed", error)
+            return None
 
     async def _ask(self, method: str, wait_s: float, *arguments: object) -> Any:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
 from earlyexit.engine.engine import Dispatch
@@ -71,6 +72,15 @@ def assignments_of(placed: PlacedPlan) -> dict[str, Assignment]:
         slot: Assignment.of(chain, stage, slot)
         for chain, (slot, stage) in zip(chains, placed.stage_of.items(), strict=True)
     }
+
+
+def assignments_on(device: str, plans: Iterable[PlacedPlan]) -> list[Assignment]:
+    """Returns the assignments of some plans on an accelerator type; stages with equal splits appear once."""
+    found: dict[tuple[Split, ...], Assignment] = {}
+    for assignment in [each for placed in plans for each in assignments_of(placed).values()]:
+        if assignment.stage.device == device:
+            found.setdefault(assignment.stage.splits, assignment)
+    return list(found.values())
 
 
 def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
@@ -177,7 +187,37 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngressReport:
+class Counts:
+    """What became of inputs at one or several ingresses."""
+
+    arrived: int = 0
+    """Inputs of well-formed requests, including refused ones."""
+    answered: int = 0
+    answered_tokens: int = 0
+    """The tokens of answered inputs; 1 each where inputs have no tokens."""
+    in_slo: int = 0
+    """Answers within the SLO; all of them where there is none."""
+    exits: Mapping[int, int] = field(default_factory=dict)
+    """Answers by the block they left after, under the present epoch."""
+    drops: Mapping[str, int] = field(default_factory=dict)
+    """Inputs without an answer, by reason."""
+    latencies: Mapping[int, int] = field(default_factory=dict)
+    """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
+    crossings: Mapping[int, int] = field(default_factory=dict)
+    """Inputs that went on to another network of the chain, by its first block; the next three are by that block too."""
+    crossing_s: Mapping[int, float] = field(default_factory=dict)
+    """The total seconds that they waited at the ingress for it, including encoding."""
+    words: Mapping[int, int] = field(default_factory=dict)
+    """The words of texts that could be pruned."""
+    pruned_words: Mapping[int, int] = field(default_factory=dict)
+    """The pruned words among them."""
+
+
+COUNTED = tuple(each.name for each in fields(Counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressReport(Counts):
     """Counts since the ingress started, and what was observed since the last report.
 
     Counts only grow, so a lost report costs nothing but time. Observations are handed over once.
@@ -201,27 +241,6 @@ class IngressReport:
     """The inputs among them that were not sent to a stage yet."""
     oldest_s: dict[int, float] = field(default_factory=dict)
     """The longest wait so far, by length class: the most tokens of its inputs."""
-    arrived: int
-    """Inputs of well-formed requests, including refused ones."""
-    answered: int
-    answered_tokens: int = 0
-    """The tokens of answered inputs; 1 each where inputs have no tokens."""
-    in_slo: int
-    """Answers within the SLO; all of them where there is none."""
-    exits: dict[int, int]
-    """Answers by the block they left after, under the present epoch."""
-    drops: dict[str, int]
-    """Inputs without an answer, by reason."""
-    latencies: dict[int, int] = field(default_factory=dict)
-    """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
-    crossings: dict[int, int] = field(default_factory=dict)
-    """Inputs that went on to another network of the chain, by its first block; the next three are by that block too."""
-    crossing_s: dict[int, float] = field(default_factory=dict)
-    """The total seconds that they waited here for it, including encoding."""
-    words: dict[int, int] = field(default_factory=dict)
-    """The words of texts that could be pruned."""
-    pruned_words: dict[int, int] = field(default_factory=dict)
-    """The pruned words among them."""
     probes: Observations | None = None
     """Records of probes, and of inputs that stayed, at wall-clock times; None where there were none."""
 

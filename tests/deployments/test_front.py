@@ -54,7 +54,7 @@ listen stats
         ("proxy", TWO, True, "proxy"),
     ],
 )
-def test_nobody_stands_before_an_ingress_that_is_alone(
+def test_nothing_stands_before_an_ingress_that_is_alone(
     asked: HttpFront, settings: ServeSettings, has_grpc: bool, found: HttpFront
 ) -> None:
     assert front_of(asked, settings, has_grpc=has_grpc) == found

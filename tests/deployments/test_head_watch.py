@@ -22,7 +22,7 @@ from earlyexit.errors import HeadLostError
         ),
     ],
 )
-def test_a_loss_is_told_by_who_ended_and_how(found: dict[str, tuple[int, int | None]], words: str) -> None:
+def test_a_loss_is_told_by_what_ended_and_how(found: dict[str, tuple[int, int | None]], words: str) -> None:
     assert loss_words(found) == f"Ray's head is gone ({words}); what was left of the service is ended"
 
 

@@ -27,7 +27,7 @@ def test_what_is_there_is_looked_at_no_more_and_what_comes_later_is() -> None:
     assert id(late) in looked_at
 
 
-def test_what_nobody_reaches_is_not_kept_for_ever() -> None:
+def test_what_cannot_be_reached_is_not_kept_for_ever() -> None:
     lost = weakref.ref(Ring())
     settle()
     assert lost() is None

@@ -18,7 +18,7 @@ def test_owners_are_known_by_their_keys() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "alice", f"alice:{ALICE}", ALICE[:-1], ALICE + "0", ALICE.upper(), "é\ud800"])
-def test_what_is_not_the_whole_key_is_nobodys(token: str) -> None:
+def test_what_is_not_the_whole_key_is_no_key(token: str) -> None:
     assert parse_keys(f"alice:{ALICE}", "keys").owner(token) is None
 
 

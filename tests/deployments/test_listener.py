@@ -38,12 +38,12 @@ def test_callers_are_refused_until_the_first_ingress_listens() -> None:
                 assert client.recv(100) == b"answer to ask"
 
 
-def test_who_comes_while_no_ingress_is_there_is_answered_by_the_next_one() -> None:
+def test_a_client_that_comes_while_no_ingress_is_there_is_answered_by_the_next_one() -> None:
     port = free_port()
     with holding(HOST, port) as path:
         with take_listener(path) as first:
             first.listen()
-            waiting = asked(port)  # accepted by nobody before the first one has gone
+            waiting = asked(port)  # accepted by no process before the first one has gone
         later = asked(port)
         with take_listener(path) as second, waiting, later:
             answer_one(second)

@@ -39,7 +39,7 @@ def test_serve_does_without_pandas_and_others_get_it(monkeypatch: pytest.MonkeyP
     found: dict[str, Any] = {"__name__": ASKING}
     exec(TRY, found)
     assert found["found"] is None
-    others: dict[str, Any] = {"__name__": "somebody.else"}
+    others: dict[str, Any] = {"__name__": "another.module"}
     exec(TRY, others)
     assert others["found"].here
 

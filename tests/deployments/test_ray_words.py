@@ -28,7 +28,7 @@ DIED = (
             id="the-first-line",
         ),
         pytest.param("x" * 300, f"Ray says: {'x' * MOST_LETTERS} ...", id="not-more-than-a-line"),
-        pytest.param("Raylet is terminated. Termination is unexpected.", None, id="who-watches-it-says-more"),
+        pytest.param("Raylet is terminated. Termination is unexpected.", None, id="its-watcher-says-more"),
         pytest.param("\n", None, id="nothing"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_controller_is_told_where_its_dashboard_will_be() -> None:
     }
 
 
-def test_who_may_load_versions_is_told_of_a_dashboard_and_has_room_for_them() -> None:
+def test_a_service_that_may_load_versions_knows_a_dashboard_and_has_room_for_them() -> None:
     told = _with_dashboard(settings(repository={"control": "explicit"}), LocalCluster(dashboard_port=8299))
     assert (told.control, told.repository.dashboard_url) == (None, "http://127.0.0.1:8299")
     assert _dashboard_options(told)["dashboard_port"] == 8299
@@ -98,7 +98,7 @@ def test_the_ports_that_must_be_free_are_those_of_the_front_and_of_what_else_is_
         ("10.1.2.3", 8001, "haproxy", HERE, HERE),
         ("10.1.2.3", None, "proxy", HERE, "10.1.2.3"),
         ("0.0.0.0", None, "haproxy", HERE, HERE),
-        ("0.0.0.0", 8001, "haproxy", None, "0.0.0.0"),  # whoever reaches the service reads the metrics too
+        ("0.0.0.0", 8001, "haproxy", None, "0.0.0.0"),  # all that reach the service read the metrics too
     ],
 )
 def test_what_is_for_the_service_alone_listens_on_loopback(

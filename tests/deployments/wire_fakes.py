@@ -90,7 +90,7 @@ def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
 
 
 def names(parts: Sequence[Chunk]) -> list[str]:
-    """Who was answered, part by part."""
+    """The answered inputs, part by part."""
     return ["".join(answer.sample_id for answer, _ in part.answers) for part in parts]
 
 
@@ -259,7 +259,7 @@ class Caller:
         self.frames.send(encode(Forget(serial)))
 
     async def part(self) -> tuple[int, str]:
-        """The next part: of which call, and whom it answers."""
+        """The next part: its call, and the inputs that it answers."""
         message = await soon(self.heard.get())
         assert isinstance(message, Part), message
         return message.serial, names([message.chunk])[0]

@@ -35,7 +35,6 @@ from earlyexit.training.ramps import exit_outputs
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from profiles.stream import Observations, StreamShape, empty
-from tests.deployments.ingress.tracing.traced_service import NoMetrics
 from tests.deployments.wire_fakes import FixedLinks
 from tests.end_to_end.tiny_cascade import NETWORKS, RAMPS, TIMEOUT_S, TinyCascade, make_cascade
 
@@ -92,7 +91,7 @@ def served(cascade: TinyCascade, plan: Plan, probe_share: float) -> Iterator[tup
     codec: Any = find_codec(read_card(cascade.folder).codec, cascade.folder)
     rules = Rules(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
     core = IngressCore("i", placed, rules, random.Random(0))
-    dispatcher = Dispatcher(core, FixedLinks(hosts), clock, NoMetrics(), encoder=encoder_of("i", codec))
+    dispatcher = Dispatcher(core, FixedLinks(hosts), clock, encoder=encoder_of("i", codec))
     try:
         yield InferService(codec, dispatcher, cascade.settings(), clock, encode=encode_of(codec, core)), core
     finally:

@@ -148,8 +148,8 @@ class Replica:
 class WatchedDispatcher(Dispatcher):
     """The live dispatcher; writes down what it took, and holds every outcome against that."""
 
-    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, metrics: Any, encoder: Any) -> None:
-        super().__init__(core, ways, clock, metrics, encoder=encoder)
+    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, encoder: Any) -> None:
+        super().__init__(core, ways, clock, encoder=encoder)
         self._watch = watch
         self.open: set[PendingInput] = set()
         """Inputs that were admitted and have no outcome."""
@@ -191,15 +191,6 @@ class WatchedDispatcher(Dispatcher):
         return checked
 
 
-class Uncounted:
-    """`DispatchMetrics` that keep nothing: the core's own counts are looked at."""
-
-    def answers(self, exits: list[int]) -> None: ...
-    def dropped(self, reason: str, num_inputs: int) -> None: ...
-    def hop(self, slot: str, seconds: float) -> None: ...
-    def retried(self, slot: str, num_inputs: int) -> None: ...
-
-
 class Ingress:
     """The live core, dispatcher, links and services of an ingress."""
 
@@ -238,7 +229,7 @@ class Ingress:
         self.core = IngressCore(name, placed, rules, self.rng)
         codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
         encoder, encode = encoder_of(name, codec), encode_of(codec, self.core)
-        self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, Uncounted(), encoder)
+        self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, encoder)
         self.service = InferService(codec, self.dispatcher, settings, loop.events, encode=encode)
         self.generation = GenerateService(
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng

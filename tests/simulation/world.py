@@ -20,7 +20,7 @@ from deployments.controller.observe import Fleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport, assignments_of
+from deployments.wire.messages import Address, IngressReport, ReplicaReport, assignments_on
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
@@ -45,6 +45,8 @@ FINISH_S = 240.0
 """After the faults everything is over within this time: a change of plan may wait 120 s for replicas first."""
 LAST_TIMEOUT_S = 20.0
 """Of the requests after the faults."""
+COMES_AGAIN = ("overloaded", "admission", "stage_unavailable", "deadline", "cut_short")
+"""Outcomes after which a request that came when the faults had stopped is sent again."""
 NUM_INGRESSES = 2
 DEVICES = {"emulated:A": 3, "emulated:B": 2}
 POLICY = PolicySpec(name="confidence", thresholds=CALIBRATED)
@@ -358,7 +360,7 @@ class World(Fleet):
             self.watch.wrong.append(f"a caller got {error!r}")
             return
         self.watch.say(f"{ingress.name}: {outcome}")
-        if is_last and outcome in ("overloaded", "admission", "stage_unavailable", "deadline"):  # it comes again
+        if is_last and outcome in COMES_AGAIN:
             self._at(1.0, partial(self._arrive, is_last=True))
         elif is_last:
             self.outcomes.append(outcome)
@@ -603,10 +605,11 @@ class World(Fleet):
         self.loop.create_task(self._become_ready(replica))
 
     async def _become_ready(self, replica: Replica) -> None:
-        placed = self.first
+        plans = [self.first]
         if self.controller is not None:
-            placed = self.controller.state.followed or self.controller.state.placed
-        address = await replica.start(self._assignments(placed, replica.device))
+            state = self.controller.state
+            plans = [state.placed, state.followed or state.placed]
+        address = await replica.start(assignments_on(replica.device, plans))
         if replica.is_alive:
             self.watch.say(f"{replica.name} runs")
             self._announce(replica.device, replica.name, address)
@@ -618,10 +621,6 @@ class World(Fleet):
             self.watch.say(f"{replica.name} ends")
             self._end_replica(replica)
             self._reconcile(replica.device)
-
-    @staticmethod
-    def _assignments(placed: PlacedPlan, device: str) -> list[Assignment]:
-        return [each for each in assignments_of(placed).values() if each.stage.device == device]
 
     # What the controller sees of it
 
@@ -656,7 +655,7 @@ class World(Fleet):
         for device in placed.occupied:
             for replica in self._of(device):
                 await self._reach()
-                if assignments := self._assignments(placed, device):
+                if assignments := assignments_on(device, [placed]):
                     await replica.host.prepare(assignments)
 
     async def follow(self, placed: PlacedPlan) -> None:

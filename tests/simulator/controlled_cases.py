@@ -22,7 +22,7 @@ RAMPS = (0, 1, 2)
 POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
 DELAYS = Delays(start_s=4.0, notice_s=1.0, lost_s=8.0, drain_s=1.0)
 EASY, HARD = 0, 1
-"""Rows of the records: who leaves after block 1, and who stays to the end."""
+"""Rows of the records: inputs that leave after block 1, and inputs that stay to the end."""
 
 
 def records() -> ExitRecords:

@@ -130,7 +130,7 @@ def test_a_service_that_loses_half_of_a_stage_is_followed_within_four_seconds(sl
     made = service(arrivals_s, replicas=(4, 2), duration_s=15.0)
 
     def lose_half(_: object) -> None:
-        replicas = list(list(made.slots.values())[slot].replicas.values())
+        replicas = list(list(made.slots.values())[slot].replicas)
         for replica in replicas[: len(replicas) // 2]:
             made.kill(replica)
 
@@ -145,7 +145,7 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
     arrivals_s = poisson_arrivals(3 * per_s(2, 1), 16.0, 1)
     made = service(arrivals_s, duration_s=16.0)
     slot = next(iter(made.slots.values()))
-    with_a_change(made, 0.0, lambda _: made.kill(next(iter(slot.replicas.values()))))
+    with_a_change(made, 0.0, lambda _: made.kill(next(iter(slot.replicas))))
     outcome = play(with_a_change(made, 8.0, lambda _: made.start("cpu")))
     figures = outcome.figures_between(10.0, 16.0)
     assert kept(figures) >= 0.99
@@ -166,7 +166,7 @@ def test_a_service_whose_batches_take_now_half_as_long_now_twice_keeps_the_admit
     def slow_down(replica: SimulatedReplica, _: object) -> None:
         made.slow(replica, rng.lognormvariate(0.0, 0.4))
 
-    for replica in made.slots["split-cpu-0"].replicas.values():
+    for replica in made.slots["split-cpu-0"].replicas:
         for k in range(450):
             with_a_change(made, 0.1 * k, partial(slow_down, replica))
     figures = play(made).figures_between(5.0, 45.0)

@@ -1,4 +1,4 @@
-"""The live controller over a cascade: it comes and goes as the stream says, and nobody notices but by the exits."""
+"""The live controller over a cascade: it comes and goes as the stream says, and only exits show it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_orders_from_the_cascade_to_the_large_network_and_back_lose_nothing_and_
     assert (figures.answered, figures.drops) == (6000, {})
     check_outcomes(result)
     assert result.words("error") == []
-    # Whoever came while the large network was alone was answered by it, easy or not: 15 s or so of 120/s.
+    # Inputs that came while the large network was alone were answered by it, easy or not: 15 s or so of 120/s.
     arrived_s_N, exit_N = result.outcome.arrived_s_R, result.outcome.exit_N
     assert set(exit_N[(arrived_s_N > 16.0) & (arrived_s_N < 29.0)]) == {3}
     assert np.mean(exit_N[arrived_s_N < 9.0] == 1) == pytest.approx(0.6, abs=0.01)
@@ -95,7 +95,7 @@ def test_the_cascade_is_taken_when_the_small_network_returns_enough_and_left_whe
     check_outcomes(result)
     assert result.outcome.figures().drops == {}
     used = networks_in_force(result)
-    assert used[0] == [2], "nothing was known of the small network but that it returns nobody"
+    assert used[0] == [2], "nothing was known of the small network but that no input leaves it"
     assert any(firsts[0] == 0 for firsts in used)
     assert used[-1] == [2]
 

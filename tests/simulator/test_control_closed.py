@@ -31,7 +31,7 @@ def test_inputs_are_of_the_mix_that_is_on() -> None:
     assert set(outcome.exit_N[~early_N]) == {3}
 
 
-def test_whoever_is_refused_comes_again_after_a_pause() -> None:
+def test_refused_inputs_come_again_after_a_pause() -> None:
     closed = Closed(in_flight=2, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),), pause_s=0.5)
     made = scenario(whole(4), np.zeros(0), closed.rows_N, duration_s=20.0, admission=False)
     lost = (AcceleratorsLost(at_s=5.0, device="cpu", numbers=(0, 1, 2, 3)),)

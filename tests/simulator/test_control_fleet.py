@@ -47,7 +47,7 @@ def test_new_replicas_take_calls_once_they_have_started() -> None:
     ]
 
 
-def test_replicas_host_the_stages_of_their_type_whoever_comes_and_goes() -> None:
+def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
     fleet, service = fleet_of(halves(1, 2))
 
     def stages() -> list[tuple[str, str]]:

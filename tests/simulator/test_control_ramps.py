@@ -40,7 +40,7 @@ RECORDS = records()
 
 
 def with_costs() -> PlanProblem:
-    """A ramp takes 3 ms, so that one that lets nobody out is better off."""
+    """A ramp takes 3 ms, so that a ramp at which no input leaves is better off."""
     made = problem(0.6)
     blocks_s_NB = made.latency["cpu"].block_s_NB
     table = LatencyTable(batches=(1, 4), block_s_NB=blocks_s_NB, ramp_s_EB=np.full((3, 2), 0.003))

@@ -104,7 +104,7 @@ def test_the_same_stream_loses_it_without() -> None:
     assert agreement(kept, DRIFTS_S, ENDS_S) == pytest.approx(0.7, abs=0.02)
 
 
-def test_nobody_leaves_between_the_alarm_and_the_first_test_and_then_many_do_again(tuned: Controlled) -> None:
+def test_no_input_leaves_between_the_alarm_and_the_first_test_and_then_many_do_again(tuned: Controlled) -> None:
     alarm_s, tested_s = epochs(tuned, "alarm")[0].at_s, epochs(tuned, "thresholds")[0].at_s
     # 114 probes that lose nothing are a test at 2 % and 90 %, and 15 a second come; earlier ones lay the path.
     assert 5.0 < tested_s - alarm_s < 20.0

@@ -1,4 +1,4 @@
-"""Who leaves where."""
+"""Which inputs leave where."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_recorded_inputs_leave_where_their_score_passes_the_ramps_threshold() ->
     assert decisions.num_rows == 3
 
 
-def test_at_a_ramp_without_a_threshold_nobody_leaves() -> None:
+def test_at_a_ramp_without_a_threshold_no_input_leaves() -> None:
     assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, NOWHERE, NOWHERE]
 
 
@@ -80,7 +80,7 @@ def test_patience_below_one_is_refused() -> None:
         ByPatience(ramps=(0,), labels_NR=np.zeros((1, 1), dtype=np.int64), patience=0)
 
 
-def test_made_up_inputs_leave_as_their_survival_says_and_who_is_sure_stays_sure() -> None:
+def test_made_up_inputs_leave_as_their_survival_says_and_sure_ones_stay_sure() -> None:
     decisions = nested((1.0, 0.7, 0.7, 0.2), (0, 1, 2), np.random.default_rng(0), num_rows=10)
     assert decisions.sure_NR.sum(0).tolist() == [3, 3, 8]
     assert (np.diff(decisions.sure_NR.astype(int), axis=1) >= 0).all()

@@ -80,7 +80,7 @@ class Heap:
 
 
 def chain(events: Events | Heap, begins: list[tuple[float, int]], delays_s: list[float]) -> list[tuple[float, int]]:
-    """Every event brings about the next of its chain; gives who happened when."""
+    """Every event brings about the next of its chain; returns what happened when."""
     happened: list[tuple[float, int]] = []
 
     def happen(step: tuple[int, int]) -> None:

@@ -85,7 +85,7 @@ def check(service: SimulatedService, outcome: Outcome) -> None:
     least_s_N = given_to.entry_s + exits_N + 1.0 + given_to.answer_s
     assert (outcome.latency_s_N >= least_s_N - 1e-9)[answered_N].all()
     assert all(not ingress.core.num_waiting and not ingress.core.num_unanswered for ingress in service.ingresses)
-    assert all(not replica.engine.num_waiting for replica in service.replicas() if replica.alive)
+    assert all(not replica.engine.num_waiting for replica in service.replicas() if replica.is_up)
 
 
 FEW_AND_MANY = pytest.mark.parametrize("examples", [40, pytest.param(600, marks=pytest.mark.slow)])
@@ -106,7 +106,7 @@ def test_every_input_has_exactly_one_outcome(examples: int) -> None:
             assert reached_N.sum() <= split.inputs <= split.batches * split.batch
             assert 0 < split.fill <= 1
             if drawn.plan.after_answer == "stay" and math.isinf(drawn.slo_s):
-                assert split.inputs == (outcome.exit_N >= 0).sum()  # all the way, whoever was answered
+                assert split.inputs == (outcome.exit_N >= 0).sum()  # all the way, answered or not
         if math.isinf(drawn.slo_s) and drawn.max_queued is None:
             assert not (outcome.drop_N >= 0).any()
 

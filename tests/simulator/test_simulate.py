@@ -113,7 +113,7 @@ def test_admission_keeps_an_overloaded_service_of_use() -> None:
     assert useful.in_slo > 5 * useless.in_slo > 0
 
 
-def test_requests_that_nobody_can_answer_in_time_are_dropped() -> None:
+def test_requests_that_cannot_be_answered_in_time_are_dropped() -> None:
     outcome = simulate(busy(5.0, seconds=400.0, slo_s=0.5))
     figures = outcome.figures()
     assert (figures.answered, figures.drops) == (0, {"deadline": figures.inputs})

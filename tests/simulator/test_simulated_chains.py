@@ -46,7 +46,7 @@ def served(served_by: Plan, *rows: int, **options: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("served_by", [CASCADE, TOGETHER], ids=["two stages", "one stage"])
-def test_who_is_not_sure_crosses_by_the_ingress_wherever_the_next_network_is(served_by: Plan) -> None:
+def test_unsure_inputs_cross_by_the_ingress_wherever_the_next_network_is(served_by: Plan) -> None:
     outcome = served(served_by, AT_1, TO_END)
     assert outcome.exit_N.tolist() == [1, 3]
     # Two blocks of a second; half a second on the way and a quarter to be encoded; two blocks more.
@@ -74,7 +74,7 @@ def test_a_network_whose_tokenizer_makes_more_tokens_takes_longer_and_pruned_inp
     # 20 tokens are two inputs of the profile, 1.25 s a block; 40 tokens four of them, 1.75 s a block.
     crossed_s = 2 * 1.25 + 0.5 * 2 + CROSSING_S + 2 * 1.75
     assert served(CASCADE, TO_END, problem=problem(**told), **lengths).latency_s_N.tolist() == [crossed_s]
-    # Half of the words pruned: 20 tokens again. Who enters the large network at once keeps them all.
+    # Half of the words pruned: 20 tokens again. Inputs that enter the large network at once keep all of them.
     pruned = problem(**told | {"crossing_tokens": (1.0, 0.5)})
     assert served(CASCADE, TO_END, problem=pruned, **lengths).latency_s_N.tolist() == [crossed_s - 2 * 0.5]
     assert served(ALONE, TO_END, problem=pruned, **lengths).latency_s_N.tolist() == [2 * 1.75]

@@ -95,7 +95,7 @@ def test_a_full_batch_is_one_of_tokens() -> None:
     assert outcome.splits[0].lengths.fill == pytest.approx(66 / 96)
 
 
-def test_those_who_stay_inside_cost_their_own_tokens() -> None:
+def test_those_that_stay_inside_cost_their_own_tokens() -> None:
     # The call with the short one leaves at once. The long one, of three times as many tokens, takes 1.5 s a block.
     served = plan(stage(1, split(0, 4, ramps=(0,))))
     arrivals_s = [0.0, 0.0]

@@ -32,11 +32,11 @@ def test_the_next_batch_begins_beside_what_remains() -> None:
 
 
 def test_a_batch_that_leaves_makes_the_other_faster() -> None:
-    rows = (AT_0, TO_END, AT_0, AT_0)  # as before, but that nobody of the second batch is there after 2.75 s
+    rows = (AT_0, TO_END, AT_0, AT_0)  # as before, but that no input of the second batch is there after 2.75 s
     assert latencies_s(RAMP_0.with_overlap(2), [0.0, 1.0], rows, **TWO) == [1.25, 2.75 + 2, 1.75, 1.75]
 
 
-def test_the_threshold_is_of_who_remains() -> None:
+def test_the_threshold_is_of_the_inputs_that_remain() -> None:
     rows, arrivals_s = (AT_0, TO_END, TO_END), [0.0, 1.0]
     # Two remain at 1.5 s, which is not fewer than two: they run three blocks of two, until 5.25 s.
     apart_s = [1.5, 5.25, 5.25, 5.25 + 1.5 - 1, 10.5 - 1, 10.5 - 1]
@@ -62,7 +62,7 @@ def test_a_batch_of_few_may_be_joined_at_once() -> None:
 def test_what_never_shrinks_so_far_is_as_without() -> None:
     arrivals_s, rows = [0.0, 0.1, 0.2, 0.3, 3.0], (TO_END, AT_0, AT_2)
     apart = simulate(scenario(EVERY_RAMP, arrivals_s, rows))
-    # Nobody waits when the first batch, of one, could be joined; then four run, and two remain in the end.
+    # No input waits when the first batch, of one, could be joined; then four run, and two remain in the end.
     never = simulate(scenario(plan(stage(1, split(0, 4, 1))).with_overlap(1), arrivals_s, rows))
     alone = simulate(scenario(plan(stage(1, split(0, 4, 1))), arrivals_s, rows))
     assert never.latency_s_N.tolist() == pytest.approx(alone.latency_s_N.tolist())

@@ -106,8 +106,8 @@ def test_an_input_that_could_not_be_answered_in_time_is_dropped_unrun() -> None:
     assert [each.batches for each in outcome.splits] == [1]
 
 
-def test_who_has_no_answer_by_the_deadline_gets_none_however_soon_it_comes() -> None:
-    # After one block of four inputs nobody leaves, so that a batch of four takes 7 s, a second more than is left.
+def test_an_input_without_an_answer_by_the_deadline_gets_none_however_soon_it_comes() -> None:
+    # After one block of four inputs none leaves, so that a batch of four takes 7 s, a second more than is left.
     outcome = simulate(scenario(WHOLE, [0.0], slo_s=6.0, inputs_per_request=4))
     assert outcome.figures().drops == {"deadline": 4}
     assert outcome.splits[0].inputs == 4

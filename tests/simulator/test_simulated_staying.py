@@ -31,7 +31,7 @@ def test_answers_leave_at_the_ramps_inside_and_the_batch_goes_on_with_everyone()
     assert [(each.inputs, each.busy_s) for each in outcome.splits] == [(8, 14.0)]
 
 
-def test_who_was_answered_goes_to_the_next_stage_with_the_others() -> None:
+def test_answered_inputs_go_to_the_next_stage_with_the_others() -> None:
     served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4, ramps=(2,)))).with_after_answer("stay")
     outcome = simulate(scenario(served_by, [0.0], (AT_1, AT_2, AT_1), inputs_per_request=3))
     # Two blocks of three take 1.5 s each, the way to the next stage 0.5 s for each input, and its first block 1.5 s.
@@ -39,7 +39,7 @@ def test_who_was_answered_goes_to_the_next_stage_with_the_others() -> None:
     assert [(each.first, each.inputs) for each in outcome.splits] == [(0, 3), (2, 3)]
 
 
-def test_nobody_waits_for_stages_where_everyone_was_answered_and_they_work_all_the_same() -> None:
+def test_no_caller_waits_for_stages_where_all_were_answered_and_they_work_all_the_same() -> None:
     served_by = plan(stage(1, split(0, 2, ramps=(0,))), stage(1, split(2, 4))).with_after_answer("stay")
     outcome = simulate(scenario(served_by, [0.0], (AT_0,), answer_s=5.0))
     assert (outcome.latency_s_N.tolist(), outcome.exit_N.tolist()) == ([6.0], [0])

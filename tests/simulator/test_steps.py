@@ -1,4 +1,4 @@
-"""Steps of sequences by hand: who waits for whom, what is filled in, and when early tokens are told."""
+"""Steps of sequences by hand: which steps wait for which, what is filled in, and when early tokens are told."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_tokens_that_left_early_are_run_with_the_next_that_survives() -> None:
     assert told(generate(copied)) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.1) / 2)]
 
 
-def test_who_leaves_passes_what_left_before_on_to_its_own_block() -> None:
+def test_a_token_that_leaves_passes_what_left_before_on_to_its_own_block() -> None:
     behind = Counter({0: 2, 2: 1})
     leave(behind, 1, 1)
     assert behind == {1: 3, 2: 1}
@@ -76,7 +76,7 @@ def test_the_head_looks_at_one_token_of_every_input() -> None:
 
 
 @pytest.mark.parametrize(("policy", "second_s"), [("confidence", 1.5), ("foreseen", 1.5 + 3 * 1.25)])
-def test_who_leaves_by_the_head_that_all_share_is_told_at_the_end(policy: str, second_s: float) -> None:
+def test_a_token_that_leaves_by_the_head_that_all_share_is_told_at_the_end(policy: str, second_s: float) -> None:
     """Of one sequence the second token, which leaves after block 0, beside the prompt of the other."""
     plan_of = replace(EARLY, policy=PolicySpec(name=policy, thresholds=0.4))
     given = case(plan_of, (2, 2), (2, 2), rows=(TO_END, TO_END, AT_0, TO_END))
@@ -97,7 +97,7 @@ def test_steps_on_their_way_are_waited_for_a_moment() -> None:
     assert [(each.batches, each.inputs) for each in near.splits.values()] == [(4, 6)]
 
 
-def test_nobody_waits_for_a_sequence_that_is_over() -> None:
+def test_no_batch_waits_for_a_sequence_that_is_over() -> None:
     given = case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))
     assert told(generate(given))[1][1] == 4.0 - 1.0 + 4.0
 
@@ -134,7 +134,7 @@ def test_a_probe_pays_for_every_ramp_and_leaves_nothing_behind(probe: bool, behi
         policy=None,
     )
     alone = StepSize(inputs=1, steps=1)
-    assert work.seconds(3, alone, RAMPS) - work.seconds(3, alone, only_0.ramps) == 0.5 * (len(RAMPS) - 1)
+    assert work.until_s(alone, RAMPS)[-1] - work.until_s(alone)[-1] == 0.5 * (len(RAMPS) - 1)
     pending = PendingInput(0, 0.0, 1.0)
     step = Step(sample_id="", payload=pending, tokens=1, context=0, behind=Counter())
     work.count(Batch(split=only_0, members=(step,), tokens=1, started_s=0.0, probe=probe), 1.0)

@@ -20,7 +20,7 @@ import numpy as np
 from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacements, StageRoute, weight_of
-from deployments.wire.messages import BUCKET
+from deployments.wire.messages import BUCKET, COUNTED
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 
 Answers = Sequence[Any]
@@ -206,14 +206,7 @@ class HungUp(NamedTuple):
     call: Call
 
 
-class Retried(NamedTuple):
-    """Note that inputs which a slot failed wait to be sent again."""
-
-    slot: str
-    number: int
-
-
-Action = SendCall | Answered | Dropped | HungUp | Retried
+Action = SendCall | Answered | Dropped | HungUp
 Actions = list[Action]
 
 
@@ -297,8 +290,6 @@ PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Shorter latencies are one bucket: a clock that stood still has no logarithm."""
 MOST_UNCOUNTED = 4096
-BY_KEY = ("exits", "drops", "latencies", "crossings", "crossing_s", "words", "pruned_words")
-"""The counts that are kept by block, reason or bucket."""
 LATENCY_ENDS_S = (
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -332,7 +323,12 @@ class IngressCounts:
         self.answered_tokens = 0
         """The tokens of the answered inputs."""
         self.exits: Counter[int] = Counter()
+        """Answers under the present plan, by the block after which they left."""
+        self.all_exits: Counter[int] = Counter()
+        """The same under all plans."""
         self.drops: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        """Inputs that started again or were lost because a replica of a slot failed, by slot."""
         self.refused = 0
         """Arrived inputs that were refused; their lengths are not known."""
         self.crossings: Counter[int] = Counter()
@@ -360,8 +356,8 @@ class IngressCounts:
 
     def totals(self) -> dict[str, Any]:
         """Returns all counts, by the names that an `IngressReport` has for them."""
-        plain = {name: getattr(self, name) for name in ("arrived", "answered", "answered_tokens", "in_slo")}
-        return plain | {name: dict(getattr(self, name)) for name in BY_KEY}
+        counted = {name: getattr(self, name) for name in COUNTED}
+        return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
 
     @property
     def tokens_per_input(self) -> float | None:
@@ -381,6 +377,7 @@ class IngressCounts:
         self._uncounted_s.extend(latencies_s)
         if len(self._uncounted_s) > MOST_UNCOUNTED:
             self._count()
+        self.all_exits[exit_block] += len(latencies_s)
         if by_present_plan:
             self.exits[exit_block] += len(latencies_s)
 

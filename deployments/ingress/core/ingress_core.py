@@ -34,7 +34,6 @@ from deployments.ingress.core.calls import (
     IngressCounts,
     Outcomes,
     Pause,
-    Retried,
     SendCall,
     Timers,
     picked,
@@ -372,7 +371,9 @@ class IngressCore:
         again = pause.end()
         for chain, mine in self._chains.apart(again):
             chain.queue.rejoin(mine)
-        return [Retried(pause.slot, len(again))] if again else []
+        if again:
+            self.counts.retries[pause.slot] += len(again)
+        return []
 
     # Later
 
@@ -482,7 +483,6 @@ class Driver(ABC):
             Answered: self.answered,
             Dropped: self.dropped,
             HungUp: self.hung_up,
-            Retried: self.retried,
         }
 
     def follow(self, placed: PlacedPlan) -> None:
@@ -527,8 +527,9 @@ class Driver(ABC):
         try:
             actions = self.core.wake(now_s)
         finally:
+            is_something = bool(actions) or self.core.is_due
             self.do(actions)
-        return bool(actions)
+        return is_something
 
     @abstractmethod
     def set_timer(self, at_s: float) -> None:
@@ -549,7 +550,3 @@ class Driver(ABC):
     @abstractmethod
     def hung_up(self, hung_up: HungUp) -> None:
         """Stop a call."""
-
-    @abstractmethod
-    def retried(self, retried: Retried) -> None:
-        """Note that inputs wait to be sent again."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right, insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
@@ -239,6 +239,130 @@ class FillFirst:
         order = sorted(range(len(self._holding)), key=lambda load: rank(load, weight, batch))
         self._orders[weight, batch] = order
         return order
+
+
+class Replica(Protocol):
+    """What takes calls: the connection to a replica, or a simulated one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes calls now."""
+        ...
+
+
+ReplicaT = TypeVar("ReplicaT", bound=Replica)
+
+
+@dataclass(slots=True, eq=False)
+class Hosting(Generic[ReplicaT]):
+    """What an ingress knows of a replica that hosts a stage, or has hosted it."""
+
+    replica: ReplicaT
+    load: int = 0
+    """The weight of the calls of this ingress that it has for the stage."""
+    sequences: set[int] = field(default_factory=set)
+    """Sequences of this ingress whose keys and values it keeps."""
+    position: int = -1
+    """Its position among the offered replicas; -1 where it is not offered."""
+
+
+class StageReplicas(Generic[ReplicaT]):
+    """The replicas that host one stage, and what they have of one ingress there.
+
+    Calls go to them fill-first, and so do sequences: each will be one input of every batch.
+    """
+
+    def __init__(self, phase: float) -> None:
+        """`phase`: the share of equal replicas to skip first, another one in every ingress."""
+        self._phase = phase
+        self._known: dict[str, Hosting[ReplicaT]] = {}
+        self._offered: list[Hosting[ReplicaT]] = []
+        self._by_load = FillFirst(phase)
+        """The loads of the offered replicas, by position."""
+        self._by_sequences = FillFirst(phase)
+        """The same, where the load is the number of sequences."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a replica takes calls."""
+        return bool(self._offered)
+
+    def offer(self, replicas: Iterable[ReplicaT]) -> None:
+        """Send calls to these replicas from now on, as far as they are up.
+
+        A replica that hosts another stage now is known while it has calls or sequences of this one.
+        """
+        before, self._offered = self._known, []
+        for known in before.values():
+            known.position = -1
+            if not known.replica.is_up:  # it has forgotten them
+                known.sequences.clear()
+        self._known = {name: known for name, known in before.items() if known.sequences or known.load}
+        for replica in replicas:
+            found = before.get(replica.name)
+            hosting = found if found is not None and found.replica is replica else Hosting(replica)
+            self._known[replica.name] = hosting
+            if replica.is_up:
+                self._offered.append(hosting)
+        self._by_load, self._by_sequences = FillFirst(self._phase), FillFirst(self._phase)
+        for position, hosting in enumerate(self._offered):
+            hosting.position = position
+            self._by_load.add(position)
+            self._by_load.load(position, hosting.load)
+            self._by_sequences.add(position)
+            self._by_sequences.load(position, len(hosting.sequences))
+
+    def take(self, weight: int, batch: int) -> Hosting[ReplicaT]:
+        """Puts a call on the best replica, and returns it; there must be one. See `weight_of`."""
+        found = self._offered[self._by_load.take(weight, batch)]
+        found.load += weight
+        return found
+
+    def done(self, hosting: Hosting[ReplicaT], weight: int) -> None:
+        """Note that a call has ended."""
+        hosting.load -= weight
+        if hosting.position >= 0:
+            self._by_load.load(hosting.position, -weight)
+
+    def holder(self, placements: KVPlacements, batch: int) -> Hosting[ReplicaT]:
+        """Returns the replica of a call's sequences; sequences that have none here yet get one, of which there must be.
+
+        Raises SequenceLostError where theirs takes no calls any more. A replica that drains finishes the calls that it
+        has. To begin a sequence anew elsewhere costs one run over its tokens so far, and to wait until all its
+        sequences end would delay its removal.
+        """
+        name = placements.replica
+        if name is not None:
+            found = self._known.get(name)
+            if found is None or found.position < 0:
+                raise lost(f"{name} takes no calls any more")
+            return found
+        found = self._with_room(placements, batch)
+        found.sequences.update(placements.numbers)
+        placements.choose(found.replica.name)
+        return found
+
+    def leave(self, name: str, sequence: int) -> ReplicaT | None:
+        """Note that a sequence has ended; returns the replica that kept it, None if that has gone."""
+        found = self._known.get(name)
+        if found is None or sequence not in found.sequences:
+            return None
+        found.sequences.remove(sequence)
+        if found.position >= 0:
+            self._by_sequences.load(found.position, -1)
+        return found.replica
+
+    def _with_room(self, placements: KVPlacements, batch: int) -> Hosting[ReplicaT]:
+        """Returns a replica that has not refused the sequences, if there is any."""
+        avoids, number = placements.avoids, len(placements.each)
+        others = [each for each in self._offered if each.replica.name not in avoids] if avoids else []
+        if not others:
+            return self._offered[self._by_sequences.take(number, batch)]
+        found = others[fill_first([len(each.sequences) for each in others], number, batch)[0]]
+        self._by_sequences.load(found.position, number)
+        return found
 
 
 SMOOTHING = 0.1

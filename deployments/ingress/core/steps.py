@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Actions, Call, Calls, Outcomes, Retried, SendCall
+from deployments.ingress.core.calls import Actions, Call, Calls, Outcomes, SendCall
 from deployments.ingress.core.inputs import DUE, Chains, Inputs, PendingInput, Rules
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost
@@ -91,10 +91,9 @@ class Steps:
     def fail(self, inputs: Inputs, slot: str, now_s: float) -> Actions:
         """Lose the sequences of inputs that will not come back from a slot."""
         waited_for = [each for each in inputs if not each.settled]
-        actions = self._outcomes.fail(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
         if waited_for:
-            actions.append(Retried(slot, len(waited_for)))
-        return actions
+            self._outcomes.counts.retries[slot] += len(waited_for)
+        return self._outcomes.fail(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
 
     def clear(self) -> list[PendingInput]:
         """Removes and returns the inputs that were due."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -26,10 +25,6 @@ MISSED = 2
 """After so many snapshots in a row without itself, an ingress knows that it stops: Serve tells a draining replica
 nothing."""
 RETRY = b"retry: 2000\n"
-ANSWER_S = 4.0
-"""Timeout in seconds; less than the page waits before it reports that there is no news."""
-
-logger = logging.getLogger(f"ray.serve.{__name__}")
 
 AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
 """Calls a method of each running replica of a deployment; returns None if they could not be asked."""
@@ -118,28 +113,3 @@ class SnapshotPoller:
             self._said = "answers"
         except ControllerUnavailableError:  # shown on the page; a log would repeat it every few seconds
             self._said = "silent"
-
-
-class Everyone:
-    """Calls all replicas of one application, from inside one of them."""
-
-    def __init__(self, app: str) -> None:
-        self._app = app
-        self._handles: dict[str, Any] = {}
-
-    async def ask(self, deployment: str, method: str) -> list[Any] | None:
-        """Returns what each replica answers: nothing if none runs, None if one does not answer."""
-        from ray import serve
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import DeploymentUnavailableError
-
-        if deployment not in self._handles:  # created in a thread, because that waits for Serve
-            self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
-        try:
-            answers = await self._handles[deployment].broadcast(method).results_async(timeout_s=ANSWER_S)
-        except DeploymentUnavailableError:
-            return []
-        except (TimeoutError, RayError) as error:
-            logger.warning("the live page misses %s: %r", deployment, error)
-            return None
-        return list(answers)

@@ -7,8 +7,9 @@ the way back is unknown; one half is put before the stage's own time, and one ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.wire.messages import SplitRun, Timing
@@ -19,8 +20,8 @@ MOST_INPUTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """An input on its way through a stage."""
+class Visit:
+    """A visit of an input to a stage."""
 
     slot: str
     replica: str
@@ -36,14 +37,8 @@ class Sent:
     call_inputs: int
     """The number of inputs of its call."""
     at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """A visit of an input to a stage that has ended."""
-
-    sent: Sent
-    ended_s: float
+    ended_s: float = math.inf
+    """Infinite while the input is under way."""
     timing: Timing | None = None
     """How the time inside the stage was spent; None if the input did not come back."""
     runs: tuple[SplitRun, ...] = ()
@@ -58,17 +53,17 @@ class InputRecord:
 
     submitted_s: float
     visits: list[Visit] = field(default_factory=list)
-    under_way: Sent | None = None
+    under_way: Visit | None = None
 
     def end(self, now_s: float, **how: Any) -> None:
         """Records that it came back, or was lost; `how`: further fields of its `Visit`."""
         if self.under_way is not None:
-            self.visits.append(Visit(sent=self.under_way, ended_s=now_s, **how))
+            self.visits.append(replace(self.under_way, ended_s=now_s, **how))
             self.under_way = None
 
     def went_on(self, attempt: int) -> bool:
         """Returns whether a stage sent it on in this attempt."""
-        if not self.visits or self.visits[-1].sent.attempt != attempt:
+        if not self.visits or self.visits[-1].attempt != attempt:
             return False
         return self.visits[-1].exit is None and self.visits[-1].error is None
 
@@ -154,34 +149,33 @@ def _way(record: InputRecord, ended_s: float) -> Iterator[Span]:
     """Yields the waits before visits, and the visits."""
     visits = list(record.visits)
     if record.under_way is not None:  # it is no longer awaited
-        visits.append(Visit(sent=record.under_way, ended_s=ended_s, error="given up"))
+        visits.append(replace(record.under_way, ended_s=ended_s, error="given up"))
     at_s = record.submitted_s
     for visit in visits:
-        if visit.sent.at_s > at_s or at_s == record.submitted_s:
-            yield _before(visit.sent, at_s)
+        if visit.at_s > at_s or at_s == record.submitted_s:
+            yield _before(visit, at_s)
         yield _stage(visit)
         at_s = visit.ended_s
     if ended_s > at_s:
         yield Span(name="queue", begin_s=at_s, end_s=ended_s)
 
 
-def _before(sent: Sent, since_s: float) -> Span:
+def _before(visit: Visit, since_s: float) -> Span:
     """Returns the span before an input was sent: it was encoded for the next network, or waited."""
-    if sent.crosses:
-        attributes = {"offramp.block": sent.block, "offramp.tokens": sent.tokens}
-        return Span(name="crossing", begin_s=since_s, end_s=sent.at_s, attributes=attributes)
-    return Span(name="queue", begin_s=since_s, end_s=sent.at_s)
+    if visit.crosses:
+        attributes = {"offramp.block": visit.block, "offramp.tokens": visit.tokens}
+        return Span(name="crossing", begin_s=since_s, end_s=visit.at_s, attributes=attributes)
+    return Span(name="queue", begin_s=since_s, end_s=visit.at_s)
 
 
 def _stage(visit: Visit) -> Span:
-    sent = visit.sent
     attributes: dict[str, str | int | float | bool] = {
-        "offramp.slot": sent.slot,
-        "offramp.replica": sent.replica,
-        "offramp.plan_epoch": sent.epoch,
-        "offramp.attempt": sent.attempt + 1,
-        "offramp.block": sent.block,
-        "offramp.call_inputs": sent.call_inputs,
+        "offramp.slot": visit.slot,
+        "offramp.replica": visit.replica,
+        "offramp.plan_epoch": visit.epoch,
+        "offramp.attempt": visit.attempt + 1,
+        "offramp.block": visit.block,
+        "offramp.call_inputs": visit.call_inputs,
     }
     if visit.exit is not None:
         attributes["offramp.exit"] = visit.exit
@@ -192,8 +186,8 @@ def _stage(visit: Visit) -> Span:
         attributes["offramp.hop_s"] = _hop_s(visit)
         children = tuple(_inside(visit))
     return Span(
-        name=f"stage {sent.slot}",
-        begin_s=sent.at_s,
+        name=f"stage {visit.slot}",
+        begin_s=visit.at_s,
         end_s=visit.ended_s,
         attributes=attributes,
         children=children,
@@ -204,13 +198,13 @@ def _stage(visit: Visit) -> Span:
 def _hop_s(visit: Visit) -> float:
     """Returns the duration of a hop; at least 0, because clocks of two machines may run at different speeds."""
     assert visit.timing is not None
-    return max(0.0, visit.ended_s - visit.sent.at_s - visit.timing.queue_s - visit.timing.compute_s)
+    return max(0.0, visit.ended_s - visit.at_s - visit.timing.queue_s - visit.timing.compute_s)
 
 
 def _inside(visit: Visit) -> Iterator[Span]:
     half_s = _hop_s(visit) / 2
-    at_s = visit.sent.at_s + half_s
-    yield Span(name="hop", begin_s=visit.sent.at_s, end_s=at_s)
+    at_s = visit.at_s + half_s
+    yield Span(name="hop", begin_s=visit.at_s, end_s=at_s)
     for name, seconds, attributes in _times(visit):
         yield Span(name=name, begin_s=at_s, end_s=at_s + seconds, attributes=attributes)
         at_s += seconds

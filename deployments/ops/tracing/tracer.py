@@ -28,7 +28,7 @@ from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import WHOLE, PendingInput
 from deployments.ingress.dispatcher import serial_and_attempt
 from deployments.ingress.link import LinkTo, ReplicaLink
-from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Sent, Span, request_spans
+from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Span, Visit, request_spans
 from deployments.wire.messages import Address, Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 
@@ -157,7 +157,7 @@ class Tracer:
             # A probe continues after its answer, and so does the unpruned copy of a pruned text.
             if record is None or record.answered or attempt == WHOLE:
                 continue
-            record.under_way = Sent(
+            record.under_way = Visit(
                 slot=call.assignment.slot,
                 replica=replica,
                 epoch=call.assignment.epoch,
@@ -204,7 +204,7 @@ class TracedLink(ReplicaLink):
         self._tracer = tracer
 
     async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        call, inputs = self._tracer.sent(self.replica, call)
+        call, inputs = self._tracer.sent(self.name, call)
         if not inputs:
             return await super().call(call, take)
 

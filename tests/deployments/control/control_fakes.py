@@ -73,7 +73,7 @@ def halves(first: int, second: int) -> tuple[Stage, ...]:
 
 
 def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Observations:
-    """Complete records: who leaves does so at ramp 1, and nowhere else."""
+    """Complete records: inputs that leave do so at ramp 1, and nowhere else."""
     num = len(times_s)
     leaves_N = np.array(leaving, dtype=bool)
     active_NR = np.tile([ramp in plan.ramps for ramp in RAMPS], (num, 1))
@@ -123,7 +123,7 @@ class FakeFleet(Fleet):
         self.silent = False
         """Whether replicas take calls, and are too busy to report."""
         self.loses = 0
-        """Accelerators that are lost once somebody waits for replicas."""
+        """Accelerators that are lost once the controller waits for replicas."""
 
     async def scale(self, device: str, replicas: int) -> None:
         self._do("scale", f"{device} to {replicas}")

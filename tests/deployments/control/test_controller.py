@@ -80,7 +80,7 @@ async def test_an_emulated_accelerator_says_so(tmp_path: Path) -> None:
     ],
     ids=["no thresholds", "one missing", "misspelt"],
 )
-def test_a_policy_that_nobody_can_plan_by_is_refused(tmp_path: Path, policy: dict[str, Any], words: str) -> None:
+def test_a_policy_that_cannot_be_planned_by_is_refused(tmp_path: Path, policy: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         check_control(settings(tmp_path, policy=policy), SHAPE)
 
@@ -178,7 +178,7 @@ def test_a_problem_whose_networks_are_not_the_models_is_refused(tmp_path: Path) 
         check_control(settings(tmp_path), replace(SHAPE, networks=(2, 4)))
 
 
-def test_somebodys_own_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> None:
+def test_an_operators_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> None:
     splits = [{"first": 0, "end": 2, "batch": 4}, {"first": 2, "end": 4, "batch": 4}]
     document = {"networks": [2, 4], "stages": [{"splits": splits}]}
     images = chain_of(tmp_path, codec={"name": "image", "height": 8, "width": 8})

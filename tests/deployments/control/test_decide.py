@@ -52,7 +52,7 @@ async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps(
 
 
 async def test_records_may_prefer_another_plan() -> None:
-    # All 1.0 at block 2: nobody leaves at ramp 1, so that the second half needs as much as the first.
+    # All 1.0 at block 2: no input leaves at ramp 1, so that the second half needs as much as the first.
     found = await propose(
         (problem(),),
         FakePlanner(halves(3, 1), halves(2, 2)).solve,

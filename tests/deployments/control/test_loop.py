@@ -253,7 +253,7 @@ async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: 
     ]
 
 
-async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> None:
+async def test_an_operators_plan_is_put_in_force_and_held(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=whole(4))
     answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
     assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "an operator's plan"}
@@ -281,7 +281,7 @@ async def test_an_own_plan_of_two_chains_gives_way_to_a_planned_one(tmp_path: Pa
     assert (scene.fleet.followed.plan.stages, scene.fleet.followed.plan.shares) == (halves(3, 1), (1.0,))
 
 
-async def test_somebodys_own_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
+async def test_an_operators_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
     scene = await begun(tmp_path, (0, 0))
     with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*, there are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))

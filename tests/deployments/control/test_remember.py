@@ -120,7 +120,7 @@ def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:
     ],
     ids=["another application's", "another version's", "something else's"],
 )
-def test_a_file_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, spoil: str, words: str) -> None:
+def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path, spoil: str, words: str) -> None:
     path = tmp_path / "control.db"
     opened(tmp_path).close()
     with closing(sqlite3.connect(path)) as connection:

@@ -51,19 +51,19 @@ async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Pat
     # One replica does the second half for all inputs: 4 inputs in 20 ms.
     assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
     assert tuner.followed == [dict.fromkeys(RAMPS, 0.5), SAFE]
-    assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when nobody leaves
+    assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when no input leaves
 
 
 async def test_a_change_of_thresholds_is_not_taken_for_a_drift(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
-    await scene.ticks(10, (0, 100))  # nobody leaves, as was to be expected
+    await scene.ticks(10, (0, 100))  # no input leaves, as was to be expected
     assert scene.said("reaction") == []
     assert scene.asked == []
 
 
-async def test_inputs_that_leave_although_nobody_should_are_one(tmp_path: Path) -> None:
+async def test_inputs_that_leave_although_none_should_are_one(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
@@ -75,7 +75,7 @@ async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_t
     scene, tuner = await tuned(tmp_path, (750, 500))  # 250/s
     scene.best = whole(4)
     tuner.says(SAFE, "alarm")
-    await scene.ticks(1, (750, 500))  # the second half does 200/s when nobody leaves
+    await scene.ticks(1, (750, 500))  # the second half does 200/s when no input leaves
     assert scene.fleet.log[0] == "follow 1"
     assert scene.asked[0].survival_N == pytest.approx((1.0,) * 4)
     assert scene.fleet.followed.plan.stages == whole(4)
@@ -100,7 +100,7 @@ async def test_an_exit_that_moves_to_a_ramp_that_is_off_is_planned_for_at_once(t
     scene, tuner = await tuned(tmp_path)
     tuner.says({0: 0.5, 1: 0.6, 2: SAFE[2]}, "tuned")
     await scene.ticks(1, EASY)
-    assert scene.asked == []  # somebody still leaves at ramp 1, the only one that the plan has on
+    assert scene.asked == []  # some inputs still leave at ramp 1, the only one that the plan has on
     tuner.says({0: SAFE[0], 1: SAFE[1], 2: 0.5}, "tuned")
     await scene.ticks(1, EASY)
     assert len(scene.asked) == 1
@@ -181,7 +181,7 @@ async def test_an_alarm_while_inputs_drain_does_not_make_the_change_wait_for_lat
     assert scene.clock.now_s() - began_s < 10.0
 
 
-async def test_somebodys_own_thresholds_are_theirs(tmp_path: Path) -> None:
+async def test_an_operators_own_thresholds_stay(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     own = Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.9)))
     await scene.loop.apply(plan_document(own), hold=True)
@@ -234,7 +234,7 @@ OWN = dict.fromkeys(RAMPS, 0.9)
 
 
 def own(thresholds: dict[int, float]) -> dict[str, object]:
-    """Somebody's own plan, as a document."""
+    """An operator's own plan, as a document."""
     return plan_document(Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=thresholds)))
 
 
@@ -269,7 +269,7 @@ async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> N
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
-async def test_answers_by_somebodys_own_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
+async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
     scene = await begun(
         tmp_path,
         looks=6,
@@ -293,7 +293,7 @@ async def test_answers_by_somebodys_own_thresholds_say_nothing_of_the_controller
     assert thresholds_of(scene) == POLICY.thresholds
 
 
-async def test_what_was_said_before_somebodys_own_plan_is_void_after_it(tmp_path: Path) -> None:
+async def test_what_was_said_before_an_operators_plan_is_void_after_it(tmp_path: Path) -> None:
     tuner = ToldTuner()
     scene = await begun(
         tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
@@ -311,7 +311,7 @@ async def test_what_was_said_before_somebodys_own_plan_is_void_after_it(tmp_path
     assert tuner.followed[told:] == [POLICY.thresholds]
 
 
-async def test_an_alarm_is_not_lost_to_somebodys_own_plan(tmp_path: Path) -> None:
+async def test_an_alarm_is_not_lost_to_an_operators_plan(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     scene.inputs(*EASY)
@@ -428,7 +428,7 @@ def on_disk(scene: Scene) -> dict[int, float]:
 BOLD = {0: 0.8, 1: 0.8}
 
 
-def test_an_alarm_that_nobody_acted_on_stays_urgent_when_new_thresholds_pass_a_test() -> None:
+def test_an_alarm_that_was_not_acted_on_stays_urgent_when_new_thresholds_pass_a_test() -> None:
     tuning = Tuning(lambda _: make_tuner("guarantee", question()), pytest.fail, problem())
     tuning.follow(BOLD, 0.0)
     tuning.observe([mixed(100, BOLD)])

@@ -92,7 +92,7 @@ class Replica:
         return chunks
 
     async def told(self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0) -> tuple[str, str]:
-        """Who was answered, and who goes on."""
+        """The inputs that were answered, and those that go on."""
         chunks = await self.call(ids, assignment, next_block=next_block)
         answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
         return answered, "".join("".join(c.going_on.piece.sample_ids) for c in chunks if c.going_on is not None)

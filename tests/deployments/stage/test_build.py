@@ -190,7 +190,7 @@ def test_warming_an_emulated_device_teaches_what_inputs_without_tokens_take_by_t
 
 
 class SteppingClock:
-    """A second passes whenever somebody looks: what a machine really takes is noise."""
+    """A second passes at every look: what a machine really takes is noise."""
 
     def __init__(self) -> None:
         self._looks = 0

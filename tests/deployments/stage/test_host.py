@@ -137,13 +137,13 @@ async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
     assert [answer.exit for answer, _ in last.answers] == [3, 3]
 
 
-async def test_a_call_of_an_older_plan_is_run_by_its_own_splits_and_followed_by_nobody(replica: Replica) -> None:
+async def test_a_call_of_an_older_plan_is_run_by_its_own_splits_and_not_followed(replica: Replica) -> None:
     await replica.call("d", replica.assignment(4, LAST), next_block=2)
     assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("abcd", "")  # c and d found block 2 here
     assert epoch_and_splits(replica) == (4, [(2, 4)])
 
 
-async def test_what_nobody_hosts_is_refused(replica: Replica) -> None:
+async def test_a_block_that_no_split_hosts_is_refused(replica: Replica) -> None:
     with pytest.raises(PlanError, match="holds block 2"):
         await replica.call("d", replica.assignment(4, FIRST), next_block=2)
 

@@ -106,7 +106,7 @@ class Scene:
         self.start()
 
     def start(self) -> None:
-        """A new replica, which knows of nobody."""
+        """A new replica, which knows no sequence."""
         memory = open_memory(self.model, NUM_PAGES * PAGE_TOKENS, "compute", 0)
         runner = TorchRunner(self.model, ConfidencePolicy(1.0), memory=memory)
         settings = ServeSettings(model="none", plan=self.plan)
@@ -128,7 +128,7 @@ class Scene:
         self.alive.append(One(self.last_number, self.rng.randrange(NUM_CONNECTIONS), prompt, limit))
 
     def send(self, connection: int) -> None:
-        """The next steps of whoever waits for none, as one call."""
+        """The next steps of the sequences that wait for none, as one call."""
         ones = [one for one in self.alive if one.connection == connection and not one.sent][:32]
         if not ones:
             return
@@ -147,7 +147,7 @@ class Scene:
         self.peak = max(self.peak, self.use.pages)
 
     def run_on(self, ones: list[One], until: int) -> None:
-        """These alone, until those who are left have been shown so many tokens."""
+        """These alone, until those that are left have been shown so many tokens."""
         self.alive = list(ones)
         while any(one.seen < until for one in self.alive):
             self.send(0)
@@ -155,7 +155,7 @@ class Scene:
                 pass
 
     def end(self, ones: list[One]) -> None:
-        """As their ingress does when they are over, or nobody wants them."""
+        """As their ingress does when they are over, or when their callers have gone."""
         self.alive = [one for one in self.alive if one not in ones]
         self.host.end({one.number for one in ones})
 
@@ -187,7 +187,7 @@ class Scene:
         return True
 
     def check(self) -> None:
-        """No more is reserved than those need who are alive, and no less."""
+        """Exactly what the sequences that are alive need is reserved."""
         kv = sum(-(-one.limit // PAGE_TOKENS) for one in self.alive if one.is_in)
         assert self.use.pages == kv
         assert self.use.sequences == sum(one.is_in for one in self.alive)
@@ -250,7 +250,7 @@ class Calm(random.Random):
         return 1.0
 
 
-def test_the_next_batch_waits_a_moment_for_the_next_steps_of_whom_the_last_one_answered(model: EarlyExitModel) -> None:
+def test_the_next_batch_waits_a_moment_for_the_next_steps_that_the_last_one_answered(model: EarlyExitModel) -> None:
     stage = replace(STAGE, splits=(Split(first=0, end=NUM_BLOCKS, batch=32),))
     scene = Scene(model, Calm(), replace(PLAN, stages=(stage,)), answer_s=0.1)
     scene.alive = [One(number, connection, prompt=1, limit=8) for number, connection in ((1, 0), (2, 1))]
@@ -281,11 +281,11 @@ def test_a_replica_of_a_decoder_warms_up_and_tells_how_much_it_keeps(folder: Pat
     assert all(times.batch_s(split, 16.0) > 0 for split in STAGE.splits)
     host = StageHost(settings, "cpu", runner, clock, expect_no_loss)
     kept = MemoryUse(num_pages=100 // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
-    assert host.report(replica="r", node="n").memory == kept, "warming up is nobody's"
+    assert host.report(replica="r", node="n").memory == kept, "warming up reserves nothing"
     assert host.stats()["memory"]["num_pages"] == 6
 
 
-def test_where_nobody_says_how_much_the_memory_that_is_free_does() -> None:
+def test_where_no_setting_says_how_much_the_memory_that_is_free_does() -> None:
     assert tokens_that_fit(10_000, 100, 1000, on_gpu=True) == 80
     assert tokens_that_fit(10_000, 100, 1000, on_gpu=False) == 25
     assert tokens_that_fit(1 << 40, 1 << 20, 1 << 40, on_gpu=False) == 4 << 10
@@ -303,7 +303,7 @@ def test_plain_inputs_are_told_to_generate(model: EarlyExitModel) -> None:
 
 
 def test_a_sequence_without_numbers_fails_alone(model: EarlyExitModel) -> None:
-    """Its logits are NaN, its keys and values too: no batch-mate looks at them, nor whoever has its pages next."""
+    """Its logits are NaN, its keys and values too: no batch-mate looks at them, nor the next sequence on its pages."""
     model = copy.deepcopy(model)
     backbone = model.backbone
     assert isinstance(backbone, DecoderBackbone)

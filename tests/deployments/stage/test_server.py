@@ -78,7 +78,7 @@ def goes_on(sample_id: str, opened: OpenCall) -> Survivors[EmulatedPiece]:
     return Survivors(members=(going,), piece=going.payload)
 
 
-# Who may call
+# Which connections may call
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def goes_on(sample_id: str, opened: OpenCall) -> Survivors[EmulatedPiece]:
         pytest.param("wörd".encode("latin-1"), id="noise"),
     ],
 )
-async def test_whoever_does_not_know_the_word_is_not_heard(scene: Scene, word: bytes) -> None:
+async def test_a_connection_without_the_word_is_not_heard(scene: Scene, word: bytes) -> None:
     caller = await scene.caller(word, encode(Begin(1, call_of("a"))))
     await soon(caller.ended.wait())
     assert (caller.heard.empty(), scene.host.submitted.empty()) == (True, True)

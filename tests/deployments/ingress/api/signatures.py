@@ -22,7 +22,7 @@ NUMBERS = tuple(name for name in DATATYPES if name != "BYTES")
 
 
 class Described:
-    """What follows from a card of texts and labels, for whoever stands in for an ingress."""
+    """What follows from a card of texts and labels, for what stands in for an ingress."""
 
     card: ModelCard
 

@@ -144,7 +144,7 @@ async def test_what_is_too_large_is_refused_unread(ask: Ask, backend: FakeBacken
     assert said.message.endswith(" is larger than 2000 bytes")
 
 
-async def test_without_a_known_key_nobody_is_answered_and_nothing_is_quoted(ask: Ask, backend: FakeBackend) -> None:
+async def test_without_a_known_key_no_request_is_answered_and_nothing_is_quoted(ask: Ask, backend: FakeBackend) -> None:
     without = await ask(backend, "pay", gate=gate())
     wrong = await ask(backend, "pay", gate=gate(), headers={"authorization": "Bearer wrong-0123456789"})
     assert without.message == "no API key was sent; send the header `Authorization: Bearer <key>`"

@@ -82,7 +82,7 @@ async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Resp
 # Plans
 
 
-async def test_without_its_controller_a_service_says_503_to_who_asks_for_the_plan(
+async def test_without_its_controller_a_service_says_503_when_asked_for_the_plan(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     backend.failure = ControllerUnavailableError("gone", retry_after_s=5.0)

@@ -45,5 +45,5 @@ def test_a_caller_gets_what_it_likes_best_of_what_there_is(accept: str, content_
         ("deflate, br, zstd", False),
     ],
 )
-def test_answers_are_compressed_for_whoever_says_so(accept_encoding: str, takes: bool) -> None:
+def test_answers_are_compressed_for_clients_that_say_so(accept_encoding: str, takes: bool) -> None:
     assert takes_gzip(accept_encoding) == takes

@@ -120,7 +120,7 @@ async def test_a_slow_reader_is_waited_for_and_what_he_has_not_taken_is_bounded_
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
     task = asyncio.create_task(app(scope, receive, send))
     await until(lambda: teller.computed == 50 and len(sent) > 1)
-    assert len(sent) == 2  # the head, and the first event, which nobody has taken
+    assert len(sent) == 2  # the head, and the first event, which the client has not taken
     for _ in range(60):
         room.release()
     await task

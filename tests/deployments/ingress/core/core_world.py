@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, Retried, SendCall, placements_of
+from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, placements_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
@@ -121,6 +122,7 @@ class CoreWorld:
         """By the name of a sequence."""
         self.room = "r1"
         """The replica of every slot that takes sequences which have none there."""
+        self._retries: Counter[str] = Counter()
         given = Rules(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
         self.core = IngressCore("i", placed or plan(), given, random.Random(0))
 
@@ -198,6 +200,9 @@ class CoreWorld:
         self.now_s = now_s
 
     def do(self, actions: Iterable[Action]) -> None:
+        for slot, number in (self.core.counts.retries - self._retries).items():
+            self._say(f"again {number} of {NAMES[slot]}")
+        self._retries = self.core.counts.retries.copy()
         for action in actions:
             self._write(action)
         while self.core.is_due:
@@ -225,8 +230,6 @@ class CoreWorld:
                 self._say(f"drop {letters_of(inputs)}: {reason if error is None else error}")
             case HungUp(call):
                 self._say(f"hang up {self.calls.index(call)}")
-            case Retried(slot, number):
-                self._say(f"again {number} of {NAMES[slot]}")
 
     def _write_send(self, send: SendCall) -> None:
         call, block, payload, network, rows = send

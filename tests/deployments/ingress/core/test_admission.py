@@ -251,7 +251,7 @@ def by_tokens(dispatch: Dispatch = "work-conserving") -> Admission:
     [
         pytest.param(10_000, 40.0, 4 * 40, id="inputs-bound-it"),
         pytest.param(100, 40.0, 100, id="tokens-bound-it"),
-        pytest.param(10_000, None, 10_000, id="nobody-knows-how-long-inputs-are"),
+        pytest.param(10_000, None, 10_000, id="lengths-are-not-known"),
     ],
 )
 def test_a_batch_is_full_by_inputs_or_by_tokens_whichever_come_first(
@@ -333,7 +333,7 @@ def test_a_limit_so_low_that_inputs_never_have_half_of_it_ahead_leaps_too(length
     assert admission.limit == pytest.approx(400 * LEAP)
 
 
-def test_an_input_that_is_late_by_its_own_length_takes_nobodys_place() -> None:
+def test_an_input_that_is_late_by_its_own_length_takes_no_others_place() -> None:
     admission = by_tokens()
     for second in range(20):
         admission.answered(1.2, 0, 2000, float(second))

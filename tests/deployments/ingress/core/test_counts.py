@@ -84,7 +84,7 @@ def test_the_rate_moves_to_a_new_one_within_about_ten_seconds() -> None:
     assert rate.rate_per_s == pytest.approx(100 + 100 * (1 - math.exp(-0.1)))
 
 
-def test_nobody_is_told_to_come_back_sooner_than_in_a_second_or_much_later() -> None:
+def test_no_caller_is_told_to_come_back_sooner_than_in_a_second_or_much_later() -> None:
     rate = AnswerRate(rate_per_s=50.0)
     assert rate.seconds_for(1) == 1.0
     assert rate.seconds_for(10**6) == LONGEST_RETRY_S

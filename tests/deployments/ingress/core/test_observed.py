@@ -153,8 +153,8 @@ def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_a_lost_one_is_n
     world.answer(1, "b")
     world.fail(2)
     assert world.log[-2:] == [
-        "0 drop c: the sequence is lost: a replica of split-cpu-0 failed under it",
         "0 again 1 of first",
+        "0 drop c: the sequence is lost: a replica of split-cpu-0 failed under it",
     ]
     assert all(call.probe for call in world.calls)
     seen = world.observed()

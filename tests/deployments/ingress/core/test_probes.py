@@ -107,7 +107,7 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     assert book.num_refused == (active is None)
 
 
-def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:
+def test_of_complete_probes_that_are_not_asked_for_the_oldest_go() -> None:
     flights = [flight(serial) for serial in range(5)]
     book = begun(*flights, most_complete=3)
     for each, exit_block in zip(flights, (0, 0, 2, 3, 3), strict=True):
@@ -163,7 +163,7 @@ def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by
 
     assert set(drawn(plan(), 0.0)) == {None}
     assert set(drawn(plan(stay=True), 0.0)) == {"stay"}
-    assert set(drawn(plan((), stay=True), 0.0)) == {None}  # no ramp of it is on: nobody would be told anything
+    assert set(drawn(plan((), stay=True), 0.0)) == {None}  # no ramp of it is on: nothing would be observed
     assert 30 <= drawn(plan(stay=True), 0.25).count("probe") <= 70  # 50 expected, deviation 6
     patient = replace(plan(stay=True), policy=PolicySpec(name="patience", patience=2))
     assert set(drawn(patient, 0.25)) == {None}

@@ -52,7 +52,7 @@ def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tokens", [None, 50])
-def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
+def test_no_input_is_lost_whichever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
     rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name).build()
     queue: WaitQueue = WaitQueue()
     waiting: dict[str, PendingInput] = {}

@@ -36,7 +36,7 @@ def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -
     assert ranked == {name: order for name, (_, _, order) in RANKED.items()}
 
 
-def test_pieces_fill_one_batch_after_the_other_once_nobody_is_idle() -> None:
+def test_pieces_fill_one_batch_after_the_other_once_no_replica_is_idle() -> None:
     loads = [1, 1, 1]
     for _ in range(9):
         loads[fill_first(loads, 5, BATCH)[0]] += 5
@@ -148,7 +148,7 @@ def test_one_choice_at_a_time_is_the_first_of_the_whole_ranking(
         assert len(router) == len(loads)
 
 
-def test_unknown_replicas_have_no_load_and_nobody_is_chosen_from_none() -> None:
+def test_unknown_replicas_have_no_load_and_none_is_chosen_from_none() -> None:
     router = FillFirst()
     router.load(3, 5)
     router.discard(3)

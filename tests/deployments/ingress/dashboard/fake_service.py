@@ -63,7 +63,7 @@ START_S = 30.0
 
 @dataclass
 class FakeService(FakeBackend, IngressCore, ControllerLink):
-    """What the page needs of an ingress and of everybody else; its fields may be changed while it is looked at."""
+    """What the page needs of an ingress and of the service; its fields may be changed while it is looked at."""
 
     has_controller: bool = True
     controller_answers: bool = True

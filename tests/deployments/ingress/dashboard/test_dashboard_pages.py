@@ -65,7 +65,7 @@ async def test_a_browser_that_has_a_file_is_told_so(client: httpx.AsyncClient) -
     assert other.status_code == 200
 
 
-async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
+async def test_a_request_for_the_head_of_the_stream_gets_no_stream(
     client: httpx.AsyncClient, service: FakeService
 ) -> None:
     response = await client.head("/dashboard/events")

@@ -78,7 +78,7 @@ async def test_nothing_is_produced_before_anybody_looks_or_after_the_last_has_le
     assert (scene.log[3:], await taken(viewer)) == (["look at 10", "look at 11"], b"state 11")
 
 
-async def test_one_producer_serves_all_viewers_and_who_comes_later_sees_the_newest_at_once() -> None:
+async def test_one_producer_serves_all_viewers_and_a_later_one_sees_the_newest_at_once() -> None:
     scene = Scene()
     first = scene.feed.join()
     await scene.advance(1.5)

@@ -45,7 +45,7 @@ def soon(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_the_page_lives_and_asks_nobody_but_the_service(browser: Browser) -> None:
+def test_the_page_lives_and_asks_the_service_alone(browser: Browser) -> None:
     service = FakeService()
     with looked_at(browser, service) as page:
         page.wait_for_connection("live")
@@ -213,7 +213,7 @@ def test_a_viewer_too_many_is_told_so(browser: Browser) -> None:
         assert service.feed.num_viewers == 1
 
 
-def test_nobody_is_asked_for_a_page_that_is_closed_or_hidden(browser: Browser) -> None:
+def test_nothing_is_asked_for_a_page_that_is_closed_or_hidden(browser: Browser) -> None:
     service = FakeService()
     with looked_at(browser, service) as page:
         page.wait_for_connection("live")

@@ -13,7 +13,7 @@ import numpy as np
 from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacements
-from deployments.ingress.dispatcher import Dispatcher, encoder_of
+from deployments.ingress.dispatcher import Dispatcher, OnHop, encoder_of
 from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, GoingOn, StageCall, Timing
 from earlyexit.clock import ManualClock
@@ -131,28 +131,6 @@ class ManualStage(LinkTransport):
         return [call.names for call in self.calls]
 
 
-class MetricsLog:
-    """Counts in lists; tests compare them whole, because Ray's counters refuse to count nothing."""
-
-    def __init__(self) -> None:
-        self.exits: list[int] = []
-        self.hops: list[tuple[str, float]] = []
-        self.retries: list[tuple[str, int]] = []
-        self.drops: list[tuple[str, int]] = []
-
-    def answers(self, exits: list[int]) -> None:
-        self.exits.extend(exits)
-
-    def hop(self, slot: str, seconds: float) -> None:
-        self.hops.append((slot, seconds))
-
-    def dropped(self, reason: str, num_inputs: int) -> None:
-        self.drops.append((reason, num_inputs))
-
-    def retried(self, slot: str, num_inputs: int) -> None:
-        self.retries.append((slot, num_inputs))
-
-
 def after_no_pause(seconds: float, call: Callable[[], None]) -> Ring:
     """Rings at once for a pause before another try; for a deadline never."""
     ring = Ring(call)
@@ -190,7 +168,9 @@ class Scene:
     shape: StreamShape | None = None
     probe_share: float = 1.0
     clock: ManualClock = field(default_factory=ManualClock)
-    metrics: MetricsLog = field(default_factory=MetricsLog)
+    hops: list[tuple[str, float]] = field(default_factory=list)
+    on_hop: OnHop | None = None
+    """Instead of writing hops down."""
     stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
     outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
 
@@ -206,7 +186,8 @@ class Scene:
         links = FixedLinks(dict(zip(SLOTS, self.stages, strict=True)))
         self.core = IngressCore("i", PlacedPlan(plan=self.plan), rules, random.Random(0))
         encoder = None if self.chain_codec is None else encoder_of(self.core.name, self.chain_codec)
-        self.dispatcher = Dispatcher(self.core, links, self.clock, self.metrics, later=after_no_pause, encoder=encoder)
+        on_hop = self.on_hop or (lambda *hop: self.hops.append(hop))
+        self.dispatcher = Dispatcher(self.core, links, self.clock, on_hop=on_hop, later=after_no_pause, encoder=encoder)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""

@@ -142,7 +142,7 @@ async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monk
     assert flight.tokens == 2003
 
 
-async def test_a_long_text_that_the_next_codec_fails_on_gets_an_error_and_holds_up_nobody(
+async def test_a_long_text_that_the_next_codec_fails_on_gets_an_error_and_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def here(function: Callable[..., None], *given: object) -> None:
@@ -192,7 +192,7 @@ async def test_words_that_got_little_attention_do_not_cross(tmp_path: Path) -> N
     assert (counts.crossings, counts.words, counts.pruned_words) == ({2: 2}, {2: 5}, {2: 1})
 
 
-async def test_who_comes_without_its_attention_loses_no_words(tmp_path: Path) -> None:
+async def test_a_text_without_its_attention_loses_no_words(tmp_path: Path) -> None:
     scene = ChainScene(chained(tmp_path), PRUNES)
     scene.submit_texts("a b c", "b c")
     await turns()
@@ -221,7 +221,7 @@ async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
     assert ids(scene.stages[1].calls[-1].call.piece) == [1, 14, 15, 16, 2], "the present plan prunes nothing"
 
 
-async def test_who_has_other_tokens_than_were_measured_keeps_all_words(
+async def test_a_text_with_other_tokens_than_were_measured_keeps_all_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = ChainScene(chained(tmp_path), PRUNES)

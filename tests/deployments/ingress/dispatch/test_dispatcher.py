@@ -20,7 +20,6 @@ from tests.deployments.ingress.dispatch.dispatcher_scene import (
     PLAN,
     TIMING,
     TWO_TOKENS,
-    MetricsLog,
     Ring,
     Scene,
     survivors,
@@ -68,7 +67,7 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     scene.clock.advance(1.0)
     call.send_on("b", next_block=2)
     await turns()
-    assert scene.metrics.hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
+    assert scene.hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
 
 
 async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_left() -> None:
@@ -92,20 +91,8 @@ async def test_a_plan_of_the_same_epoch_may_avoid_other_replicas() -> None:
 # Failures
 
 
-class BrokenMetrics(MetricsLog):
-    """Counts nothing, and raises."""
-
-    def answers(self, exits: list[int]) -> None:
-        raise ValueError("no metrics")
-
-    def dropped(self, reason: str, num_inputs: int) -> None:
-        raise ValueError("no metrics")
-
-    def hop(self, slot: str, seconds: float) -> None:
-        raise ValueError("no metrics")
-
-    def retried(self, slot: str, num_inputs: int) -> None:
-        raise ValueError("no metrics")
+def broken(slot: str, seconds: float) -> None:
+    raise ValueError("no metrics")
 
 
 class Timers:
@@ -144,7 +131,7 @@ async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pyte
 
 
 async def test_metrics_that_fail_keep_no_outcome_from_its_owner_and_no_input_from_its_retry() -> None:
-    scene = Scene(metrics=BrokenMetrics())
+    scene = Scene(on_hop=broken)
     call = await scene.sent("abc")
     call.say(Chunk(answers=call._answers("a", 1), lost=((call.id_of("b"), ExecutionError("the model failed on it")),)))
     await turns()

@@ -27,7 +27,6 @@ from earlyexit.sequences.sequence import sequence_of
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
-from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import FixedLinks, turns
 from tests.earlyexit.families.decoders import VOCABULARY, byte_tokenizer
 
@@ -217,8 +216,7 @@ class GenerateScene:
         rules = Rules(max_queued=max_queued, calls_per_replica=2, max_attempts=3, admits=False)
         plan = plan or placed()
         self.core = IngressCore("i", plan, rules, random.Random(0))
-        self.metrics = MetricsLog()
-        self.dispatcher = Dispatcher(self.core, links, self.clock, self.metrics, later=self.alarms.later)
+        self.dispatcher = Dispatcher(self.core, links, self.clock, later=self.alarms.later)
         given = ServeSettings.model_validate(
             {"model": "", "plan": plan.plan, "max_attempts": 3, "prompt_chunk": 4} | settings
         )

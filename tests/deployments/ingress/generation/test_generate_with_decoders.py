@@ -26,7 +26,6 @@ from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
-from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import LOOPBACK, soon
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
@@ -124,7 +123,7 @@ class Service:
             probe_share=self.probe_share,
         )
         core = IngressCore("i", self.placed, rules, random.Random(0))
-        self.dispatcher = Dispatcher(core, links, MonotonicClock(), MetricsLog())
+        self.dispatcher = Dispatcher(core, links, MonotonicClock())
         settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
         self.service = GenerateService(
             byte_tokenizer(),
@@ -212,7 +211,7 @@ async def test_a_replica_that_dies_in_mid_stream_costs_no_token_and_repeats_none
     await one_dies_in_mid_stream(service, expected, stage)
 
 
-async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(
+async def test_readers_that_leave_give_their_pages_back_in_mid_batch_too(
     service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]]
 ) -> None:
     streams = [service.begin(prompt) for prompt in expected]

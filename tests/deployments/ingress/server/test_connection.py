@@ -1,4 +1,4 @@
-"""Requests as bytes on real sockets of this process: what each gets, and that it delays nobody."""
+"""Requests as bytes on real sockets of this process: what each gets, and that it delays no other request."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_long_body_is_read_as_it_is_taken(place: Place) -> None:
     assert (status, len(body)) == (200, 3_000_000)
 
 
-async def test_who_waits_to_be_told_is_told_to_send_its_body(place: Place) -> None:
+async def test_a_client_that_waits_to_be_told_is_told_to_send_its_body(place: Place) -> None:
     caller = await place.call(post(b"pay", "Expect: 100-continue")[:-3])
     assert await caller.status() == 100
     caller.send(b"pay")
@@ -94,7 +94,7 @@ async def test_head_gets_no_body(place: Place) -> None:
     assert (await caller.answer())[2] == b"nothing"
 
 
-async def test_a_body_that_nobody_reads_ends_the_connection_after_the_answer(place: Place) -> None:
+async def test_a_body_that_is_not_read_ends_the_connection_after_the_answer(place: Place) -> None:
     caller = await place.call(b"POST /early HTTP/1.1\r\nHost: here\r\nContent-Length: 999999999\r\n\r\nx")
     status, headers, _ = await caller.answer()
     assert (status, headers["connection"]) == (413, "close")
@@ -111,7 +111,7 @@ async def test_an_application_that_fails_gets_500_and_half_an_answer_is_cut_off(
         await caller.answer()
 
 
-async def test_who_leaves_is_given_up(place: Place) -> None:
+async def test_a_client_that_leaves_is_given_up(place: Place) -> None:
     place.app.gate.clear()
     caller = await place.call(post(b"pay"))
     await asyncio.sleep(0.02)
@@ -121,7 +121,7 @@ async def test_who_leaves_is_given_up(place: Place) -> None:
     assert place.server.num_connections == 0
 
 
-async def test_who_closes_its_half_is_given_up_a_little_later(place: Place) -> None:
+async def test_a_client_that_closes_its_half_is_given_up_a_little_later(place: Place) -> None:
     place.app.gate.clear()
     caller = await place.call(post(b"pay"))
     await asyncio.sleep(0.02)
@@ -136,7 +136,7 @@ async def test_who_closes_its_half_is_given_up_a_little_later(place: Place) -> N
     assert place.server.num_connections == 0
 
 
-async def test_serves_application_is_told_who_left() -> None:
+async def test_serves_application_is_told_which_client_left() -> None:
     async with serving(outright=False) as place:
         place.app.gate.clear()
         caller = await place.call(post(b"pay"))
@@ -167,11 +167,11 @@ async def test_slow_heads_and_bodies_get_408_and_idle_callers_are_closed() -> No
             await asyncio.sleep(0.05)
             assert sum(each.done() for each in waiting) == done
         assert [await each for each in waiting] == list(slow.values())[:-1]
-        place.server.sweep(begun_s + 97)  # who was refused may have had more to send
+        place.server.sweep(begun_s + 97)  # a refused client may have had more to send
         assert [await caller.is_closed() for caller in callers] == [True] * 5
 
 
-async def test_who_takes_no_answers_is_cut_off_and_no_more_of_him_is_read() -> None:
+async def test_a_client_that_takes_no_answers_is_cut_off_and_read_no_more() -> None:
     async with serving(Limits(stuck_s=0.3)) as place:
         loop, big = asyncio.get_running_loop(), post(b"x" * 60_000)
         with socket.create_connection(("127.0.0.1", place.port)) as greedy:
@@ -192,7 +192,7 @@ async def test_too_many_connections_are_told_so(place: Place) -> None:
     assert sorted([await caller.status() for caller in callers]) == [200] * 8 + [503]
 
 
-async def test_idle_connections_delay_nobody_and_cost_no_timers_each() -> None:
+async def test_idle_connections_delay_no_request_and_cost_no_timers_each() -> None:
     async with serving(Limits()) as place:
         callers = [await place.call() for _ in range(300)]
         caller = await place.call(GET)
@@ -201,7 +201,7 @@ async def test_idle_connections_delay_nobody_and_cost_no_timers_each() -> None:
         assert len(callers) == 300
 
 
-async def test_the_end_waits_for_answers_and_takes_nobody_new(place: Place) -> None:
+async def test_the_end_waits_for_answers_and_takes_no_new_client(place: Place) -> None:
     place.app.gate.clear()
     idle, busy = await place.call(), await place.call(post(b"pay"))
     await asyncio.sleep(0.02)

@@ -160,7 +160,7 @@ async def test_an_input_that_is_sent_again_shows_its_attempts(tmp_path: Path, re
     assert lasting(root) == pytest.approx(root.seconds, rel=1e-3)
 
 
-async def test_a_request_that_nobody_answers_in_time_shows_where_it_was(tmp_path: Path, receiver: Receiver) -> None:
+async def test_a_request_that_is_not_answered_in_time_shows_where_it_was(tmp_path: Path, receiver: Receiver) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         response = await service.ask("a", body={"timeout_s": 0.9 * BLOCK_S})
         await service.send_spans()

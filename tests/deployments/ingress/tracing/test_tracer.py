@@ -19,7 +19,6 @@ from deployments.ops.tracing.spans import (
     MOST_INPUTS,
     InputRecord,
     RequestRecord,
-    Sent,
     Span,
     Visit,
     request_spans,
@@ -125,7 +124,7 @@ def visit_of(*chunks: Chunk, reason: str | None = None) -> Visit:
 def test_a_visit_ends_by_an_answer_a_survivor_an_early_answer_or_a_loss() -> None:
     visit = visit_of(answered([SECOND]), replace(answered([FIRST]), runs=((FIRST, (RUN,)),)))
     assert (visit.ended_s, visit.exit, visit.timing, visit.runs, visit.error) == (102.0, 1, TIMING, (RUN,), None)
-    assert (visit.sent.replica, visit.sent.attempt, visit.sent.call_inputs, visit.sent.at_s) == ("r1", 0, 2, 100.0)
+    assert (visit.replica, visit.attempt, visit.call_inputs, visit.at_s) == ("r1", 0, 2, 100.0)
     visit = visit_of(going_on([FIRST, SECOND]))
     assert (visit.ended_s, visit.exit, visit.timing, visit.error) == (101.0, None, TIMING, None)
     visit = visit_of(Chunk(early=answered([FIRST]).answers), going_on([FIRST, SECOND]))
@@ -160,8 +159,8 @@ def test_an_input_that_was_encoded_anew_has_a_span_for_that_and_one_that_starts_
 # Spans
 
 
-def sent(at_s: float) -> Sent:
-    return Sent(slot="cpu-0", replica="r1", epoch=3, attempt=0, block=0, call_inputs=4, at_s=at_s)
+def sent(at_s: float) -> Visit:
+    return Visit(slot="cpu-0", replica="r1", epoch=3, attempt=0, block=0, call_inputs=4, at_s=at_s)
 
 
 def spans_of(*inputs: InputRecord, ended_s: float) -> tuple[Span, ...]:
@@ -173,7 +172,7 @@ def flat(spans: Sequence[Span]) -> list[tuple[str, float, float]]:
 
 
 def test_a_stage_is_half_of_its_hop_what_it_says_itself_and_the_other_half() -> None:
-    told = Visit(sent=sent(12.0), ended_s=20.0, timing=Timing(queue_s=1.0, compute_s=3.0), exit=1)
+    told = replace(sent(12.0), ended_s=20.0, timing=Timing(queue_s=1.0, compute_s=3.0), exit=1)
     [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=20.0)
     waiting, stage = each.children
     assert flat((waiting, stage)) == [("queue", 11.0, 12.0), ("stage cpu-0", 12.0, 20.0)]
@@ -187,7 +186,7 @@ def test_a_stage_is_half_of_its_hop_what_it_says_itself_and_the_other_half() -> 
 
 
 def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
-    told = Visit(sent=sent(12.0), ended_s=13.0, timing=Timing(queue_s=0.5, compute_s=0.75), exit=1)
+    told = replace(sent(12.0), ended_s=13.0, timing=Timing(queue_s=0.5, compute_s=0.75), exit=1)
     [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=13.0)
     assert each.children[-1].attributes["offramp.hop_s"] == 0.0
     assert [span.seconds for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
@@ -203,7 +202,7 @@ def test_inputs_that_are_not_awaited_any_more_end_with_the_request() -> None:
 
 
 def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them() -> None:
-    visits = (Visit(sent=sent(11.0), ended_s=12.0 + k, exit=0) for k in range(MOST_INPUTS + 5))
+    visits = (replace(sent(11.0), ended_s=12.0 + k, exit=0) for k in range(MOST_INPUTS + 5))
     spans = spans_of(*(InputRecord(submitted_s=11.0, visits=[each]) for each in visits), ended_s=50.0)
     inputs = [span for span in spans if span.name == "input"]
     assert [span.attributes["offramp.input"] for span in inputs] == list(range(5, MOST_INPUTS + 5))

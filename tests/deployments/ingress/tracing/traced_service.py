@@ -80,15 +80,6 @@ def settings_of(folder: Path, **tracing: Any) -> ServeSettings:
     )
 
 
-class NoMetrics:
-    """Counts nothing."""
-
-    def answers(self, exits: list[int]) -> None: ...
-    def dropped(self, reason: str, num_inputs: int) -> None: ...
-    def hop(self, slot: str, seconds: float) -> None: ...
-    def retried(self, slot: str, num_inputs: int) -> None: ...
-
-
 @dataclass(kw_only=True)
 class Backend(FakeBackend):
     """Answers by a service."""
@@ -133,7 +124,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         board.announce(addresses)
         rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
         core = IngressCore("i", placed, rules, random.Random(0))
-        dispatcher = Dispatcher(core, links, clock, NoMetrics())
+        dispatcher = Dispatcher(core, links, clock)
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         service = InferService(codec, dispatcher, settings, clock, trace=None if tracer is None else tracer.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)

@@ -53,7 +53,7 @@ async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(rep
     assert await link(reply).current() is None
 
 
-async def test_who_asks_a_controller_that_is_gone_is_told_so() -> None:
+async def test_a_controller_that_is_gone_is_said_to_be() -> None:
     with pytest.raises(ControllerUnavailableError, match="the controller does not answer: died"):
         await link(ConnectionError("died")).describe()
 

@@ -88,7 +88,7 @@ async def test_what_no_replica_says_ends_the_connection_which_is_tried_again(sce
 
 async def test_a_call_that_is_refused_or_whose_part_cannot_be_taken_fails_and_others_go_on(scene: Scene) -> None:
     def refuse(chunk: Chunk) -> None:
-        raise LookupError("nobody knows this input")
+        raise LookupError("this input is not known")
 
     refused, failing, other = scene.call(), scene.call(refuse), scene.call()
     asked = [await soon(scene.replica.asked.get()) for _ in range(3)]
@@ -96,7 +96,7 @@ async def test_a_call_that_is_refused_or_whose_part_cannot_be_taken_fails_and_ot
     with pytest.raises(RuntimeError, match="no split holds block 2"):
         await soon(refused)
     asked[1].answer()
-    with pytest.raises(LookupError, match="nobody knows"):
+    with pytest.raises(LookupError, match="is not known"):
         await soon(failing)
     asked[2].answer()
     await soon(other)

@@ -11,7 +11,7 @@ A = {"a": Address(host="10.0.0.1", port=1, word="word of a")}
 B = {"b": Address(host="10.0.0.2", port=2, word="word of b")}
 
 
-def test_whoever_follows_is_told_what_there_is_and_of_every_change() -> None:
+def test_a_follower_is_told_what_there_is_and_of_every_change() -> None:
     board, early, late = ReplicaDirectory(), Heard(), Heard()
     board.follow(early.append)
     board.announce(A)

@@ -79,7 +79,7 @@ class Slot:
             await soon(replica.words.get())
 
     def make(self, name: str) -> FakeReplica:
-        """One that does not listen yet, and that nobody knows of."""
+        """One that does not listen yet, and that no link knows of."""
         replica = self.replicas[name] = FakeReplica(name, asked=self._asked)
         return replica
 
@@ -115,12 +115,12 @@ class Slot:
         return await soon(self._asked.get())
 
     async def sent(self, sample_ids: str, *, weight: int | None = None, slot: str = FIRST) -> tuple[Call, Asked]:
-        """A call and whom it reached."""
+        """A call, and the replica that it reached."""
         call = self.call(sample_ids, weight=weight, slot=slot)
         return call, await self.asked()
 
     async def taker(self, sample_ids: str, *, slot: str = FIRST) -> str:
-        """Who takes a call, which stays open."""
+        """Returns the replica that takes a call, which stays open."""
         _, asked = await self.sent(sample_ids, slot=slot)
         return asked.replica
 
@@ -162,7 +162,7 @@ async def test_idle_replicas_come_first_and_then_batches_fill_one_after_the_othe
 @pytest.mark.parametrize("how", ["answered", "refused", "given-up"])
 async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) -> None:
     await slot.has("a", "b")
-    call, first = await slot.sent("wxyz")  # a batch, behind which nobody would wait
+    call, first = await slot.sent("wxyz")  # a batch, behind which no call would wait
     await slot.taker("x")
     if how == "answered":
         first.answer()
