@@ -27,7 +27,7 @@ from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
 from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.ingress_core import own_plan
-from deployments.ingress.dispatcher import Dispatcher, encoder_of
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.ingress.metrics import GenerationMetrics, IngressMetrics
 from deployments.local_ray.ports import take_listener
@@ -86,9 +86,8 @@ class Ingress(RpcMethods):
         self._core = build_core(self._settings, self.card)
         link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._handles, phase=random.random(), link=link)
-        encoder = encoder_of(self._core.name, codec)
         on_hop = self._metrics.hop
-        self._dispatcher = Dispatcher(self._core, self._links, self._clock, on_hop=on_hop, encoder=encoder)
+        self._dispatcher = Dispatcher(self._core, self._links, self._clock, on_hop=on_hop, codec=codec)
         self._everyone = Handles(self._settings.app)
         self._feed = self._build_feed()
         trace = None if self._tracer is None else self._tracer.follow

@@ -13,7 +13,7 @@ from deployments.controller.observe import Fleet
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from optimizer.placement import PlacedPlan
 from simulator.events import CONTROLS, Events
-from simulator.replica import NOTHING, SimulatedReplica
+from simulator.processes import NOTHING, SimulatedReplica
 from simulator.service import SimulatedService
 
 

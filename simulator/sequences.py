@@ -17,9 +17,9 @@ from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableEr
 from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
 from simulator.events import COMES, WAKES
-from simulator.ingress import SimulatedIngress
-from simulator.replica import Step, Trip
+from simulator.processes import SimulatedIngress, Trip
 from simulator.scenario import Scenario
+from simulator.work import Step
 
 
 class SimulatedSequence:

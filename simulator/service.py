@@ -17,12 +17,12 @@ from optimizer.placement import PlacedPlan, deployment_name
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
 from simulator.events import Events
-from simulator.ingress import SimulatedIngress
 from simulator.inputs import Decisions, IntArray, Probing, pruned_table
 from simulator.outcome import Ledger
-from simulator.replica import SimulatedReplica, Slot, StepWork, Work, Works
+from simulator.processes import SimulatedIngress, SimulatedReplica, Slot
 from simulator.scenario import Scenario
 from simulator.sequences import GeneratingIngress
+from simulator.work import StepWork, Work, Works
 
 ProbingOf = Callable[[int], Probing | None]
 Decide = Callable[[PolicySpec | None], Decisions]

@@ -17,7 +17,7 @@ from optimizer.placement import PlacedPlan
 from simulator.events import Events
 from simulator.inputs import IntArray
 from simulator.outcome import NOT_DROPPED, UNANSWERED, LengthUse, Outcome, SlotUse, SplitUse
-from simulator.replica import Slot
+from simulator.processes import Slot
 from simulator.scenario import FloatArray, Scenario
 from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService

@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -86,12 +85,12 @@ class Dispatcher(Driver):
         *,
         on_hop: OnHop = ignore_hop,
         later: Later = on_loop,
-        encoder: CrossingEncoder | None = None,
+        codec: Codec[Any] | None = None,
     ) -> None:
-        """`encoder`: of a chain, None where the model is one network."""
+        """`codec`: the model's; a chain's encodes inputs for every network that they enter."""
         super().__init__(core, clock)
         self._links = links
-        self._encoder = encoder
+        self._codec = codec if isinstance(codec, ChainCodec) else None
         self._on_hop = on_hop
         self._later = later
         self._serial = 0
@@ -239,10 +238,15 @@ class Dispatcher(Driver):
         call, block, payload, network, rows = send
         if network is None:
             self._send(call, payload if rows is None else payload.select(rows), call.inputs)
-        elif self._encoder is None:
+        elif self._codec is None:
             self._depart(call)
         else:
-            self._enter(self._encoder, call, block, network, payload)
+            plan = self.core.placed.plan
+            entry = NetworkEntry(self.core.name, self._codec, call, block, network, payload, plan)
+            if entry.is_slow():
+                self._tasks[call] = self._begin(self._enter_slowly(call, entry))
+            else:
+                self._enter(call, entry)
 
     def _depart(self, call: Call) -> None:
         """Send new inputs of a model that is one network, for which all were encoded as they came."""
@@ -253,45 +257,31 @@ class Dispatcher(Driver):
         else:
             self._send(call, piece, call.inputs)
 
-    def _enter(
-        self, encoder: CrossingEncoder, call: Call, block: int, network: int, going_on: WirePiece | None
-    ) -> None:
-        """Send inputs to a network's first block, new ones or those that cross."""
-        cuts = cuts_of(going_on, self.core.placed.plan)
-        whole = call.watch == "whole"
-        entry = NetworkEntry(
-            inputs=call.inputs, block=block, network=network, going_on=going_on, cuts=cuts, whole=whole
-        )
-        if encoder.is_slow(entry):
-            self._tasks[call] = self._begin(self._enter_slowly(encoder, call, entry))
-        else:
-            self._enter_network(encoder, call, entry)
-
-    async def _enter_slowly(self, encoder: CrossingEncoder, call: Call, entry: NetworkEntry) -> None:
+    async def _enter_slowly(self, call: Call, entry: NetworkEntry) -> None:
         """Encode the inputs beside the event loop first."""
         try:
-            await asyncio.to_thread(encoder.prepare, entry)
-            self._enter_network(encoder, call, entry)
+            await asyncio.to_thread(entry.prepare)
+            self._enter(call, entry)
         except Exception as error:
             self._tasks.pop(call, None)
             self._lose(call, call.inside(), error, MISFIT)
 
-    def _enter_network(self, encoder: CrossingEncoder, call: Call, entry: NetworkEntry) -> None:
+    def _enter(self, call: Call, entry: NetworkEntry) -> None:
+        """Send inputs to a network's first block."""
         self._tasks.pop(call, None)  # what encoded them beside the event loop is done
-        measured = is_measured(self.core.placed.plan, entry.network)
         try:
-            entered = encoder.enter(entry, measured=measured)
+            piece = entry.enter(self.core.placed.plan)
         except Exception as error:
             self._lose(call, call.inputs, error, MISFIT)
             return
-        for pending, refusal in entered.refused:
+        for pending, refusal in entry.refused:
             self._lose(call, (pending,), refusal, "the next network's codec makes nothing of it")
-        if entry.going_on is not None:
-            took_s = self.clock.now_s() - call.started_s
-            waited_s = [took_s] * len(entered.inputs)
-            self.core.counts.cross(entry.block, waited_s, words=entered.words, pruned_words=entered.pruned_words)
-        if entered.inputs:
-            self._send(call, entered.piece, entered.inputs)
+        if entry.crosses:
+            waited_s = [self.clock.now_s() - call.started_s] * len(entry.inputs)
+            words, pruned_words = entry.words()
+            self.core.counts.cross(piece.next_block, waited_s, words=words, pruned_words=pruned_words)
+        if entry.inputs:
+            self._send(call, piece, entry.inputs)
 
     def _send(self, call: Call, piece: WirePiece, inputs: Inputs) -> None:
         now_s = self.clock.now_s()
@@ -402,189 +392,146 @@ def departure(ingress: str, inputs: Inputs) -> WirePiece:
     return entering([sample_id_of(ingress, each) for each in inputs], [each.encoded for each in inputs])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cuts:
-    """What is known of inputs at a crossing, of which some may lose words."""
-
-    before: int
-    """The network that they come from."""
-    alpha: float | None
-    """None: no input loses words here, but texts that lost some before go on without them."""
-    importance: Mapping[str, npt.NDArray[np.floating[Any]]]
-    """By sample id, of every token that the network before was given; nothing of inputs that came without."""
-
-    def cut(self, codec: ChainCodec, given: ChainEncoded, sample_id: str, network: int) -> None:
-        """Make of an input what the next network is given of it, where that is not the row as it came."""
-        if network in given.cut:
-            return
-        earlier = given.cut.get(self.before)
-        row = given.row if earlier is None else earlier.row
-        importance_N = self.importance.get(sample_id)
-        if self.alpha is not None and importance_N is not None:
-            found = codec.pruned_for(network, self.before, row, importance_N, self.alpha)
-            # An input that loses nothing is remembered too, with its own row, or it would be examined again.
-            given.cut[network] = CutRow(row, found.encoded) if found.row == row else found
-        elif earlier is not None and earlier.row is not given.row:
-            given.cut[network] = codec.cut_row(network, row)
-
-
-def cuts_of(going_on: WirePiece | None, plan: Plan) -> Cuts | None:
-    """Returns what inputs may lose at a crossing under a plan; None for new inputs, and for a plan of one network.
-
-    An input that left a network before its end, because the plan now skips it, has not met all its attention and loses
-    no words.
-    """
-    if going_on is None or not plan.networks:
-        return None
-    at_an_end = going_on.next_block in plan.networks
-    before = bisect_right(plan.networks, going_on.next_block - 1)
-    alpha = plan.prune.get(going_on.next_block - 1) if at_an_end else None
-    carried = going_on.tensors if at_an_end and alpha is not None else ()
-    if not carried:
-        return Cuts(before=before, alpha=None, importance={})
-    ends = np.cumsum(going_on.lengths_B)[:-1]
-    by_input = np.split(carried[-1].astype(np.float64), ends)
-    return Cuts(before=before, alpha=alpha, importance=dict(zip(going_on.sample_ids, by_input, strict=True)))
-
-
-def is_measured(plan: Plan, network: int) -> bool:
-    """Whether inputs that enter a network are to bring what attention their tokens receive in it."""
-    return bool(plan.networks) and plan.networks[network] - 1 in plan.prune
-
-
 TIMES_SLOWER = 10
 """So many times as many rows are asked about before some are encoded on the event loop: there, replies wait meanwhile.
 Of texts it is 2,000 characters, a millisecond or two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEntry:
-    """Inputs on their way into a network: new ones, or those that cross."""
+    """Inputs on their way into a network of a chain: new ones, or those that cross, of which some may lose words.
 
-    inputs: Inputs
-    block: int
-    """The first that they wait for."""
-    network: int
-    going_on: WirePiece | None
-    """What the network before let go of; None of new ones."""
-    cuts: Cuts | None = None
-    """Words that they lose on it."""
-    whole: bool = False
-    """Whether they go with all words, beside others of the same texts that lost some."""
+    Every input is encoded once for every network that it gets to.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnteredPiece:
-    """Inputs before a network's first block."""
-
-    piece: WirePiece
-    inputs: Inputs
-    """In the piece's order."""
-    refused: Sequence[tuple[PendingInput, Exception]] = ()
-    """Those that the network's codec makes nothing of, though it took them, or did not doubt, when they came."""
-    words: int = 0
-    """Of the texts that words could be pruned of."""
-    pruned_words: int = 0
-
-
-class CrossingEncoder:
-    """Of a chain: every input is encoded once for every network that it gets to."""
-
-    def __init__(self, ingress: str, codec: ChainCodec) -> None:
+    def __init__(
+        self,
+        ingress: str,
+        codec: ChainCodec,
+        call: Call,
+        block: int,
+        network: int,
+        going_on: WirePiece | None,
+        plan: Plan,
+    ) -> None:
+        """`block`: the first that they wait for; `going_on`: what the network before let go of, None of new inputs."""
+        self.inputs = call.inputs
+        """After `enter`, the inputs of the piece, in its order."""
+        self.refused: list[tuple[PendingInput, Exception]] = []
+        """Those that the network's codec makes nothing of, though it took them, or did not doubt, when they came."""
         self._ingress = ingress
         self._codec = codec
+        self._block = block
+        self._network = network
+        self._going_on = going_on
+        self._alike = codec.alike(network)
+        self._whole = call.watch == "whole"
+        """Whether they go with all words, beside others of the same texts that lost some."""
+        self._before = 0 if going_on is None else bisect_right(plan.networks, going_on.next_block - 1)
+        """The network that they come from."""
+        self._may_cut = going_on is not None and bool(plan.networks)
+        self._alpha: float | None = None
+        """None: no input loses words here, but texts that lost some before go on without them."""
+        self._importance: Mapping[str, npt.NDArray[np.floating[Any]]] = {}
+        """By sample id, of every token that the network before was given; nothing of inputs that came without."""
+        # An input that left a network before its end, because the plan now skips it, has not met all its attention.
+        if going_on is not None and going_on.next_block in plan.networks:
+            alpha = plan.prune.get(going_on.next_block - 1)
+            if alpha is not None and going_on.tensors:
+                by_input = np.split(going_on.tensors[-1].astype(np.float64), np.cumsum(going_on.lengths_B)[:-1])
+                self._alpha = alpha
+                self._importance = dict(zip(going_on.sample_ids, by_input, strict=True))
 
-    def is_slow(self, entry: NetworkEntry) -> bool:
+    @property
+    def crosses(self) -> bool:
+        """Whether the inputs come from another network."""
+        return self._going_on is not None
+
+    def is_slow(self) -> bool:
         """Whether `prepare` takes milliseconds and leaves the event loop."""
-        anew = entry.inputs if entry.cuts is not None and entry.cuts.importance else self._missing(entry)
-        rows = [_given(each).row for each in anew]
-        return bool(rows) and self._codec.of(entry.network).is_slow(rows * TIMES_SLOWER)
+        rows = [_given(each).row for each in (self.inputs if self._importance else self._missing())]
+        return bool(rows) and self._codec.of(self._network).is_slow(rows * TIMES_SLOWER)
 
-    def prepare(self, entry: NetworkEntry) -> None:
+    def prepare(self) -> None:
         """Encodes the inputs that were not encoded for the network yet, together, without the words that they lose.
 
         May be called beside the event loop, and again after. If the codec fails, all of them stay as they are, and
         `enter` finds the input that it fails on. A text whose words cannot be cut goes on whole.
         """
-        if entry.cuts is not None:
-            self._cut(entry, entry.cuts)
-        missing = self._missing(entry)
-        if missing:
+        for each in self.inputs if self._may_cut else ():
+            try:
+                self._cut(_given(each), sample_id_of(self._ingress, each))
+            except Exception as error:
+                logger.warning("a text of %s keeps its words: %r", each.request_id, error)
+        if missing := self._missing():
             with suppress(Exception):
-                self._encode(missing, entry.network)
+                self._encode(missing)
 
-    def enter(self, entry: NetworkEntry, *, measured: bool = False) -> EnteredPiece:
-        """Inputs as the piece that waits for a network's first block.
+    def enter(self, plan: Plan) -> WirePiece:
+        """Returns the inputs as the piece that waits for the network's first block.
 
-        Every input's `tokens` are those of the network from now on. `measured`: they are to bring what attention their
-        tokens receive in it.
+        Every input's `tokens` are those of the network from now on. Where the plan prunes words behind the network,
+        they are to bring what attention their tokens receive in it.
         """
-        if entry.going_on is None and not entry.whole:  # an attempt begins, with whole texts
-            for each in entry.inputs:
+        if self._going_on is None and not self._whole:  # an attempt begins, with whole texts
+            for each in self.inputs:
                 _given(each).cut.clear()
-        self.prepare(entry)
-        refused = list[tuple[PendingInput, Exception]]()
+        self.prepare()
         entered, encoded = list[PendingInput](), list[Encoded]()
-        for each in entry.inputs:
-            made = self._made(each, entry)
+        for each in self.inputs:
+            made = self._made(each)
             if made is None:
                 try:
-                    [made] = self._encode([each], entry.network)
+                    [made] = self._encode([each])
                 except Exception as error:
-                    refused.append((each, error))
+                    self.refused.append((each, error))
                     continue
             each.tokens = made.length
             entered.append(each)
             encoded.append(made)
+        self.inputs = entered
         ids = [sample_id_of(self._ingress, each) for each in entered]
-        states_BS = None if entry.going_on is None else _states_of(ids, entry.going_on)
-        piece = entering(ids, encoded, block=entry.block, state_BS=states_BS, measured=measured)
-        return EnteredPiece(
-            piece=piece, inputs=entered, refused=refused, **_words_of(entered, entry.network, entry.cuts)
-        )
+        states_BS = None if self._going_on is None else _states_of(ids, self._going_on)
+        measured = bool(plan.networks) and plan.networks[self._network] - 1 in plan.prune
+        return entering(ids, encoded, block=self._block, state_BS=states_BS, measured=measured)
 
-    def _cut(self, entry: NetworkEntry, cuts: Cuts) -> None:
-        for each in entry.inputs:
-            try:
-                cuts.cut(self._codec, _given(each), sample_id_of(self._ingress, each), entry.network)
-            except Exception as error:
-                logger.warning("a text of %s keeps its words: %r", each.request_id, error)
+    def words(self) -> tuple[int, int]:
+        """Returns the words of the inputs whose attention is known, and how many of them were pruned."""
+        words = pruned = 0
+        for each in self.inputs if self._importance else ():
+            given = _given(each)
+            earlier, cut = given.cut.get(self._before), given.cut.get(self._network)
+            before = num_words(given.row if earlier is None else earlier.row)
+            words += before
+            pruned += 0 if cut is None else before - num_words(cut.row)
+        return words, pruned
 
-    def _made(self, each: PendingInput, entry: NetworkEntry) -> Encoded | None:
-        given = _given(each)
-        cut = None if entry.whole else given.cut.get(entry.network)
-        return given.of(self._codec.alike(entry.network)) if cut is None else cut.encoded
+    def _cut(self, given: ChainEncoded, sample_id: str) -> None:
+        """Make of an input what the network is given of it, where that is not the row as it came."""
+        if self._network in given.cut:
+            return
+        earlier = given.cut.get(self._before)
+        row = given.row if earlier is None else earlier.row
+        importance_N = self._importance.get(sample_id)
+        if self._alpha is not None and importance_N is not None:
+            found = self._codec.pruned_for(self._network, self._before, row, importance_N, self._alpha)
+            # An input that loses nothing is remembered too, with its own row, or it would be examined again.
+            given.cut[self._network] = CutRow(row, found.encoded) if found.row == row else found
+        elif earlier is not None and earlier.row is not given.row:
+            given.cut[self._network] = self._codec.cut_row(self._network, row)
 
-    def _encode(self, inputs: Inputs, network: int) -> list[Encoded]:
-        alike, given = self._codec.alike(network), [_given(each) for each in inputs]
-        made = self._codec.encoded([each.row for each in given], alike, truncate=True)
+    def _made(self, each: PendingInput) -> Encoded | None:
+        cut = None if self._whole else _given(each).cut.get(self._network)
+        return _given(each).of(self._alike) if cut is None else cut.encoded
+
+    def _missing(self) -> list[PendingInput]:
+        return [each for each in self.inputs if self._made(each) is None]
+
+    def _encode(self, inputs: Inputs) -> list[Encoded]:
+        given = [_given(each) for each in inputs]
+        made = self._codec.encoded([each.row for each in given], self._alike, truncate=True)
         for each, encoded in zip(given, made, strict=True):
-            each.others[alike] = encoded
+            each.others[self._alike] = encoded
         return made
-
-    def _missing(self, entry: NetworkEntry) -> list[PendingInput]:
-        alike = self._codec.alike(entry.network)
-        lacking = [each for each in entry.inputs if _given(each).of(alike) is None]
-        return [each for each in lacking if entry.whole or entry.network not in _given(each).cut]
-
-
-def encoder_of(ingress: str, codec: Codec[Any]) -> CrossingEncoder | None:
-    """Of a chain; None where there is one network, for which inputs are encoded as they come."""
-    return CrossingEncoder(ingress, codec) if isinstance(codec, ChainCodec) else None
-
-
-def _words_of(inputs: Inputs, network: int, cuts: Cuts | None) -> dict[str, int]:
-    """Of inputs whose attention is known: their words at this crossing, and how many of them were pruned."""
-    if cuts is None or not cuts.importance:
-        return {}
-    words = pruned = 0
-    for each in inputs:
-        given = _given(each)
-        earlier, cut = given.cut.get(cuts.before), given.cut.get(network)
-        before = num_words(given.row if earlier is None else earlier.row)
-        words += before
-        pruned += 0 if cut is None else before - num_words(cut.row)
-    return {"words": words, "pruned_words": pruned}
 
 
 def _given(each: PendingInput) -> ChainEncoded:

@@ -23,8 +23,8 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from simulator.events import Events
 from simulator.inputs import ByRamp, IntArray, nested
-from simulator.replica import Ended, Exit, SideBySide, Work, Works, remaining_of
 from simulator.scenario import FloatArray
+from simulator.work import Ended, Exit, SideBySide, Work, Works, remaining_of
 
 # A simulated device whose queue is never empty: what it answers per second, and how long batches take.
 

@@ -18,7 +18,7 @@ from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.dispatcher import Dispatcher, encoder_of
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import LinkTransport
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.host import OpenCall, StageHost, chunks_by_call
@@ -91,7 +91,7 @@ def served(cascade: TinyCascade, plan: Plan, probe_share: float) -> Iterator[tup
     codec: Any = find_codec(read_card(cascade.folder).codec, cascade.folder)
     rules = Rules(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
     core = IngressCore("i", placed, rules, random.Random(0))
-    dispatcher = Dispatcher(core, FixedLinks(hosts), clock, encoder=encoder_of("i", codec))
+    dispatcher = Dispatcher(core, FixedLinks(hosts), clock, codec=codec)
     try:
         yield InferService(codec, dispatcher, cascade.settings(), clock, encode=encode_of(codec, core)), core
     finally:

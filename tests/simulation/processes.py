@@ -19,7 +19,7 @@ from deployments.ingress.build import encode_of
 from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
-from deployments.ingress.dispatcher import Dispatcher, encoder_of, sample_id_of
+from deployments.ingress.dispatcher import Dispatcher, sample_id_of
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
@@ -148,8 +148,8 @@ class Replica:
 class WatchedDispatcher(Dispatcher):
     """The live dispatcher; writes down what it took, and holds every outcome against that."""
 
-    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, encoder: Any) -> None:
-        super().__init__(core, ways, clock, encoder=encoder)
+    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, codec: Any) -> None:
+        super().__init__(core, ways, clock, codec=codec)
         self._watch = watch
         self.open: set[PendingInput] = set()
         """Inputs that were admitted and have no outcome."""
@@ -228,8 +228,8 @@ class Ingress:
         )
         self.core = IngressCore(name, placed, rules, self.rng)
         codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
-        encoder, encode = encoder_of(name, codec), encode_of(codec, self.core)
-        self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, encoder)
+        encode = encode_of(codec, self.core)
+        self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, codec)
         self.service = InferService(codec, self.dispatcher, settings, loop.events, encode=encode)
         self.generation = GenerateService(
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng

@@ -17,7 +17,7 @@ from profiles.table import LatencyTable
 from simulator.events import CONTROLS
 from simulator.inputs import ByRamp
 from simulator.outcome import Figures
-from simulator.replica import SimulatedReplica
+from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play

@@ -18,7 +18,7 @@ from optimizer.plan import Plan, Stage
 from simulator.events import CONTROLS
 from simulator.inputs import NOWHERE
 from simulator.outcome import UNANSWERED, Outcome
-from simulator.replica import SimulatedReplica
+from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play

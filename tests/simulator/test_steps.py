@@ -20,9 +20,9 @@ from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
-from simulator.replica import LATE, Step, StepSize, StepWork, leave
 from simulator.scenario import Scenario
 from simulator.simulate import generate
+from simulator.work import LATE, Step, StepSize, StepWork, leave
 from tests.simulator.test_generate import ALONE, case, told
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, split, stage
 

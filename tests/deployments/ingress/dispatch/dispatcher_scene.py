@@ -13,7 +13,7 @@ import numpy as np
 from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacements
-from deployments.ingress.dispatcher import Dispatcher, OnHop, encoder_of
+from deployments.ingress.dispatcher import Dispatcher, OnHop
 from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, GoingOn, StageCall, Timing
 from earlyexit.clock import ManualClock
@@ -185,9 +185,10 @@ class Scene:
         )
         links = FixedLinks(dict(zip(SLOTS, self.stages, strict=True)))
         self.core = IngressCore("i", PlacedPlan(plan=self.plan), rules, random.Random(0))
-        encoder = None if self.chain_codec is None else encoder_of(self.core.name, self.chain_codec)
         on_hop = self.on_hop or (lambda *hop: self.hops.append(hop))
-        self.dispatcher = Dispatcher(self.core, links, self.clock, on_hop=on_hop, later=after_no_pause, encoder=encoder)
+        self.dispatcher = Dispatcher(
+            self.core, links, self.clock, on_hop=on_hop, later=after_no_pause, codec=self.chain_codec
+        )
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""
