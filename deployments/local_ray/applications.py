@@ -6,6 +6,7 @@ deployment whose config is unchanged: one that was scaled since stays scaled (tr
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -43,9 +44,10 @@ def _settings(config: Mapping[str, Any]) -> ServeSettings:
     try:
         return ServeSettings.model_validate(config.get("args", {}))
     except (ValidationError, PlanError) as error:
-        name = config.get("name")
+        name = config["name"]
         raise InputError(
-            f"application {name!r} is of another release, and what it uses unknown; first: offramp delete {name}"
+            f"application {name!r} is of another release, and what it uses unknown; first: offramp delete "
+            f"{shlex.quote(name)}"
         ) from error
 
 
@@ -73,8 +75,8 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     taken = [name for name, each in others.items() if each.get("route_prefix") == application["route_prefix"]]
     if taken:
         raise InputError(
-            f"application {taken[0]!r} has route {application['route_prefix']}; first: offramp delete {taken[0]}, "
-            "or give this one another ingress.route_prefix or model.version"
+            f"application {taken[0]!r} has route {application['route_prefix']}; first: offramp delete "
+            f"{shlex.quote(taken[0])}, or give this one another ingress.route_prefix or model.version"
         )
     _check_grpc(serve.get("grpc_options"), config)
     return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}

@@ -35,15 +35,12 @@ from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.recording import (
     Ensemble,
     Outputs,
-    batches_of_outputs,
-    chain_outputs,
     find_ensemble,
     join_records,
-    records_of_chosen_shares,
+    outputs_of,
     records_of_ensemble,
     run_pruned,
     score_of,
-    tokens_of,
 )
 from offramp.commands.thresholds import (
     Recorded,
@@ -86,22 +83,52 @@ def calibrate(
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Find thresholds, and write them, with the exit records, into the model's folder.
 
-    `outputs` are the model's of these rows, without temperatures, where they are known already.
-    Raises DataError where the inputs are too few for the guarantee, and for options that are not of such a model.
+    `outputs` are known outputs of these rows, of a single model without temperatures; None: the model runs. Rows of a
+    model that keeps its answers need no labels, since its answers stand for them. Raises DataError if the inputs are
+    too few for the guarantee, and for options that are not of such a model.
     """
     check_rows(data, job)
     card = read_card(folder)
     if card.task["name"] == TokenTask.name:
         return _calibrate_decoder(folder, data, job, progress)
-    if job.decay is not None:
-        raise DataError(f"thresholds fall along answers of tokens, and {card.name} answers none: leave decay out")
-    if not card.chain.is_one:
-        return _calibrate_chain(folder, card, data, job, outputs, progress)
-    if job.prune is not None:
-        raise DataError(f"words are pruned where inputs go on to another network, and {card.name} is a single one")
-    if job.ensemble:
-        raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
-    return _calibrate_model(folder, card, data, job, outputs, progress)
+    job = _checked(job, folder, card)
+    check_rows(data, job)
+    task, parts, facts = find_task(card.task), parts_of(data, job), facts_of(job)
+    policy, is_one = score_of(task, job.policy), card.chain.is_one
+    labels = None if _lack_labels(card, data, job) else data.targets(task, find_codec(card.codec, folder))
+    tokens_N = None
+    if outputs is None:
+        outputs, tokens_N = outputs_of(folder, card, data, job.dtype, progress, fitted=not is_one)
+    outputs = outputs if task.large else list(outputs)
+    if labels is None:
+        [(_, raw)] = outputs
+        labels = raw[card.num_blocks - 1].argmax(1).numpy()
+    model = load_model(folder) if is_one else None
+    if model is None:
+        facts |= {MEMBERS: members_of(folder, card)}
+    else:
+        outputs = _scaled(model, outputs, labels, parts[0])
+    records = _recorded(outputs, policy, task, labels, parts, job, facts)
+    records = replace(records, tokens_N=tokens_N)
+    costs = measured_costs(job.latency, records)
+    rows = Recorded(
+        job=job,
+        views=[records],
+        parts=parts,
+        facts=facts,
+        task=task,
+        labels=labels,
+        costs=costs if costs or is_one else parameters_by_block(folder, card),
+        first=card.chain.starts[-1],
+    )
+    if model is None:
+        return _calibrate_chain(rows, folder, card, data, next(iter(outputs)), progress)
+    found = rows.card()
+    forget_calibration(folder)
+    save_model(model, folder)
+    found = found.model_copy(update={"provenance": found.provenance | {MEMBERS: members_of(folder, card)}})
+    save_calibration(found, records, folder)
+    return found, records
 
 
 def _recorded(
@@ -114,56 +141,13 @@ def _recorded(
     facts: dict[str, Any],
 ) -> ExitRecords:
     """Exit records of outputs with their temperatures; the rows that lay the path choose confidences of shares."""
-    if policy != "share":
-        return join_records(outputs, policy, task, labels, provenance=facts)
-    return records_of_chosen_shares(outputs, task, labels, design=parts[0], budget=job.budget, provenance=facts)
+    choice = (parts[0], job.budget) if policy == "share" else None
+    return join_records(outputs, policy, task, labels, choice=choice, provenance=facts)
 
 
-def _calibrate_model(
-    folder: Path,
-    card: ModelCard,
-    data: LabelledRows,
-    job: CalibrateJob,
-    outputs: Iterable[Outputs] | None,
-    progress: Progress,
-) -> tuple[CalibrationCard, ExitRecords]:
-    """Fit temperatures too, which are written with the weights.
-
-    Rows of a model that keeps its answers need no labels: these answers stand for them.
-    """
-    import torch
-
-    check_ramps(job, card.ramps)
-    model = load_model(folder)
-    codec = find_codec(model.info.codec, folder)
-    labels = None if _lack_labels(model, data, job) else data.targets(model.task, codec)
-    encoded = data.encode(codec)
-    parts, facts = parts_of(data, job), facts_of(job)
-    policy = score_of(model.task, job.policy)
-    if outputs is None:
-        computing = model if job.dtype == "float32" else load_model(folder, dtype=getattr(torch, job.dtype))
-        computing.temperatures_E.fill_(1.0)
-        outputs = batches_of_outputs(computing, encoded, progress)
-    if labels is None:
-        outputs = list(outputs)
-        labels = np.concatenate([raw[model.num_blocks - 1].argmax(1).numpy() for _, raw in outputs])
-    outputs = _scaled(model, outputs, labels, parts[0])
-    records = _recorded(outputs, policy, model.task, labels, parts, job, facts)
-    records = replace(records, tokens_N=tokens_of(model, encoded))
-    costs = measured_costs(job.latency, records)
-    found = Recorded(
-        job=job, views=[records], parts=parts, facts=facts, task=model.task, labels=labels, costs=costs
-    ).card()
-    forget_calibration(folder)
-    save_model(model, folder)
-    found = found.model_copy(update={"provenance": found.provenance | {MEMBERS: members_of(folder, card)}})
-    save_calibration(found, records, folder)
-    return found, records
-
-
-def _lack_labels(model: EarlyExitModel, data: LabelledRows, job: CalibrateJob) -> bool:
+def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
     """Whether the model's own answers stand for labels; raises DataError where only labels would do."""
-    if not keeps_answers(model.info.provenance) or data.are_labelled:
+    if not keeps_answers(card.provenance) or data.are_labelled:
         return False
     if job.metric == "harm":
         where = job.source or "the data"
@@ -190,68 +174,53 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
 
 
 def _calibrate_chain(
-    folder: Path,
-    chain: ModelCard,
-    data: LabelledRows,
-    job: CalibrateJob,
-    outputs: Iterable[Outputs] | None,
-    progress: Progress,
+    whole: Recorded, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Thresholds of the networks' ends and of ramps, together; the models stay as they are.
 
     Where the job names no ramps, they are of the ends and of the few that are worth it (`few_ramps`); a calibration
     beside that, of the same outputs, is of a few of the last network's. Plans pick one of all calibrations, so these
-    keep the confidence together. Temperatures are those of each model's own calibration, so models without one are
-    refused. Where words are to be pruned, the chain that prunes them is calibrated besides, and that is returned.
+    keep the confidence together. Where words are to be pruned, the chain that prunes them is calibrated besides, and
+    that is returned.
     """
-    job = _checked(job, folder, chain)
-    check_rows(data, job)
-    task, network = find_task(chain.task), chain.chain
-    labels, parts = task.targets(data.labels), parts_of(data, job)
-    facts = facts_of(job) | {MEMBERS: members_of(folder, chain)}
-    tokens_N = None
-    if outputs is None:
-        run, tokens_N = chain_outputs(folder, chain, data, job.dtype, progress)
-        outputs = [run]
-    outputs = list(outputs)
-    records = _recorded(outputs, score_of(task, job.policy), task, labels, parts, job, facts)
-    records = replace(records, tokens_N=tokens_N)
-    costs = measured_costs(job.latency, records) or parameters_by_block(folder, chain)
-    whole = Recorded(
-        job=job,
-        views=[records],
-        parts=parts,
-        facts=facts,
-        task=task,
-        labels=labels,
-        costs=costs,
-        first=network.starts[-1],
-    )
-    mixed, ensemble = (whole, None) if not job.ensemble else _mixed_where_it_pays(whole, outputs[0][1], network)
+    job, network, [records] = whole.job, card.chain, whole.views
+    mixed, ensemble = (whole, None) if not job.ensemble else _mixed_where_it_pays(whole, outputs[1], network)
     cards = _cards_of_whole_texts(mixed, network)
     if ensemble is not None:
         weights = ensemble.weights if ensemble.is_on else None
-        cards = {name: card.with_ensemble(weights, ensemble.document()) for name, card in cards.items()}
+        cards = {name: each.with_ensemble(weights, ensemble.document()) for name, each in cards.items()}
     forget_calibration(folder)
     if len(mixed.views) > 1:
         records.save(folder / ALONE_FILE)
-    for name, card in cards.items():
-        save_calibration(card, None if name else mixed.views[0], folder / name)
+    for name, each in cards.items():
+        save_calibration(each, None if name else mixed.views[0], folder / name)
     if job.prune is None:
         return cards[OWN], mixed.views[0]
-    return _calibrate_pruned(whole, folder, chain, data, outputs[0], progress)
+    return _calibrate_pruned(whole, folder, card, data, outputs, progress)
 
 
-def _checked(job: CalibrateJob, folder: Path, chain: ModelCard) -> CalibrateJob:
-    """The job with its ramps by their blocks, and all calibrations counted; raises what the job cannot be."""
-    for member in chain.members(folder):
+def _checked(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
+    """The job with its ramps by their blocks, and all calibrations counted; raises what the job cannot be.
+
+    Temperatures of a chain are those of each model's own calibration, so that models without one are refused.
+    """
+    if job.decay is not None:
+        raise DataError(f"thresholds fall along answers of tokens, and {card.name} answers none: leave decay out")
+    if card.chain.is_one:
+        if job.prune is not None:
+            raise DataError(f"words are pruned where inputs go on to another network, and {card.name} is a single one")
+        if job.ensemble:
+            raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
+        check_ramps(job, card.ramps)
+        return job
+    for member in card.members(folder):
         read_calibration(member)
     if job.ramps == "ends":
-        job = job.model_copy(update={"ramps": chain.chain.end_ramps})
-    check_ramps(job, chain.ramps)
+        job = job.model_copy(update={"ramps": card.chain.end_ramps})
+    check_ramps(job, card.ramps)
     if job.prune is not None:
-        check_prunable(folder, chain.chain.end_ramps)
-    among = 1 + _has_reference(job, chain.chain) + (job.prune is not None)
+        check_prunable(folder, card.chain.end_ramps)
+    among = 1 + _has_reference(job, card.chain) + (job.prune is not None)
     return job.model_copy(update={"among": among})
 
 

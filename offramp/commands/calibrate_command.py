@@ -15,8 +15,9 @@ from earlyexit.network.store import read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrated import keeps_answers, save_calibration
+from offramp.commands.checkpoint import is_checkpoint
 from offramp.commands.jobs import CalibrateOptions
-from offramp.commands.output import make_folder, make_table, print_result, warn
+from offramp.commands.output import command, make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import calibrate_records, outcome_figures
@@ -46,6 +47,11 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
     """Rows of a decoder are prompts, without labels. Rows of a model that keeps its answers may lack labels."""
     from offramp.commands.calibrate import calibrate  # which needs torch, as records from elsewhere do not
 
+    if is_checkpoint(model):
+        by = command("ramp", model, "--data", data)
+        raise InputError(
+            f"{model} is a checkpoint of transformers, not a model folder; to give it calibrated exits: {by}"
+        )
     model_card = read_card(model)
     labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
     may_lack_them = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set

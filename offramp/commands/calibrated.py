@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.network.store import ModelCard, read_card, weights_file_sha256
+from offramp.commands.output import command
 from optimizer.calibration_file import (
     BESIDE,
     CALIBRATION_FILE,
@@ -18,9 +19,6 @@ from optimizer.calibration_file import (
 )
 from profiles.networks import ALONE_FILE
 from profiles.records import ExitRecords
-
-if TYPE_CHECKING:
-    pass
 
 
 def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
@@ -72,7 +70,7 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
     """
     path = (beside or folder) / CALIBRATION_FILE
     if not path.is_file():
-        raise ModelFolderError(f"{folder} is not calibrated; run: offramp calibrate {folder} --data VALIDATION_FILE")
+        raise ModelFolderError(f"{folder} is not calibrated; run: {calibrate_command(folder)}")
     try:
         card = read_calibration_file(path)
     except DataError as error:
@@ -80,6 +78,11 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
     check_members(card.provenance, folder, path)
     _check_temperatures(folder)
     return card
+
+
+def calibrate_command(folder: Path) -> str:
+    """Returns the command that calibrates a model."""
+    return command("calibrate", folder, "--data", "VALIDATION_FILE")
 
 
 def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
@@ -110,7 +113,7 @@ def _check_temperatures(folder: Path) -> None:
         if is_at_bound(temperature) or (last not in fitted_exits([last], own.provenance) and temperature != 1):
             raise ModelFolderError(
                 f"{model}: an earlier version calibrated it with temperature {temperature:.3g} for the last exit, "
-                f"which makes its scores wrong; calibrate again: offramp calibrate {model} --data VALIDATION_FILE"
+                f"which makes its scores wrong; calibrate again: {calibrate_command(model)}"
             )
 
 

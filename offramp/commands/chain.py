@@ -9,7 +9,7 @@ from pathlib import Path
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, ModelFolder, chain_card, check_members, read_card
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibrated import calibrate_command, read_calibration
 from offramp.commands.jobs import ChainJob, check_name
 from offramp.commands.progress import provenance
 from offramp.commands.train import in_place_of
@@ -58,4 +58,4 @@ def run(job: ChainJob) -> None:
     for place, each in enumerate(found.names):
         role = "the reference" if place == len(found.names) - 1 else f"its end is ramp {found.ends[place]}"
         print(f"{each}: blocks {found.starts[place]} to {found.ends[place]}, {role}")
-    print(f"chain: {job.out}; next: offramp calibrate {job.out} --data VALIDATION_FILE")
+    print(f"chain: {job.out}; next: {calibrate_command(job.out)}")

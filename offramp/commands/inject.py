@@ -25,9 +25,9 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob, InjectOptions
 from offramp.commands.kinds import codec_for, load_codec
-from offramp.commands.output import warn
+from offramp.commands.output import command, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.train import HELD_OUT, in_place_of
+from offramp.commands.train import HELD_OUT, in_place_of, unlabelled
 from offramp.commands.worth import outputs_of_features, warnings_on
 from optimizer.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
@@ -172,12 +172,14 @@ def _injected(
     labels = {*learned.label_names, *(() if held is None else held.label_names)}
     if unknown := labels - {*names, ""}:
         say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
-        learned, held = _unlabelled(learned), None if held is None else _unlabelled(held)
+        learned, held = unlabelled(learned), None if held is None else unlabelled(held)
     model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
     targets = learned.labels if learned.are_labelled else [names[k] for k in answers.tolist()]
     before = model.backbone.sha256()
     truth_N = model.task.targets(targets)
-    train_ramps(model, encoded, truth_N, _options(job, learned, progress), features=features)
+    imitate = job.from_answers or not learned.are_labelled
+    options = job.training(TrainOptions(), imitate=imitate, progress=progress)
+    train_ramps(model, encoded, truth_N, options, features=features)
     assert model.backbone.sha256() == before
     save_model(model, folder)
     right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
@@ -242,11 +244,13 @@ class _Raw:
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
     """The rows to train on, and those that are kept for calibration; raises DataError where they are too few."""
-    where, least = job.source or "the data", CalibrateJob().guarantee.least_inputs
+    where, promise = job.source or "the data", CalibrateJob()
+    least = promise.guarantee.least_inputs
     if len(data) < least:
         raise DataError(
             f"{where}: {len(data)} rows; at least {least} are needed: fewer show nothing of how often ramps agree with "
-            "the model"
+            f"the model; give more rows, and {promise.least_rows} others to calibrate by, which are needed for "
+            f"{promise.in_words}"
         )
     if data.are_labelled and len(data.label_names) < 2 and not job.from_answers:
         raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
@@ -255,10 +259,10 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     if data.are_objects and IMAGE in data.columns:
         check_folder_names({*(job.names or ()), *data.label_names} - {""})
     learned, held = data.divide(job.hold_out, job.seed)
-    if len(held) < CalibrateJob().least_rows:
+    if len(held) < promise.least_rows:
         raise DataError(
-            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {CalibrateJob().least_rows} are needed to "
-            "calibrate by"
+            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {promise.least_rows} are needed to "
+            f"calibrate by, for {promise.in_words}: give more rows or a larger share"
         )
     return learned, held
 
@@ -322,16 +326,6 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
     return answers_N
 
 
-def _unlabelled(data: LabelledRows) -> LabelledRows:
-    return data.with_labels("" for _ in data.labels)
-
-
-def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOptions:
-    options = TrainOptions(imitate=job.from_answers or not data.are_labelled, seed=job.seed, progress=progress)
-    options = options if job.epochs is None else replace(options, epochs=job.epochs)
-    return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)
-
-
 def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
     return provenance(
         backbone=job.backbone,
@@ -383,7 +377,7 @@ def _tell(done: Injected, out: Path) -> None:
     for each in done.warnings:
         warn(each)
     kept = "FILE" if done.held_out is None else done.held_out
-    print(f"next: offramp calibrate {out} --data {kept}, then offramp serve {out}")
+    print(f"next: {command('calibrate', out, '--data', kept)}, then {command('serve', out)}")
 
 
 def warn_of_reversed_means(job: InjectJob) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -17,11 +18,15 @@ from earlyexit.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.ramps.pooling import Pooling
 from offramp.commands.options import Job, LabelledRows, Printed, Rows, integers
+from offramp.commands.output import percent
 
 if TYPE_CHECKING:
     from earlyexit.network.checkpoint import RampOptions
     from earlyexit.training.augmentation import Augmentation
+    from earlyexit.training.ramps import TrainOptions as RampTraining
     from optimizer.risk import Guarantee
+
+    TrainingT = TypeVar("TrainingT", bound=RampTraining)
 else:
     Augmentation = Any
 
@@ -171,6 +176,12 @@ class NewModel(Job):
         from earlyexit.network.checkpoint import RampOptions
 
         return RampOptions(style=self.ramp_style, pooling=self.pooling, at=self.ramps)
+
+    def training(self, default: TrainingT, **more: Any) -> TrainingT:
+        """Returns how it is trained: the default, with `more` and with what the job says."""
+        said = {name: getattr(self, name, None) for name in ("epochs", "learning_rate", "batch")}
+        given = {name: value for name, value in said.items() if value is not None}
+        return replace(default, seed=self.seed, **given, **more)
 
 
 class HoldsOut(Job):
@@ -407,6 +418,10 @@ class SitesJob(Printed):
     """Axes that an ONNX file leaves open have this size: tokens, pixels of a side."""
 
 
+BUDGETS = (0.02, 0.05, 0.1, 0.2)
+"""Larger budgets that are named where rows are too few."""
+
+
 class CalibrateJob(Job):
     """Everything that decides what a calibration gives. Raises DataError for what cannot be promised."""
 
@@ -483,9 +498,23 @@ class CalibrateJob(Job):
         designs = ((rows, design_rows(rows, self.guarantee, self.design_share)) for rows in count(least + 1))
         return next(rows for rows, design in designs if design >= 1 and rows - design >= least)
 
+    @property
+    def in_words(self) -> str:
+        """The promise, such as `99 % at 90 %`."""
+        return f"{percent(1 - self.budget)} at {percent(self.confidence)}"
+
     def taken(self, ramps: Sequence[int]) -> tuple[int, ...]:
         """Of these ramps, those that get thresholds; a chain's ends stand in `ramps` by their blocks."""
         return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
+
+
+def what_to_do(job: CalibrateJob, num_rows: int, needed: Callable[[CalibrateJob], int]) -> str:
+    """Returns what to do about too few rows: more rows, or a larger budget that so many rows are enough for."""
+    larger = (job.model_copy(update={"budget": budget}) for budget in BUDGETS if budget > job.budget)
+    enough = next((each for each in larger if needed(each) <= num_rows), None)
+    if enough is None:
+        return "give more rows"
+    return f"give more rows, or --budget {enough.budget:g}: {needed(enough)} rows are needed for {enough.in_words}"
 
 
 class CalibrateOptions(Printed, LabelledRows, CalibrateJob):

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from earlyexit.clock import Clock
-from earlyexit.errors import PlanError
+from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibrated import read_calibration
@@ -150,6 +150,11 @@ def choose(folder: Path, document: FolderDocument, say: Say) -> Choice:
     The options of the document hold. Raises ModelFolderError where a model with ramps is not calibrated.
     """
     card, asked, model = read_card(folder), document.plan, document.model
+    if "batch" in asked.model_fields_set and asked.batch > BATCHES[-1]:
+        raise InputError(
+            f"--batch {asked.batch}: batches of at most {BATCHES[-1]} are measured and planned; give such a batch, or "
+            "a plan that takes any: --plan serial"
+        )
     calibration = read_calibration(folder) if card.ramps else None
     either = "backend" not in model.model_fields_set and model.attention != "apart"
     job = ProfileJob(backend="auto" if either else model.backend, dtype=model.dtype)

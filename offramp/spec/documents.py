@@ -66,9 +66,9 @@ class PlanOptions(StrictDocument, OfOrder):
     """Plan file, or a built-in plan: stock, early-exit, serial. None: the best for this machine, by a profile of
     seconds that is kept with the model; of decoders, chains and other devices serial."""
     batch: int = Field(default=32, ge=1)
-    """Batch size of a built-in plan."""
+    """Batch size of a built-in plan, or the largest of a plan that is made for this machine."""
     replicas: int = Field(default=1, ge=1)
-    """Replicas of a built-in plan."""
+    """Replicas of the plan."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
     dispatch: Literal["auto", "work-conserving", "deferred", "filling"] | None = None

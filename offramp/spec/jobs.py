@@ -47,6 +47,13 @@ OPTIONS = {
     "cors_origin": "access.cors_origins",
 }
 """Options of `offramp serve`, and the fields of `FolderDocument` that they are."""
+CHOSEN = {
+    "batch": "32; without --plan as measured, up to 16",
+    "replicas": "1; without --plan as many as this machine has room for",
+    "threads": "1; without --plan more where memory holds few replicas",
+    "backend": "torch; without --plan whichever is faster here",
+}
+"""Options that `offramp serve FOLDER` chooses where it makes the plan itself, with their defaults in words."""
 BESIDE_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
 """Options of `offramp serve` that a service file leaves to the command line."""
 
@@ -63,6 +70,9 @@ def _field_at(shape: type[BaseModel], path: str) -> FieldInfo:
 def _with_options(job: type[JobT]) -> type[JobT]:
     """Adds the fields of `OPTIONS` to a job."""
     found = {option: _field_at(FolderDocument, path) for option, path in OPTIONS.items()}
+    for option, default in CHOSEN.items():
+        [meant, *_] = str(found[option].description).split(" None: ")
+        found[option].default, found[option].description = None, f"{meant} None: {default}"
     fields: Mapping[str, Any] = {option: (field.annotation, field) for option, field in found.items()}
     return create_model(job.__name__, __base__=job, __doc__=job.__doc__, **fields)
 

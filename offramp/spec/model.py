@@ -17,6 +17,7 @@ from earlyexit.errors import DataError, InputError
 from earlyexit.network.boundary import FLOAT_BYTES, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, read_card
 from offramp.commands.calibrated import check_members, read_calibration
+from offramp.commands.output import command
 from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
 from optimizer.latency_file import latency_table
@@ -344,7 +345,8 @@ def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
             raise InputError(f"accuracy.prune: {reason}")
         path = parts.model / PRUNED / CALIBRATION_FILE
         if asked and not path.is_file():
-            raise InputError(f"{path} is not there; run: offramp calibrate {parts.model} --data FILE --prune 0.14")
+            run = command("calibrate", parts.model, "--data", "FILE", "--prune", 0.14)
+            raise InputError(f"{path} is not there; run: {run}")
     if _given(parts) is not None or parts.document.planner.plan is not None:
         return (parts,)
     beside = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]

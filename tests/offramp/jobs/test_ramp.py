@@ -16,7 +16,9 @@ from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands import serve
 from offramp.commands.calibrated import read_calibration
-from offramp.commands.ramp import CLASSIFIERS, model_folder_of
+from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_of
+from offramp.commands.jobs import RampJob
+from offramp.commands.ramp import read_log
 from offramp.spec.jobs import ServeJob
 from tests.earlyexit.families.checkpoints import hf_inputs, hf_model
 from tests.offramp.cli.runs import Captured, printed, run
@@ -56,6 +58,34 @@ def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoin
     assert model_folder_of(tmp_path / "tuned") == folder, "made once"
     (tmp_path / "tuned" / "tokenizer.json").touch()
     assert model_folder_of(tmp_path / "tuned") != folder, "the checkpoint's files changed"
+
+
+def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+    saved(tmp_path / "tuned", checkpoint)
+    made = []
+    for _ in range(KEPT + 2):
+        (tmp_path / "tuned" / "tokenizer.json").touch()
+        made.append(model_folder_of(tmp_path / "tuned"))
+    assert [folder.is_dir() for folder in made] == [False] * 2 + [True] * KEPT
+
+
+@pytest.mark.parametrize(
+    ("labels", "warning"),
+    [
+        (("bill", "rain"), ""),
+        (("bill", ""), "labels are not looked at: 1 of 2 rows have none"),
+        (("bill", "pay"), "labels are not looked at: 'pay' is none of the checkpoint's"),
+        (("", ""), ""),
+    ],
+    ids=["all", "some", "others", "none"],
+)
+def test_labels_count_where_all_rows_have_one_of_the_checkpoints(
+    labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "log.csv").write_text("text,label\n" + "".join(f"a text,{label}\n" for label in labels))
+    rows = read_log(RampJob(folder=tmp_path, data=tmp_path / "log.csv"), ("bill", "rain"))
+    assert rows.labels == (labels if not warning else ("", ""))
+    assert warning in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_served_by_the_plan_stock(

@@ -12,14 +12,14 @@ import pytest
 
 from earlyexit.data.rows import IMAGE, LabelledRows, objects
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.store import load_model, save_model
+from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrate_command import calibration_tables, leave_text
 from offramp.commands.jobs import CalibrateJob
-from offramp.commands.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
+from offramp.commands.recording import join_records, outputs_of, record_exits, records_from_outputs
 from offramp.commands.thresholds import outcome_figures
 from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CalibrationCard
@@ -32,7 +32,7 @@ EASY = CalibrateJob(budget=0.25, confidence=0.8)
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Nobody looks."""
+    """Shows nothing."""
 
 
 def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
@@ -95,8 +95,8 @@ def test_figures_of_the_task_stand_beside_agreement(model: Path, data: LabelledR
     assert "mean IoU" in list(tables[1].columns[0].cells)
 
 
-def test_large_outputs_are_never_held_all_at_once(data: LabelledRows) -> None:
-    parts = list(batches_of_outputs(model_of_maps(), encoded_images(NUMBER), no_progress))
+def test_large_outputs_are_never_held_all_at_once(model: Path, data: LabelledRows) -> None:
+    parts = list(outputs_of(model, read_card(model), data, "float32", no_progress)[0])
     assert [len(some) for some, _ in parts] == [64, 64, 22]
     whole = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     right = STREET.targets(data.labels)
