@@ -198,7 +198,7 @@ class Gatekeeper:
         if scope["type"] != "lifespan":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
-                scope[CALLER] = self._gate.admit(scope.get("method", "GET"), path, _authorization(scope))
+                scope[CALLER] = self._gate.admit(scope.get("method", "GET"), path, header_of(scope, b"authorization"))
             except (UnauthorizedError, RateLimitError) as error:
                 self._backend.count_request("access", error.http_status)
                 refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
@@ -222,7 +222,10 @@ class Endpoint:
         if scope["type"] == "websocket":  # of an unknown path: its handshake fails
             return await WebSocketClose()(scope, receive, send)
         request = Request(scope, receive)
-        record = None if self._tracer is None else self._begin_trace(self._tracer, request)
+        record: RequestRecord | None = None
+        if self._tracer is not None:
+            attributes = {"http.request.method": "POST", "http.route": self._path}
+            record = self._tracer.begin(f"POST {self._path}", attributes, request.headers)
         status: int | None = None
         try:
             response = await self._answer(request)
@@ -236,12 +239,8 @@ class Endpoint:
         finally:
             self._backend.bodies.release(scope)
             if record is not None and self._tracer is not None:
-                attributes = {} if status is None else {"http.response.status_code": status}
-                self._tracer.end(record, attributes, scope.get(REQUEST_ID), failure=failure_of(status))
-
-    def _begin_trace(self, tracer: Tracer, request: Request) -> RequestRecord | None:
-        attributes = {"http.request.method": "POST", "http.route": self._path}
-        return tracer.begin(f"POST {self._path}", attributes, request.headers)
+                ended = {} if status is None else {"http.response.status_code": status}
+                self._tracer.end(record, ended, scope.get(REQUEST_ID), failure=failure_of(status))
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -302,8 +301,7 @@ def request_id(request: Request) -> str:
     scope = request.scope
     known: str | None = scope.get(REQUEST_ID)
     if known is None:
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        known = scope[REQUEST_ID] = own_id(given.decode("latin-1"))
+        known = scope[REQUEST_ID] = own_id(header_of(scope, b"x-request-id"))
     return known
 
 
@@ -348,9 +346,10 @@ def openai_error(kind: str, message: str, status: int, param: str | None = None)
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
-def _authorization(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """Returns the first header with a name in lower case; None if there is none."""
+    for key, value in scope["headers"]:
+        if key == name:
             return str(value, "latin-1")
     return None
 

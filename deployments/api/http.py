@@ -30,6 +30,7 @@ from deployments.api.endpoint import (
     Gatekeeper,
     Served,
     formed,
+    header_of,
     json_response,
     predict_response,
     preferred,
@@ -262,10 +263,7 @@ class FromTheRoot:
 
 
 def _content_type(request: Request) -> str:
-    for name, value in request.scope["headers"]:
-        if name == b"content-type":
-            return str(value.partition(b";")[0].strip().lower(), "latin-1")
-    return ""
+    return (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
 
 
 def _json_length(request: Request) -> int | None:

@@ -1,4 +1,4 @@
-// Trees of elements, and a way to make the document like them that keeps the elements there are: whoever has the
+// Trees of elements, and a way to make the document like them that keeps the elements there are: an element with the
 // focus keeps it while figures change below.
 
 const SVG = "http://www.w3.org/2000/svg";

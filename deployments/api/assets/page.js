@@ -24,7 +24,7 @@ let newest = null;
 
 function connect() {
   source?.close();
-  if (document.hidden) return; // the service does no work for a page that nobody sees
+  if (document.hidden) return; // the service does no work for a hidden page
   tell(newest ? "reconnecting" : "connecting");
   source = new EventSource("dashboard/events");
   source.addEventListener("state", (event) => take(JSON.parse(event.data)));

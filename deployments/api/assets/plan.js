@@ -21,7 +21,7 @@ export function planWords(plan) {
 function tuningWords(tuning) {
   if (!tuning) return null;
   const alarms = tuning.alarms ? `, ${plural(tuning.alarms, "alarm")}` : "";
-  return (tuning.safe ? "thresholds safe: nobody leaves" : `thresholds tuned (${tuning.how})`) + alarms;
+  return (tuning.safe ? "thresholds safe: no input leaves early" : `thresholds tuned (${tuning.how})`) + alarms;
 }
 
 export function planTable(plan) {

@@ -152,7 +152,10 @@ class Rpcs:
     async def call(self, name: str, request: bytes, context: Context) -> Any:
         """Returns the message of the answer: an empty one for errors, whose status the context gets."""
         caller = _caller(context)
-        record = self._begin_trace(name, caller)
+        record: RequestRecord | None = None
+        if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
+            begun = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
+            record = self._tracer.begin(f"{RPC_SERVICE}/{name}", begun, caller.metadata)
         trailing = [(REQUEST_ID, caller.request_id), *({} if record is None else record.headers).items()]
         status, code = 200, grpc.StatusCode.OK
         try:
@@ -180,12 +183,6 @@ class Rpcs:
                 attributes = {"rpc.grpc.status_code": int(code.value[0])}
                 self._tracer.end(record, attributes, caller.request_id, failure=failure_of(status))
         return message_class(f"{name}Response")()
-
-    def _begin_trace(self, name: str, caller: Caller) -> RequestRecord | None:
-        if self._tracer is None or not OPERATION_BY_RPC[name].is_traced:
-            return None
-        attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
-        return self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, caller.metadata)
 
     async def _live(self, message: Any, caller: Caller) -> Mapping[str, Any]:
         return {"live": True}
