@@ -70,14 +70,14 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulated:
-    """What became of a simulation, as plain JSON data and as tables."""
+    """What became of a simulation."""
 
-    simulation: Simulation
     document: dict[str, Any]
+    """As plain JSON data."""
     tables: tuple[Table, ...]
     interrupted: bool
-    notes: tuple[str, ...]
-    """A sentence each."""
+    notes: tuple[str, ...] = ()
+    """A sentence each, beside those of the simulation."""
 
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
@@ -141,13 +141,8 @@ def _simulated(simulation: Simulation, figures: Figures) -> Simulated:
         *_networks_table(networks),
         _exits_table(simulation, figures),
     )
-    return Simulated(
-        simulation=simulation,
-        document={"simulated": document},
-        tables=tables,
-        interrupted=figures.interrupted,
-        notes=(*simulation.notes, *_load_notes(simulation, figures)),
-    )
+    notes = _load_notes(simulation, figures)
+    return Simulated(document={"simulated": document}, tables=tables, interrupted=figures.interrupted, notes=notes)
 
 
 def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simulated:
@@ -156,16 +151,9 @@ def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simu
     )
     figures, exits = _sequence_figures(simulation.scenario, found), dict(found.exits)
     by_text = {str(block): tokens for block, tokens in exits.items()}
-    return Simulated(
-        simulation=simulation,
-        document={
-            "predicted_sequences": asdict(expected),
-            "simulated": figures | {"exits": by_text},
-        },
-        tables=_sequence_tables(expected, figures, exits, interrupted=found.interrupted),
-        interrupted=found.interrupted,
-        notes=simulation.notes,
-    )
+    document = {"predicted_sequences": asdict(expected), "simulated": figures | {"exits": by_text}}
+    tables = _sequence_tables(expected, figures, exits, interrupted=found.interrupted)
+    return Simulated(document=document, tables=tables, interrupted=found.interrupted)
 
 
 def _sequence_figures(scenario: Scenario, found: PlayedSequences) -> dict[str, Any]:
@@ -212,20 +200,13 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
     return replace(figures, slots=slots)
 
 
-def document_of(simulated: Simulated) -> dict[str, Any]:
+def document_of(simulation: Simulation, simulated: Simulated) -> dict[str, Any]:
     """Everything as plain JSON data; equal jobs give equal documents, byte for byte, on one machine and commit."""
-    facts = {name: value for name, value in provenance().items() if name != "created_at"}
-    asked = _document(simulated.simulation, interrupted=simulated.interrupted)
-    return {**asked, **simulated.document, "notes": list(simulated.notes), "provenance": facts}
-
-
-def _document(simulation: Simulation, *, interrupted: bool) -> dict[str, Any]:
-    """What was asked for, and what the cost model says of it."""
-    job, scenario, played = simulation.job, simulation.scenario, simulation.played
+    job, scenario, played, predicted = simulation.job, simulation.scenario, simulation.played, simulation.predicted
     plan = plan_document(played.plan) | ({} if played.policy is not None else {"policy": None})
     return {
         "schema_version": SCHEMA_VERSION,
-        "interrupted": interrupted,
+        "interrupted": simulated.interrupted,
         "problem": str(job.problem),
         "plan": {"from": played.words, **plan},
         "arrivals": {
@@ -240,7 +221,18 @@ def _document(simulation: Simulation, *, interrupted: bool) -> dict[str, Any]:
         "admission": job.admission,
         "ingresses": job.num_ingresses,
         "seed": job.seed,
-        "predicted": _predicted_document(simulation),
+        "predicted": {
+            "rate_per_s": predicted.rate_per_s,
+            "latency_s": predicted.latency_s if math.isfinite(predicted.latency_s) else None,
+            "usd_per_hour": predicted.usd_per_hour,
+            "exits": predicted_exits(simulation),
+            "splits": [
+                {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
+            ],
+        },
+        **simulated.document,
+        "notes": [*simulation.notes, *simulated.notes],
+        "provenance": {name: value for name, value in provenance().items() if name != "created_at"},
     }
 
 
@@ -268,19 +260,6 @@ def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str,
         }
         for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
     ]
-
-
-def _predicted_document(simulation: Simulation) -> dict[str, Any]:
-    predicted = simulation.predicted
-    return {
-        "rate_per_s": predicted.rate_per_s,
-        "latency_s": predicted.latency_s if math.isfinite(predicted.latency_s) else None,
-        "usd_per_hour": predicted.usd_per_hour,
-        "exits": predicted_exits(simulation),
-        "splits": [
-            {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
-        ],
-    }
 
 
 def _without_arrivals(job: SimulateJob, problem: PlanProblem, played: PlayedPlan, inputs: Inputs) -> Scenario:
@@ -341,6 +320,7 @@ INTERRUPTED = 130
 
 def run(job: SimulateJob) -> None:
     """Simulate, and print what came of it; interrupted, what there is of it."""
+    simulated = None
     try:
         simulation = prepare(job)
         if isinstance(simulation, NoPlanAnswer):
@@ -349,15 +329,16 @@ def run(job: SimulateJob) -> None:
         with progress_share("simulate") as progress:
             simulated = play(simulation, progress)
     except KeyboardInterrupt:
-        simulated = None
+        pass  # before there are figures
     if simulated is None:
         print("interrupted before there was anything to print", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+    assert isinstance(simulation, Simulation)
     if job.as_json:
-        print(json.dumps(document_of(simulated)))
+        print(json.dumps(document_of(simulation, simulated)))
     else:
         show(*simulated.tables)
-        for note in simulated.notes:
+        for note in (*simulation.notes, *simulated.notes):
             print(note)
     if simulated.interrupted:
         raise typer.Exit(INTERRUPTED)
