@@ -12,7 +12,7 @@ ALICE, BOB = "alice-0123456789", "Bob._~+/0123456="
 
 
 def test_owners_are_known_by_their_keys() -> None:
-    keys = parse_keys(f"# who may ask\nalice:{ALICE}\n\n  bob:{BOB}  # since May\n", "keys")
+    keys = parse_keys(f"# these may ask\nalice:{ALICE}\n\n  bob:{BOB}  # since May\n", "keys")
     assert len(keys) == 2
     assert (keys.owner(ALICE), keys.owner(BOB)) == ("alice", "bob")
 
@@ -32,7 +32,7 @@ def test_a_key_without_a_name_is_called_by_its_hash_never_by_itself() -> None:
     ("text", "message"),
     [
         ("", "keys: no key; one `name:key` or `key` per line is needed"),
-        ("# nobody\n", "keys: no key; one `name:key` or `key` per line is needed"),
+        ("# none\n", "keys: no key; one `name:key` or `key` per line is needed"),
         (f"{ALICE}\nsecret", "keys:2: the key has 6 characters; at least 16 are needed"),
         ("secret secret secret", "keys:1: a key of letters, digits and ._~+/- is needed"),
         ("alice:", "keys:1: a key of letters, digits and ._~+/- is needed"),

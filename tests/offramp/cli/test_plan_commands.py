@@ -187,6 +187,10 @@ def test_a_model_is_profiled_and_the_profile_can_be_planned_with(model: Path, tm
     measure = ("profile", model, "--out", out, "--batches", "1,2", "--lengths", "4", "--repeats", 2)
     figures = printed(capsys, *measure, "--jsonl", points)
     assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2)]
+    assert run(*measure) == 0
+    said = capsys.readouterr().out
+    assert "m on cpu" in said
+    assert said.endswith(f"latency profile: {out}\n")
     assert (LatencyProfile.load(out).num_blocks, LatencyProfile.load(out).lengths) == (3, (4,))
     assert len(points.read_text(encoding="utf-8").splitlines()) >= 2
     text = PROBLEM.replace("blocks: 2", "blocks: 3").replace("[0]", "[0, 1]").replace("[1.0, 0.5]", "[1.0, 0.5, 0.5]")
@@ -195,11 +199,3 @@ def test_a_model_is_profiled_and_the_profile_can_be_planned_with(model: Path, tm
     after = after.replace("V100", "cpu").replace("latency_s: 0.1,", "latency_s: 60,")
     latency = "latency:\n  cpu: {profile: cpu.json, length: 4}\ndevices:\n"
     assert printed(capsys, "plan", written(tmp_path / "problem.yaml", before + latency + after))["rate_per_s"] > 0
-
-
-def test_a_profile_is_printed_as_a_table(model: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "cpu.json"
-    assert run("profile", model, "--out", out, "--batches", "1", "--lengths", "4", "--repeats", 1) == 0
-    said = capsys.readouterr().out
-    assert "m on cpu" in said
-    assert said.endswith(f"latency profile: {out}\n")

@@ -16,7 +16,7 @@ ROW = {"name": "intents", "version": "2", "reason": ""}
 
 
 class FakeServer:
-    """Says who it is, gives one index after the other (the last for ever), and keeps what it was told."""
+    """Says its name, gives one index after the other (the last for ever), and keeps what it was told."""
 
     def __init__(self, *states: str | None) -> None:
         self.states = list(states)

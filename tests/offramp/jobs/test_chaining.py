@@ -1,4 +1,4 @@
-"""`offramp chain`: what makes a chain, and the one line that whoever asks for less gets."""
+"""`offramp chain`: what makes a chain, and the one line that says what is missing."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_end_says_equation_6(network: ChainNetwork) -> None:
 def test_weights_are_found_by_the_given_rows_and_mixing_is_off_where_nothing_is_gained(network: ChainNetwork) -> None:
     inputs = inputs_for(network, count=200)
     outputs = outputs_of(network, inputs)
-    truth_N = outputs[4].argmax(1).numpy()  # nobody can be more right than the last network
+    truth_N = outputs[4].argmax(1).numpy()  # no answer can be more right than the last network's
     goes_on_NE = np.ones((200, 2), dtype=bool)
     rows = np.arange(0, 200, 2)
     found = find_ensemble(outputs, network.chain, truth_N, goes_on_NE, rows)

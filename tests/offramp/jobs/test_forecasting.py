@@ -49,6 +49,7 @@ def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
     assert history.missing_W.tolist() == [False, True, False]
     assert history.survival_WK[[0, 2]].tolist() == [[1.0, 0.5, 0.25], [1.0, 0.6, 0.25]]
     assert history.inputs_WK[:, 0].tolist() == [100, 0, 200]
+    np.testing.assert_array_equal(window_rates(history, 10.0), [10.0, np.nan, 20.0])
 
 
 @pytest.mark.parametrize(
@@ -98,11 +99,6 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
     rows = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "1 0.500 0.400-0.600 0: 0.500 0.400-0.600 last value: only one window was seen" in rows
     assert "Intervals are of the level" in " ".join(rows)
-
-
-def test_rates_are_inputs_over_the_length_of_a_window(tmp_path: Path) -> None:
-    rates_W = window_rates(read_series(write(tmp_path, CSV)), 10.0)
-    np.testing.assert_array_equal(rates_W, [10.0, np.nan, 20.0])
 
 
 def test_the_command_prints_the_next_window_and_its_rate(tmp_path: Path, capsys: Captured) -> None:

@@ -1,4 +1,4 @@
-"""Models that nobody prepared, made model folders as the command line does it."""
+"""Models without any preparation, made model folders as the command line does it."""
 
 from __future__ import annotations
 

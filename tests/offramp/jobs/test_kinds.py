@@ -131,11 +131,8 @@ def of_two_inputs(second: str) -> NamedSpec:
     return codec_for(job, (ids, replace(ids, name=second)), rows, longest=16)
 
 
-def test_what_is_called_token_types_is_given_them() -> None:
+def test_token_types_are_given_and_another_input_is_refused_by_its_name() -> None:
     assert of_two_inputs("token_type_ids")["token_types"]
-
-
-def test_another_input_than_token_types_is_refused_by_its_name() -> None:
     with pytest.raises(InputError, match="theirs:network takes 'mask' beside 'input_ids', which texts do not give"):
         of_two_inputs("mask")
 

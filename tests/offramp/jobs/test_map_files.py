@@ -24,10 +24,13 @@ def test_a_picture_in_an_answer_becomes_a_file_named_after_its_image(tmp_path: P
     assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()
 
 
-def test_images_of_one_name_have_a_file_each(tmp_path: Path) -> None:
+def test_images_of_one_name_have_a_file_each_and_no_file_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"a photo")
     maps = MapFiles(tmp_path)
     paths = [maps.put(image, {"class_map": CONTENT})["class_map"] for image in ("1/a.jpg", "2/a.png", "b.jpg")]
-    assert [Path(path).name for path in paths] == ["a.png", "a-2.png", "b.png"]
+    paths.append(MapFiles(tmp_path).put("elsewhere/a.jpg", {"class_map": CONTENT})["class_map"])
+    assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png", "b.png", "a-4.png"]
+    assert (tmp_path / "a.png").read_bytes() == b"a photo"
 
 
 @pytest.mark.parametrize("given", ["a.png", "", "inner", "../photos"], ids=["image", "folder", "folder inside", "dots"])
@@ -38,13 +41,6 @@ def test_a_folder_that_is_or_holds_the_inputs_is_refused_and_they_stay_as_they_a
     with pytest.raises(InputError, match=r"--maps .*photos: .* lies there, an input"):
         MapFiles(folder, [folder / given])
     assert (folder / "a.png").read_bytes() == b"a photo"
-
-
-def test_no_file_that_is_there_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"a photo")
-    paths = [MapFiles(tmp_path).put("elsewhere/a.jpg", {"class_map": CONTENT})["class_map"] for _ in range(2)]
-    assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png"]
-    assert (tmp_path / "a.png").read_bytes() == b"a photo"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A graph that nobody here wrote goes the way of every model: ramps, thresholds, a profile, a replica's batches."""
+"""A graph from elsewhere goes the way of every model: ramps, thresholds, a profile, a replica's batches."""
 
 from __future__ import annotations
 

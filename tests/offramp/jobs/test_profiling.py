@@ -44,14 +44,9 @@ def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path
     assert (back.model, back.num_blocks, back.ramps, back.kind) == ("m", 3, (0, 1), "measured")
     assert (back.device, back.backend, back.dtype, back.lengths) == ("cpu", "torch", "float32", (4, 8))
     for table in back.tables.values():
-        assert table.block_s_NB.shape == (3, 2)
-        assert table.ramp_s_EB.shape == (2, 2)
+        assert (table.block_s_NB.shape, table.ramp_s_EB.shape) == ((3, 2), (2, 2))
         assert (table.block_s_NB > 0).all()
         assert (table.block_s_NB[:, 1] >= table.block_s_NB[:, 0]).all()
-
-
-def test_a_profile_says_on_what_and_how_it_was_measured(model: Path, tmp_path: Path) -> None:
-    profile, points = profile_model(model, QUICK)
     write_points(points, tmp_path / "points.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines == [point.to_json() for point in points]
@@ -61,19 +56,15 @@ def test_a_profile_says_on_what_and_how_it_was_measured(model: Path, tmp_path: P
     assert 0 <= facts["spread"] < 10
     assert facts["device_name"]
     assert facts["versions"]["torch"] == torch.__version__
+    figures = profile_figures(profile)
+    assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
+    assert figures["rows"][0]["model_s"] == pytest.approx(profile.at(4).block_s_NB[:, 0].sum())
+    assert json.loads(json.dumps(figures)) == figures
 
 
 def test_measuring_leaves_the_threads_of_torch_as_they_were(model: Path) -> None:
     profile_model(model, ProfileJob(batches=(1,), lengths=(4,), repeats=1, threads=2))
     assert torch.get_num_threads() == 1
-
-
-def test_figures_show_the_full_model_at_every_length_and_batch(model: Path) -> None:
-    profile, _ = profile_model(model, QUICK)
-    figures = profile_figures(profile)
-    assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
-    assert figures["rows"][0]["model_s"] == pytest.approx(profile.at(4).block_s_NB[:, 0].sum())
-    assert json.loads(json.dumps(figures)) == figures
 
 
 def test_of_a_decoder_steps_and_prompts_are_measured(tmp_path: Path) -> None:

@@ -156,12 +156,9 @@ def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured
     assert any("ramps after blocks" in line for line in said)
 
 
-def test_outputs_that_are_not_numbers_are_told_as_a_training_that_diverged() -> None:
-    outputs = {block: torch.full((3, 2), float("nan")) for block in range(2)}
-    (said,) = warnings_on(outputs, LabelTask(("a", "b")), np.zeros(3, dtype=np.int64), {}, block_costs=None)
-    assert "diverged; train again with a lower --learning-rate" in said
-
-
-def test_no_rows_held_out_say_nothing_of_a_model() -> None:
-    outputs = {block: torch.zeros((0, 2)) for block in range(2)}
-    assert warnings_on(outputs, LabelTask(("a", "b")), np.zeros(0, dtype=np.int64), {}, block_costs=None) == []
+def test_outputs_that_are_not_numbers_are_told_as_a_training_that_diverged_and_no_rows_say_nothing() -> None:
+    for num_rows, words in ((3, ["diverged; train again with a lower --learning-rate"]), (0, [])):
+        outputs = {block: torch.full((num_rows, 2), float("nan")) for block in range(2)}
+        truth_N = np.zeros(num_rows, dtype=np.int64)
+        said = warnings_on(outputs, LabelTask(("a", "b")), truth_N, {}, block_costs=None)
+        assert [part in each for part, each in zip(words, said, strict=True)] == [True] * len(words)

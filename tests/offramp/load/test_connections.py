@@ -138,7 +138,7 @@ async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch
 
 
 async def test_without_a_listener_the_connection_is_to_blame() -> None:
-    with socket.socket() as bound:  # nobody else takes the port
+    with socket.socket() as bound:  # no other process takes the port
         bound.bind(("127.0.0.1", 0))
         async with connected(f"http://127.0.0.1:{bound.getsockname()[1]}") as post:
             outcome = await post("r", {}, 30.0)

@@ -76,7 +76,7 @@ async def test_an_open_loop_never_waits_for_an_answer() -> None:
         sent_at_s.append(clock.now_s())
         if len(sent_at_s) == 3:
             all_are_sent.set()
-        await all_are_sent.wait()  # nobody is answered before the last is sent
+        await all_are_sent.wait()  # no request is answered before the last is sent
         return Reply(status=200, payload=ANSWER)
 
     records: list[RequestRecord] = []

@@ -131,7 +131,7 @@ TRACEBACK = "Traceback\n\n  ValueError: no such app \n  For further information"
         (says(200, '{"detail": "?"}'), f"{AT} answers, but not as a Ray dashboard"),
         (says(302, "elsewhere"), f"{AT} says 302: elsewhere"),
     ],
-    ids=["nobody", "no token", "refused", "a page", "another service", "elsewhere"],
+    ids=["no server", "no token", "refused", "a page", "another service", "elsewhere"],
 )
 def test_what_goes_wrong_is_one_line_with_the_address(answer: Any, words: str) -> None:
     with pytest.raises(OfframpError) as error:
