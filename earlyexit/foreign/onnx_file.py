@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,48 +10,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Dataflow, Operator, check_operator, kind_of
 
 SMALL = 4096
-"""The most values of a tensor that is computed here because shapes depend on it."""
-ROUNDS = 8
-"""Rounds of inferring shapes and computing what depends on them."""
+"""The most values of a weight that is kept while shapes are inferred, because shapes may depend on it."""
 OWN_INITIALIZERS = 4
 """The first version of ONNX's file format in which weights need not be inputs too."""
-_EXACT = """Constant Identity Cast Gather Squeeze Unsqueeze Concat Slice Split Reshape Flatten Transpose Add Sub Mul Div
-    Mod Neg Min Max Floor Ceil Sqrt Pow Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Where ReduceProd
-    ReduceSum ReduceMax ReduceMin Range ConstantOfShape Expand"""
-_FOLDED = frozenset(_EXACT.split())
-"""Operators by which graphs compute shapes."""
-_Values = dict[str, NDArray[Any]]
 
 
 def with_shapes(proto: Any, open_size: int) -> Any:
     """Returns the graph with inferred shapes: an open first axis counts one input, other open axes are `open_size`.
 
-    onnx infers shapes from shapes. Where a graph computes a shape from the size of another tensor, by more than onnx
-    follows, that small computation is done here, its operators replaced by what they give, and onnx asked again.
+    onnx infers shapes from shapes. Where a graph computes a shape from the size of another tensor, onnxscript's folding
+    of constants does that small computation and replaces its operators by what they give.
     """
-    import onnx
+    from onnxscript.optimizer import fold_constants
 
     known = _structure(proto)
     weights = {each.name for each in known.graph.initializer}
     _close_axes([each for each in known.graph.input if each.name not in weights], open_size)
-    small = [each for each in proto.graph.initializer if _is_small(each)]
-    values = {each.name: onnx.numpy_helper.to_array(each) for each in small}
-    inferred = known.graph
-    for _ in range(ROUNDS):
-        try:
-            inferred = onnx.shape_inference.infer_shapes(known, data_prop=True).graph
-        except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-            break
-        if not _fold(known, dict(known_shapes(inferred)), values):
-            break
-    return inferred
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of operators that it cannot fold
+    fold_constants(known, onnx_shape_inference=True)
+    return known.graph
 
 
 def _structure(proto: Any) -> Any:
@@ -88,56 +70,8 @@ def _close_axes(inputs: Sequence[Any], open_size: int) -> None:
                 dim.dim_value = batch if axis == 0 or dim.dim_param in counts_inputs else open_size
 
 
-def _fold(model: Any, shapes: Mapping[str, tuple[int, ...]], values: _Values) -> bool:
-    """Replace operators whose small results are known now by these; returns whether there were any."""
-    from onnx import numpy_helper
-
-    kept, folded = [], []
-    for node in model.graph.node:
-        given = _results(node, shapes, values, model.opset_import)
-        values |= given
-        folded += [numpy_helper.from_array(value, name) for name, value in given.items()]
-        kept += [] if given else [node]
-    if folded:
-        del model.graph.node[:]
-        model.graph.node.extend(kept)
-        model.graph.initializer.extend(folded)
-    return bool(folded)
-
-
 def _is_small(tensor: Any) -> bool:
     return math.prod(tensor.dims) <= SMALL and not tensor.external_data
-
-
-def _results(node: Any, shapes: Mapping[str, tuple[int, ...]], values: _Values, opsets: Any) -> _Values:
-    """Returns an operator's results by name; none where they are unknown or large."""
-    if node.domain not in ("", "ai.onnx"):
-        return {}
-    if node.op_type == "Shape" and node.input[0] in shapes:
-        ends = {each.name: each.i for each in node.attribute}
-        part = shapes[node.input[0]][slice(ends.get("start"), ends.get("end"))]
-        return {node.output[0]: np.array(part, dtype=np.int64)}
-    if node.op_type not in _FOLDED or any(name and name not in values for name in node.input):
-        return {}
-    if node.op_type in ("ConstantOfShape", "Expand") and math.prod(values[node.input[-1]].tolist()) > SMALL:
-        return {}
-    given = _computed(node, values, opsets)
-    return given if all(value.size <= SMALL for value in given.values()) else {}
-
-
-def _computed(node: Any, values: _Values, opsets: Any) -> _Values:
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
-    inputs = [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(node.input) if name]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    model = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=list(opsets))
-    try:
-        with np.errstate(all="ignore"):
-            given = ReferenceEvaluator(model).run(None, {each.name: values[each.name] for each in inputs})
-    except Exception:
-        return {}
-    return {each.name: np.asarray(value) for each, value in zip(outputs, given, strict=True)}
 
 
 OPEN_SIZE = 128
@@ -150,7 +84,7 @@ DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 def load_structure(path: Path) -> Any:
     """Returns the onnx.ModelProto of a file, without the weights beside it; raises GraphError where there is none."""
-    if find_spec("onnx") is None:
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:
         raise GraphError("ONNX files are read with onnx: install offramp[onnx] or offramp[gpu]")
     import onnx
     from google.protobuf.message import DecodeError
@@ -237,7 +171,7 @@ def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
     """Returns an onnx.GraphProto as a dataflow; `inferred` is a graph of the same tensors that has their shapes."""
     weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in weights)
-    shapes = dict(known_shapes(inferred))
+    shapes = {name: shape for name, shape in known_shapes(inferred) if name not in weights}
     types = {
         each.name: each.type.tensor_type.elem_type for each in (*inferred.input, *inferred.value_info, *inferred.output)
     }
