@@ -6,8 +6,9 @@ E3 section 3.2 plans from such profiles; theirs have one input length, ours as m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.errors import DataError
-from profiles.table import FloatArray, LatencyTable, check_ramps
+from profiles.table import LatencyTable, check_ramps
 
 SCHEMA = 1
 ProfileKind = Literal["measured", "published", "derived"]
@@ -93,7 +94,7 @@ class LatencyProfile:
             )
 
     def save(self, path: Path) -> None:
-        """Write one JSON file, a block or ramp a line."""
+        """Write one JSON file, with a line for every block and ramp."""
         path.write_text(_text(self), encoding="utf-8")
 
     @classmethod
@@ -181,33 +182,23 @@ def _between(below: LatencyTable, above: LatencyTable, share: float, length: int
     )
 
 
+NUMBERS = re.compile(r'\[\n([^\[\]{}"]*)\]')
+"""A list of numbers in indented JSON."""
+
+
 def _text(profile: LatencyProfile) -> str:
-    tables = ",\n".join(_table_text(length, table) for length, table in profile.tables.items())
-    fields = {
-        "schema_version": SCHEMA,
-        "kind": profile.kind,
-        "model": profile.model,
-        "num_blocks": profile.num_blocks,
-        "ramps": list(profile.ramps),
-        "device": profile.device,
-        "backend": profile.backend,
-        "dtype": profile.dtype,
-        "provenance": dict(profile.provenance),
-    }
-    lines = [f'  "{name}": {json.dumps(value, allow_nan=False)},\n' for name, value in fields.items()]
-    return "{\n" + "".join(lines) + f'  "tables": [\n{tables}\n  ]\n' + "}\n"
-
-
-def _table_text(length: int, table: LatencyTable) -> str:
-    of_steps = {"context": table.context, "context_s": table.context_s} if table.context is not None else {}
-    context = "".join(f',\n      "{name}": {json.dumps(value)}' for name, value in of_steps.items())
-    return (
-        f'    {{"length": {length}, "batch": {json.dumps(table.batches)},\n'
-        f'      "block_s": {_rows_text(table.block_s_NB)},\n'
-        f'      "ramp_s": {_rows_text(table.ramp_s_EB)}{context}}}'
-    )
-
-
-def _rows_text(seconds_RB: FloatArray) -> str:
-    rows = ",\n".join(f"        {json.dumps(row)}" for row in seconds_RB.tolist())
-    return f"[\n{rows}\n      ]" if rows else "[]"
+    """Returns indented JSON in which a list of numbers, such as the seconds of a block, is one line."""
+    tables = [
+        {
+            "length": length,
+            "batch": table.batches,
+            "block_s": table.block_s_NB.tolist(),
+            "ramp_s": table.ramp_s_EB.tolist(),
+            **({} if table.context is None else {"context": table.context, "context_s": table.context_s}),
+        }
+        for length, table in profile.tables.items()
+    ]
+    facts = {each.name: getattr(profile, each.name) for each in fields(profile)}
+    document = {"schema_version": SCHEMA, **facts, "provenance": dict(profile.provenance), "tables": tables}
+    indented = json.dumps(document, indent=2, allow_nan=False)
+    return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", indented) + "\n"
