@@ -66,7 +66,7 @@ class ModelSettings(Settings):
     """Threads of a CPU replica. More threads than its share of the cores slow the other replicas."""
     kv_tokens: int | None = Field(default=None, ge=1)
     """For decoders: tokens, of prompts and answers, whose keys and values a replica holds at once. None: by the memory
-    that is free when it starts. See `earlyexit.sequences.memory_size`."""
+    that is free when it starts. See `earlyexit.network.chain_network`."""
     kv_fill: Fill = "compute"
     """For decoders, keys and values of blocks that a token skipped: compute or copy. `compute` runs the blocks, so that
     later tokens are the full model's; `copy` takes the state with which the token left, which is less work (CALM)."""

@@ -24,8 +24,7 @@ from earlyexit.codecs.base import Codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, Numbers
-from earlyexit.sequences.sequence import Said, Sampling, TokenSequence
-from earlyexit.sequences.text import TextStream
+from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan

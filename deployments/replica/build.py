@@ -29,7 +29,7 @@ from profiles.table import LatencyTable
 if TYPE_CHECKING:
     from earlyexit.network.cut import TorchRunner
     from earlyexit.policies.base import ExitPolicy
-    from earlyexit.policies.recorded import RecordedAnswers
+    from earlyexit.policies.ensemble import RecordedAnswers
 
 
 def build_runner(
@@ -117,7 +117,7 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
 
 def recorded_answers(records: ExitRecords) -> RecordedAnswers:
     """Returns exit records in the form that the recorded policy looks up."""
-    from earlyexit.policies.recorded import RecordedAnswers
+    from earlyexit.policies.ensemble import RecordedAnswers
 
     return RecordedAnswers(
         row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
@@ -186,9 +186,8 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
     import torch
 
-    from earlyexit.network.chain_network import load_network, open_network
+    from earlyexit.network.chain_network import load_network, open_memory, open_network
     from earlyexit.network.cut import TorchRunner
-    from earlyexit.sequences.memory_size import open_memory
 
     torch.set_num_threads(settings.threads_per_replica)
     folder = Path(settings.model)

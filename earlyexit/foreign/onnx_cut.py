@@ -19,7 +19,7 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
-from earlyexit.families.trial import Tolerance, TrialError, beyond, check_alone, examples, layout_of
+from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import Dataflow, UncutError, layout_role
 from earlyexit.foreign.model import SURE, ForeignOptions, longest_taken, or_why, the_answer
 from earlyexit.foreign.onnx_backbone import (

@@ -30,8 +30,7 @@ from torch.utils import _pytree as pytree
 from earlyexit.data.rows import PAIR
 from earlyexit.errors import GraphError, ModelFolderError, first_line
 from earlyexit.families.base import Pretrained
-from earlyexit.families.own import check_own
-from earlyexit.families.trial import layout_of
+from earlyexit.families.own import check_own, layout_of
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_operator, kind_of, with_shares
 from earlyexit.foreign.model import SURE, TEXT_LENGTH, ForeignModel, given_head, longest_taken, or_why, the_answer
 from earlyexit.foreign.torch_backbone import (

@@ -86,7 +86,7 @@ POLICIES = {
     ),
     "voting": _kind("counting:VotingPolicy", "votes", leaves="so many ramps gave the same label"),
     "recorded": _kind(
-        "recorded:RecordedPolicy",
+        "ensemble:RecordedPolicy",
         *("thresholds", "records"),
         leaves="its exit record, found by the caller's `ids`, passes the threshold; for experiments",
     ),

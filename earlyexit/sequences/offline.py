@@ -18,8 +18,7 @@ from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import Sampling, TokenSequence
-from earlyexit.sequences.text import Unread
+from earlyexit.sequences.sequence import Sampling, TokenSequence, Unread
 from earlyexit.training.ramps import no_progress
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
-from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.data import RUNS, data_folder
 from experiments.engine.side import Plan, Side, cut_at, early_exit, members_of, stock

@@ -44,8 +44,7 @@ from earlyexit.network.store import load_model
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import Sampling, TokenSequence
-from earlyexit.sequences.text import TextStream
+from earlyexit.sequences.sequence import Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from experiments.kit import show
 from experiments.turns import Figures, Found, in_turns, tell

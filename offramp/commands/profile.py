@@ -78,7 +78,7 @@ FURTHER = 7
 
 def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
     """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-    from earlyexit.sequences.memory_size import keeps_sequences
+    from earlyexit.network.chain_network import keeps_sequences
 
     keeps = keeps_sequences(model)
     lengths = job.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
@@ -152,7 +152,7 @@ def profile_model(
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
     """Of a decoder how many tokens came before a step, and memory for what is timed; None of all others."""
     from earlyexit.families.seq2seq import Seq2SeqBackbone
-    from earlyexit.sequences.memory_size import keeps_sequences, open_memory
+    from earlyexit.network.chain_network import keeps_sequences, open_memory
 
     if not keeps_sequences(model):
         return None

@@ -370,8 +370,7 @@ def run_pruned(
     import torch
 
     from earlyexit.network.store import load_model
-    from earlyexit.training.importance import importance_of, times_measured
-    from earlyexit.training.ramps import exit_outputs
+    from earlyexit.training.ramps import exit_outputs, importance_of, times_measured
 
     chain = card.chain
     codec = find_codec(card.codec, folder)

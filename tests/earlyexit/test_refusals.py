@@ -37,16 +37,14 @@ from earlyexit.network.cut import cut_out
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.counting import PatiencePolicy
-from earlyexit.policies.ensemble import EnsemblePolicy
+from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
 from earlyexit.policies.foresight import SimilarPolicy
-from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.reroute import reroute_probability
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, SharePolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.pooling import pooled_size
-from earlyexit.sequences.sequence import Sampling, TokenSequence
-from earlyexit.sequences.text import Unread
+from earlyexit.sequences.sequence import Sampling, TokenSequence, Unread
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask

@@ -30,8 +30,7 @@ from earlyexit.engine.device import Release
 from earlyexit.network.boundary import Answer
 from earlyexit.network.chain_network import ChainNetwork, load_network
 from earlyexit.network.store import read_card
-from earlyexit.training.importance import importance_of
-from earlyexit.training.ramps import exit_outputs
+from earlyexit.training.ramps import exit_outputs, importance_of
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from profiles.stream import Observations, StreamShape, empty

@@ -25,13 +25,13 @@ from earlyexit.engine.engine import Batch
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.network.boundary import Encoded, Split, entering
+from earlyexit.network.chain_network import open_memory, tokens_that_fit
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
-from earlyexit.sequences.memory_size import open_memory, tokens_that_fit
 from earlyexit.sequences.sequence import run_of
 from earlyexit.tasks.token import TokenTask
 from optimizer.plan import Plan, PolicySpec, Stage

@@ -13,7 +13,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.backends.recordings import (

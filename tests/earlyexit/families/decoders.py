@@ -20,8 +20,7 @@ from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.sequence import Said, Sampling, TokenSequence
-from earlyexit.sequences.text import TextStream
+from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.network.cuts import cuts_of, in_random_order
 

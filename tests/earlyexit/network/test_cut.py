@@ -12,8 +12,7 @@ from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy
-from earlyexit.policies.ensemble import EnsemblePolicy
-from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask

@@ -11,7 +11,7 @@ from torch import Tensor
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
-from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy, decayed
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from earlyexit.sequences.text import TextStream
+from earlyexit.sequences.sequence import TextStream
 from tests.earlyexit.families.decoders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

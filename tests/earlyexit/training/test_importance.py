@@ -19,8 +19,7 @@ from earlyexit.network.boundary import Encoded, Segment
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.training.importance import importance_of
-from earlyexit.training.ramps import pack
+from earlyexit.training.ramps import importance_of, pack
 from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model
 from tests.earlyexit.families.vision import pose_model
 from tests.earlyexit.network.chains import chained

@@ -22,8 +22,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError
 from earlyexit.network.store import ModelCard
-from earlyexit.sequences.sequence import TokenSequence
-from earlyexit.sequences.text import TextStream
+from earlyexit.sequences.sequence import TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.server.places import running
