@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from threading import get_ident
@@ -25,7 +26,6 @@ from earlyexit.engine.device import (
     OnBatch,
     Release,
     Runner,
-    Step,
     Survivors,
     ignore,
     ignore_batch,
@@ -33,9 +33,8 @@ from earlyexit.engine.device import (
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
+from earlyexit.network.boundary import Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import ON_PROCESSORS
 from optimizer.plan import PolicySpec
@@ -53,25 +52,6 @@ class OpenCall:
     """The batches so far of each traced input, with the input's times when the batch began; None if none is traced."""
 
 
-@dataclass(slots=True)
-class _Part:
-    answers: list[tuple[Answer, Timing]] = field(default_factory=list)
-    early: list[tuple[Answer, Timing]] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    lost: list[tuple[str, OfframpError]] = field(default_factory=list)
-    runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
-
-    def chunk(self, busy: float) -> Chunk:
-        return Chunk(
-            answers=tuple(self.answers),
-            early=tuple(self.early),
-            seen=tuple(self.seen),
-            lost=tuple(self.lost),
-            runs=self.runs,
-            busy=busy,
-        )
-
-
 def chunks_by_call(
     releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same", busy: float = 0.0
 ) -> list[tuple[OpenCall, Chunk]]:
@@ -80,25 +60,29 @@ def chunks_by_call(
     Hidden states are in `hop_dtype`. Survivors come last, because a call ends with the part that settles its last
     input.
     """
-    parts: dict[OpenCall, _Part] = {}
+    parts: defaultdict[OpenCall, defaultdict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     survivors: list[tuple[OpenCall, Chunk]] = []
     for release in releases:
         if isinstance(release, Survivors):
             survivors.extend(_survivor_chunks(release, hop_dtype, busy))
             continue
         opened = _call_of(release.member)
-        part = parts.setdefault(opened, _Part())
+        part = parts[opened]
         match release:
             case Answered():
-                said = part.early if release.stays else part.answers
-                said.append((release.answer, _timing(release.member)))
+                part["early" if release.stays else "answers"].append((release.answer, _timing(release.member)))
                 if opened.begun is not None:
-                    part.runs += _runs(opened.begun, (release.member,))
+                    part["runs"] += _runs(opened.begun, (release.member,))
             case Observed():
-                part.seen.append(release.seen)
+                part["seen"].append(release.seen)
             case _:
-                part.lost.append((release.member.sample_id, release.error))
-    return [*((opened, part.chunk(busy)) for opened, part in parts.items()), *survivors]
+                part["lost"].append((release.member.sample_id, release.error))
+    return [*((opened, _chunk(part, busy)) for opened, part in parts.items()), *survivors]
+
+
+def _chunk(part: Mapping[str, Sequence[Any]], busy: float) -> Chunk:
+    given: dict[str, Any] = {name: tuple(each) for name, each in part.items()}
+    return Chunk(**given, busy=busy)
 
 
 def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype, busy: float) -> list[tuple[OpenCall, Chunk]]:
@@ -158,31 +142,15 @@ def _timing(member: Member[Any]) -> Timing:
     return Timing(queue_s=member.queue_s, compute_s=member.compute_s)
 
 
-class WatchedRunner:
-    """Notes the batches of traced inputs, and passes everything on to another runner; only where tracing is on."""
+class TracedDevice(Device[Any]):
+    """Notes the batches of traced inputs; only where tracing is on."""
 
-    def __init__(self, runner: Runner[Any]) -> None:
-        self._runner = runner
-        self.memory = runner.memory
-
-    def from_wire(self, wire: WirePiece) -> Any:
-        return self._runner.from_wire(wire)
-
-    def run(self, batch: Batch[Any]) -> Iterator[Step[Any]]:
+    def run(self, batch: Batch[Any]) -> list[Survivors[Any]]:
         for member in batch.members:
             opened = member.origin
             if isinstance(opened, OpenCall) and opened.begun is not None and member.sample_id in opened.begun:
                 opened.begun[member.sample_id].append(_begun(batch, member))
-        return self._runner.run(batch)
-
-    def follow(self, policy: Any) -> None:
-        self._runner.follow(policy)
-
-    def prepare(self, splits: Sequence[Split]) -> None:
-        self._runner.prepare(splits)
-
-    def warm_up_pieces(self, split: Split, size: int) -> Any:
-        return self._runner.warm_up_pieces(split, size)
+        return super().run(batch)
 
 
 def _begun(batch: Batch[Any], member: Member[Any]) -> SplitRun:
@@ -267,14 +235,14 @@ class StageHost:
         self._device_name = device
         self._runner = runner
         self._clock = clock
-        watched = runner if settings.tracing is None else WatchedRunner(runner)
         self._starts = starts
         engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
         # An emulated device or a GPU is not shared.
         shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
         self._contention = Contention() if shares else None
         self._on_batch = on_batch
-        self._device: Device[Any] = Device(engine, watched, clock, deliver, self._ran)
+        make = Device if settings.tracing is None else TracedDevice
+        self._device: Device[Any] = make(engine, runner, clock, deliver, self._ran)
         self._threads = DeviceThreads(self._device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, compress
 from typing import Any, NamedTuple, NoReturn
@@ -27,37 +27,26 @@ Answers = Sequence[Any]
 """One answer per input, in the driver's form; empty where the driver has none."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """Inputs that were sent to a stage together."""
 
-    __slots__ = ("epoch", "heard", "inputs", "is_first", "num_inside", "reserve_s", "stage", "started_s", "watch")
-
-    def __init__(
-        self,
-        stage: StageRoute,
-        inputs: Inputs,
-        started_s: float,
-        epoch: int,
-        reserve_s: float,
-        watch: Watch | None,
-        is_first: bool,
-    ) -> None:
-        self.stage = stage
-        self.inputs = inputs
-        """All that it began with."""
-        self.started_s = started_s
-        self.epoch = epoch
-        """The epoch of the plan by which its inputs were sent to the first stage."""
-        self.reserve_s = reserve_s
-        """The seconds that the stages after this one are expected to take, and the slack."""
-        self.watch = watch
-        """What is to be observed of its inputs; None for nothing."""
-        self.is_first = is_first
-        """Whether it brings new inputs, to the first block."""
-        self.heard = False
-        """Whether an input has left it; early answers alone make no room for another call."""
-        self.num_inside = 0
-        """Inputs that it still has."""
+    stage: StageRoute
+    inputs: Inputs
+    """All that it began with."""
+    started_s: float
+    epoch: int
+    """The epoch of the plan by which its inputs were sent to the first stage."""
+    reserve_s: float
+    """The seconds that the stages after this one are expected to take, and the slack."""
+    watch: Watch | None
+    """What is to be observed of its inputs; None for nothing."""
+    is_first: bool
+    """Whether it brings new inputs, to the first block."""
+    heard: bool = field(default=False, init=False)
+    """Whether an input has left it; early answers alone make no room for another call."""
+    num_inside: int = field(default=0, init=False)
+    """Inputs that it still has."""
 
     @property
     def probe(self) -> bool:

@@ -38,39 +38,22 @@ class Stepping(Protocol[G]):
     def step(self) -> G: ...
 
 
+@dataclass(slots=True, eq=False)
 class GenerationState(Generic[G]):
     """One sequence from its arrival to its end, whichever replicas run it."""
 
-    __slots__ = (
-        "ahead",
-        "ahead_tokens",
-        "arrived_s",
-        "attempts",
-        "first_s",
-        "is_over",
-        "last_s",
-        "num_said",
-        "placement",
-        "sequence",
-    )
-
-    def __init__(
-        self, sequence: Stepping[G], placement: KVPlacement, arrived_s: float, ahead: int, ahead_tokens: int
-    ) -> None:
-        self.sequence = sequence
-        self.placement = placement
-        self.arrived_s = arrived_s
-        self.ahead = ahead
-        """Sequences that were running when it arrived."""
-        self.ahead_tokens = ahead_tokens
-        """The prompt tokens of sequences that had no token yet when it arrived."""
-        self.attempts = 0
-        """How often it was lost since its last token."""
-        self.first_s = math.nan
-        """When its first token came; NaN before."""
-        self.last_s = math.nan
-        self.num_said = 0
-        self.is_over = False
+    sequence: Stepping[G]
+    placement: KVPlacement
+    arrived_s: float
+    ahead_tokens: int
+    """The prompt tokens of sequences that had no token yet when it arrived."""
+    attempts: int = 0
+    """How often it was lost since its last token."""
+    first_s: float = math.nan
+    """When its first token came; NaN before."""
+    last_s: float = math.nan
+    num_said: int = 0
+    is_over: bool = False
 
     def step(self) -> G:
         """Returns what the decoder must see next, and notes in `placement` whether its answer is a token."""
@@ -173,9 +156,7 @@ class GenerationLoop:
 
     def begin(self, sequence: Stepping[G], now_s: float) -> GenerationState[G]:
         """Take a sequence that was admitted; its first step is next."""
-        state = GenerationState(
-            sequence, KVPlacement(self._numbers.new()), now_s, self.num_running, self._silent_tokens
-        )
+        state = GenerationState(sequence, KVPlacement(self._numbers.new()), now_s, self._silent_tokens)
         sequence.begin(state.placement.number)
         self.counts.begun += 1
         self.counts.prompt_tokens += sequence.num_prompt

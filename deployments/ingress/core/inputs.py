@@ -10,7 +10,7 @@ import math
 from bisect import insort_left, insort_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -79,68 +79,37 @@ def ignore_outcome(pending: PendingInput, outcome: Answer | OfframpError) -> Non
     """The default of `PendingInput.settle`."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingInput:
     """One input until it has its outcome; it keeps what its caller gave, so that it can be sent again."""
 
-    __slots__ = (
-        "ahead",
-        "ahead_tokens",
-        "arrived_s",
-        "attempt",
-        "chain",
-        "cost",
-        "deadline_s",
-        "encoded",
-        "holder",
-        "key",
-        "placement",
-        "request_id",
-        "serial",
-        "settle",
-        "settled",
-        "tokens",
-    )
-
-    chain: Chain
-    """The chain that was drawn for it; set when the core takes it."""
-
-    def __init__(
-        self,
-        serial: int,
-        arrived_s: float,
-        deadline_s: float,
-        tokens: int = 1,
-        encoded: Any = None,
-        settle: Settle = ignore_outcome,
-        *,
-        key: str = "",
-        request_id: str = "",
-    ) -> None:
-        self.serial = serial
-        """Counts the inputs of its ingress."""
-        self.arrived_s = arrived_s
-        self.deadline_s = deadline_s
-        self.tokens = tokens
-        """Its length for the network that it was last encoded for; 1 where inputs have no length."""
-        self.cost = tokens
-        """Its length as it arrived, by which unanswered inputs are counted."""
-        self.encoded = encoded
-        """The encoded input; in a chain a `ChainEncoded`, with its row and its encoding for every network so far."""
-        self.settle = settle
-        self.key = key
-        """The caller's id of it, or an empty string."""
-        self.request_id = request_id
-        """The request that it belongs to, for the log."""
-        self.ahead = 0
-        """Inputs of its chain that had no outcome when it arrived."""
-        self.ahead_tokens = 0
-        """The tokens of these inputs."""
-        self.attempt = 0
-        self.settled = False
-        self.holder: object = None
-        """The `Call` or `Pause` that has it, or `DUE`; None while it waits to be sent, and when it is over."""
-        self.placement: KVPlacement | None = None
-        """Where its sequence's keys and values are; None for an input that belongs to no sequence."""
+    serial: int
+    """Counts the inputs of its ingress."""
+    arrived_s: float
+    deadline_s: float
+    tokens: int = 1
+    """Its length for the network that it was last encoded for; 1 where inputs have no length."""
+    encoded: Any = None
+    """The encoded input; in a chain a `ChainEncoded`, with its row and its encoding for every network so far."""
+    settle: Settle = ignore_outcome
+    key: str = field(default="", kw_only=True)
+    """The caller's id of it, or an empty string."""
+    request_id: str = field(default="", kw_only=True)
+    """The request that it belongs to, for the log."""
+    chain: Chain = field(init=False)
+    """The chain that was drawn for it; set when the core takes it, as are the next three."""
+    cost: int = field(default=0, init=False)
+    """Its length as it arrived, by which unanswered inputs are counted."""
+    ahead: int = field(default=0, init=False)
+    """Inputs of its chain that had no outcome when it arrived."""
+    ahead_tokens: int = field(default=0, init=False)
+    """The tokens of these inputs."""
+    attempt: int = field(default=0, init=False)
+    settled: bool = field(default=False, init=False)
+    holder: object = field(default=None, init=False)
+    """The `Call` or `Pause` that has it, or `DUE`; None while it waits to be sent, and when it is over."""
+    placement: KVPlacement | None = field(default=None, init=False)
+    """Where its sequence's keys and values are; None for an input that belongs to no sequence."""
 
     @property
     def since_s(self) -> float:
@@ -149,16 +118,7 @@ class PendingInput:
 
     def whole(self) -> PendingInput:
         """Returns a copy as it arrived, to go beside it when it loses words; no caller waits for the copy's answer."""
-        made = PendingInput(
-            self.serial,
-            self.arrived_s,
-            self.deadline_s,
-            self.cost,
-            self.encoded,
-            self.settle,
-            key=self.key,
-            request_id=self.request_id,
-        )
+        made = replace(self, tokens=self.cost)
         made.chain, made.attempt, made.settled = self.chain, WHOLE, True
         return made
 
@@ -392,7 +352,7 @@ class Chain:
 
     def take(self, pending: PendingInput) -> None:
         """Count an input that arrived."""
-        pending.chain = self
+        pending.chain, pending.cost = self, pending.tokens
         pending.ahead, pending.ahead_tokens = self.num_unanswered, self.unanswered_tokens
         self.num_unanswered += 1
         self.unanswered_tokens += pending.cost

@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
@@ -26,38 +26,30 @@ NAME_BITS: Final = 30
 """The bits of a sequence's number: a serial number, and the name of the ingress. Replicas do not tell them apart."""
 
 
+@dataclass(slots=True, eq=False)
 class KVPlacement:
     """The replicas that keep one sequence's keys and values, until the sequence ends or is lost; its inputs share it.
 
     A sequence that begins anew gets another: a late reply to the old one cannot be taken for one to the new.
     """
 
-    __slots__ = ("avoids", "is_again", "is_over", "is_probe", "layout", "number", "replicas", "says")
-
-    def __init__(
-        self,
-        number: int,
-        *,
-        is_again: bool = False,
-        avoids: frozenset[str] = frozenset(),
-        is_probe: bool | None = None,
-    ) -> None:
-        """`number`: one that no other sequence has at any replica; `is_probe`: known of a sequence that begins anew."""
-        self.number = number
-        self.is_probe = is_probe
-        """Whether its sequence is a probe; None until its first input is sent, when that is drawn."""
-        self.avoids = avoids
-        """Replicas that had no room for its sequence; it gets none of them while there are others."""
-        self.is_again = is_again
-        """Whether its sequence was admitted before, and lost."""
-        self.layout: Layout | None = None
-        """The layout of the plan by which its first input was sent; None before."""
-        self.replicas: dict[str, str] = {}
-        """By slot, the replica that keeps the keys and values of the blocks there; the slot's first call chooses it."""
-        self.says = True
-        """Whether the answer to its next step is a token: among the parts of a prompt, only the last one's is."""
-        self.is_over = False
-        """Whether the sequence has ended; a call for it may still be under way."""
+    number: int
+    """One that no other sequence has at any replica."""
+    _: KW_ONLY
+    is_again: bool = False
+    """Whether its sequence was admitted before, and lost."""
+    avoids: frozenset[str] = frozenset()
+    """Replicas that had no room for its sequence; it gets none of them while there are others."""
+    is_probe: bool | None = None
+    """Whether its sequence is a probe; None until its first input is sent, when that is drawn."""
+    layout: Layout | None = field(default=None, init=False)
+    """The layout of the plan by which its first input was sent; None before."""
+    replicas: dict[str, str] = field(default_factory=dict, init=False)
+    """By slot, the replica that keeps the keys and values of the blocks there; the slot's first call chooses it."""
+    says: bool = field(default=True, init=False)
+    """Whether the answer to its next step is a token: among the parts of a prompt, only the last one's is."""
+    is_over: bool = field(default=False, init=False)
+    """Whether the sequence has ended; a call for it may still be under way."""
 
     @property
     def newest(self) -> str | None:
