@@ -10,7 +10,7 @@ import json
 from ray.util.metrics import Metric
 
 from deployments.controller.controller import ControlMetrics
-from deployments.ingress.metrics import GenerationMetrics, IngressMetrics
+from deployments.ingress_deployment import GenerationMetrics, IngressMetrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.metrics import VersionMetrics
 from earlyexit.network.chain import Chain

@@ -10,18 +10,22 @@ from functools import partial
 
 from deployments.ingress.core.routes import KVPlacements, StageReplicas
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.encoding import (
+from deployments.wire.messages import (
+    Address,
+    Assignment,
     Begin,
+    Chunk,
     End,
     Forget,
     Frames,
     Host,
     MalformedError,
     Refused,
+    StageCall,
+    assignments_of,
     encode,
     from_replica,
 )
-from deployments.wire.messages import Address, Assignment, Chunk, StageCall, assignments_of
 from earlyexit.errors import PlanError
 from optimizer.placement import PlacedPlan
 

@@ -21,8 +21,7 @@ from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, histogram, tags
 from deployments.process_setup import Supervised, settle
 from deployments.replica.build import build_runner, starting_policy
-from deployments.replica.call_server import CallServer
-from deployments.replica.host import StageHost
+from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import Assignment, ReplicaReport, assignments_on

@@ -1,15 +1,25 @@
-"""The messages between ingresses, replicas and the controller."""
+"""The messages between ingresses, replicas and the controller, and their encoding as msgpack.
+
+They are typed on both sides, and nothing in them can run code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from typing import Any, Final, cast, get_origin
 
+import msgspec
+import numpy as np
+
+import earlyexit.errors
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.engine.times import TimesRun
-from earlyexit.errors import OfframpError
+from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import dispatch_on
@@ -268,3 +278,265 @@ class ReplicaReport:
     """The batches that ran, without probes, which do more work than other inputs."""
     memory: MemoryUse | None = None
     """The memory that sequences use; None where the network keeps nothing of sequences."""
+
+
+# Frames, and what they hold
+
+
+LENGTH_BYTES = 4
+LONGEST = 1 << 30
+"""The most bytes of a frame; a connection that announces more is ended."""
+SHORT_BYTES = 1 << 15
+"""Received at a time. What a frame has beyond them is received into memory of its own: hidden states of a batch of
+images are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
+
+
+class Frames(asyncio.BufferedProtocol):
+    """Either end of a connection: sends and receives frames of bytes, each behind its length."""
+
+    def __init__(
+        self,
+        on_frame: Callable[[memoryview], None],
+        on_end: Callable[[], None],
+        on_open: Callable[[asyncio.Transport], None] = lambda _: None,
+        *,
+        longest: int = LONGEST,
+    ) -> None:
+        """`on_frame` may keep its frame; it and `on_end`, which is called once, are called on the event loop."""
+        self.longest = longest
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._on_open = on_open
+        self._short = memoryview(bytearray(SHORT_BYTES))
+        self._memory = self._short
+        """What is received into: the short memory, or memory for one long frame and its length."""
+        self._received = 0
+        """Bytes in this memory so far."""
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; does nothing once the connection has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines((len(frame).to_bytes(LENGTH_BYTES, "big"), frame))
+
+    def close(self) -> None:
+        """End the connection after what was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
+        self._on_open(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_end()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._memory[self._received :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += nbytes
+        left = self._memory[: self._received]
+        while (whole := self._whole(left)) <= len(left) and self._is_open:
+            frame = left[LENGTH_BYTES:whole]
+            if self._memory is self._short:  # which the next frames overwrite
+                frame = memoryview(bytes(frame))
+            self._on_frame(frame.toreadonly())
+            left = left[whole:]
+        if not self._is_open:
+            left = left[:0]
+        elif whole <= len(self._memory) and len(left) == self._received:
+            return  # the rest of a frame is still to come
+        self._memory = memoryview(bytearray(whole)) if self._is_open and whole > SHORT_BYTES else self._short
+        self._received = len(left)
+        self._memory[: self._received] = left
+
+    def _whole(self, begun: memoryview) -> int:
+        """Returns the bytes of a frame and its length, or of the length alone; aborts if the frame is too long."""
+        if len(begun) < LENGTH_BYTES:
+            return LENGTH_BYTES
+        length = int.from_bytes(begun[:LENGTH_BYTES], "big")
+        if length > self.longest and self._is_open:
+            self.abort()
+        return LENGTH_BYTES + length
+
+    @property
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+RAW = 0
+"""The extension code of an array's memory."""
+
+
+def _errors_by_name() -> Mapping[str, type[OfframpError]]:
+    """The project's errors that are built from a message, and a `retry_after_s` where the class has one."""
+    classes = [each for each in vars(earlyexit.errors).values() if isinstance(each, type)]
+    # MethodNotAllowedError takes more than a message; only the API raises it.
+    return {each.__name__: each for each in classes if issubclass(each, OfframpError) and each != MethodNotAllowedError}
+
+
+ERRORS: Final = _errors_by_name()
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """A call begins."""
+
+    serial: int
+    """Names the call on its connection."""
+    call: StageCall
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """A call was given up."""
+
+    serial: int
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """Sequences are over: whatever the replica keeps of them is free."""
+
+    sequences: tuple[int, ...]
+
+
+class Host(msgspec.Struct, frozen=True, tag="host"):
+    """The replica has another stage, or another plan, from now on. Calls say so too, but a replica may get none."""
+
+    assignment: Assignment
+
+
+class Part(msgspec.Struct, frozen=True, tag="part"):
+    """A part of a call's reply; the one that settles the last of its inputs ends it."""
+
+    serial: int
+    chunk: Chunk
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A call that the replica could not begin."""
+
+    serial: int
+    reason: str
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        return value.dtype.str, value.shape, msgspec.msgpack.Ext(RAW, raw)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, OfframpError):
+        known = next((each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each), None)
+        return known or ExecutionError.__name__, _encodable(str(value)), getattr(value, "retry_after_s", None)
+    raise NotImplementedError(f"a {type(value).__name__} does not travel")
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, replaced."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _decode_raw(code: int, raw: memoryview) -> memoryview:
+    """In the frame, where bytes would be copied out of it."""
+    if code != RAW:
+        raise ValueError(f"there is no extension {code}")
+    return raw
+
+
+def _decode_other(type_: type, value: Any) -> object:
+    if (get_origin(type_) or type_) is np.ndarray:
+        dtype, shape, raw = value
+        return np.frombuffer(raw, dtype=dtype).reshape(shape)
+    name, message, retry_after_s = value
+    error = ERRORS.get(name)
+    if error is None:
+        return ExecutionError(message)
+    return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End | Host, dec_hook=_decode_other, ext_hook=_decode_raw)
+_FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw)
+
+MalformedError = msgspec.MsgspecError
+
+
+def encode(message: Begin | Forget | End | Host | Part | Refused) -> bytes:
+    """A message's bytes; arrays are copied into them."""
+    return _ENCODER.encode(message)
+
+
+def encode_part(serial: int, chunk: Chunk) -> bytes:
+    """A part's bytes. Inputs whose answers or hidden states cannot be sent are lost, each with an ExecutionError.
+
+    An own task, codec or model may return values that have no encoding, or more than a frame holds.
+    """
+    try:
+        return _checked(Part(serial, chunk))
+    except Exception as error:  # the values come from code that is not ours: any of it may raise
+        logger.warning("a part of a reply cannot be sent whole: %s", _encodable(repr(error)))
+    try:
+        return _checked(Part(serial, _sendable(serial, chunk)))
+    except Exception as error:  # each input's part can be sent, but together they are too much
+        lost = tuple((sample_id, _unsendable(error)) for sample_id in chunk.settled)
+        return encode(Part(serial, Chunk(lost=lost, busy=chunk.busy)))
+
+
+def _checked(part: Part) -> bytes:
+    frame = encode(part)
+    if len(frame) > LONGEST:
+        raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
+    return frame
+
+
+def _sendable(serial: int, chunk: Chunk) -> Chunk:
+    """The chunk without what cannot be sent."""
+    lost: list[tuple[str, OfframpError]] = [(sample_id, error) for sample_id, error in chunk.lost]
+    answers: list[tuple[Answer, Timing]] = []
+    for answer, timing in chunk.answers:
+        error = _why_not(serial, Chunk(answers=((answer, timing),)))
+        if error is None:
+            answers.append((answer, timing))
+        else:
+            lost.append((answer.sample_id, _unsendable(error)))
+    going_on = chunk.going_on
+    if going_on is not None and (error := _why_not(serial, Chunk(going_on=going_on))) is not None:
+        lost += [(sample_id, _unsendable(error)) for sample_id in going_on.piece.sample_ids]
+        going_on = None
+    early = tuple(each for each in chunk.early if _why_not(serial, Chunk(early=(each,))) is None)
+    seen: tuple[Seen, ...] = tuple(each for each in chunk.seen if _why_not(serial, Chunk(seen=(each,))) is None)
+    return replace(chunk, answers=tuple(answers), early=early, seen=seen, going_on=going_on, lost=tuple(lost))
+
+
+def _why_not(serial: int, chunk: Chunk) -> Exception | None:
+    try:
+        _checked(Part(serial, chunk))
+    except Exception as error:  # as above
+        return error
+    return None
+
+
+def _unsendable(error: Exception) -> ExecutionError:
+    return ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
+
+
+def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End | Host:
+    """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
+    try:
+        message: Begin | Forget | End | Host = _FROM_INGRESS.decode(frame)
+    except PlanError as error:  # what a stage or a split says of itself
+        raise MalformedError(str(error)) from error
+    return message
+
+
+def from_replica(frame: bytes | memoryview) -> Part | Refused:
+    """Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
+    message: Part | Refused = _FROM_REPLICA.decode(frame)
+    return message

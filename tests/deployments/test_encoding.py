@@ -12,19 +12,24 @@ import numpy as np
 import pytest
 
 import earlyexit.errors
-from deployments.wire.encoding import (
+from deployments.wire.messages import (
+    Assignment,
     Begin,
+    Chunk,
     End,
     Forget,
+    GoingOn,
     MalformedError,
     Part,
     Refused,
+    SplitRun,
+    StageCall,
+    Timing,
     encode,
     encode_part,
     from_ingress,
     from_replica,
 )
-from deployments.wire.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, MethodNotAllowedError, OfframpError, StageUnavailableError
 from earlyexit.network.boundary import Answer, Numbers, Seen, Split, WirePiece
@@ -300,7 +305,7 @@ def test_numbers_of_numpy_are_answers_like_others() -> None:
 
 
 def test_survivors_that_a_frame_does_not_hold_are_lost_and_answers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.wire.encoding.LONGEST", 700)
+    monkeypatch.setattr("deployments.wire.messages.LONGEST", 700)
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
     chunk = Chunk(answers=((answer, TIMING),), going_on=GoingOn(piece=wide, timings=(TIMING, TIMING)))

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from deployments.wire.encoding import LENGTH_BYTES, SHORT_BYTES, Frames
+from deployments.wire.messages import LENGTH_BYTES, SHORT_BYTES, Frames
 
 SAID = [b"", b"a", b"", b"bcd", b"0123456789"]
 

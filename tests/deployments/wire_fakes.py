@@ -13,19 +13,24 @@ import numpy as np
 
 from deployments.ingress.link import LinkTransport, ReplicaLinks
 from deployments.replica.host import OpenCall
-from deployments.wire.encoding import (
+from deployments.wire.messages import (
+    Address,
+    Assignment,
     Begin,
+    Chunk,
     End,
     Forget,
     Frames,
+    GoingOn,
     Host,
     Part,
     Refused,
+    StageCall,
+    Timing,
     encode,
     from_ingress,
     from_replica,
 )
-from deployments.wire.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
 from earlyexit.network.boundary import Answer, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage

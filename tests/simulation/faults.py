@@ -16,8 +16,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
 from deployments.ingress.core.routes import lay_out
 from deployments.ingress.link import LinkTransport, ReplicaLink
-from deployments.replica.call_server import _Connection
-from deployments.replica.host import NOTHING, StageHost
+from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import SequencePins
 
 Fault = Callable[[], AbstractContextManager[Any]]

@@ -21,8 +21,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
 from deployments.ingress.dispatcher import Dispatcher, sample_id_of
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
-from deployments.replica.call_server import CallServer
-from deployments.replica.host import StageHost
+from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment, IngressReport

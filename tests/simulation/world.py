@@ -308,7 +308,7 @@ class World(Fleet):
         root.setLevel(logging.ERROR)
         with (
             mock.patch("deployments.replica.host.DeviceThreads", VirtualDriver),
-            mock.patch("deployments.replica.call_server.Sender", VirtualSender),
+            mock.patch("deployments.replica.host.Sender", VirtualSender),
         ):
             try:
                 yield

@@ -7,10 +7,8 @@ from typing import Any, cast
 import pytest
 
 from cluster.emulated import EmulatedPiece
-from deployments.replica.call_server import CallServer
-from deployments.replica.host import OpenCall, StageHost
-from deployments.wire.encoding import Begin, Host, Part, Refused, encode
-from deployments.wire.messages import Address
+from deployments.replica.host import CallServer, OpenCall, StageHost
+from deployments.wire.messages import Address, Begin, Host, Part, Refused, encode
 from earlyexit.engine.device import Answered, Failed, Release, Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
@@ -163,7 +161,7 @@ async def silent_caller(scene: Scene) -> Caller:
 async def test_a_connection_that_does_not_send_the_word_in_time_is_closed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replica.call_server.WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr("deployments.replica.host.WORD_WITHIN_S", 0.0)
     silent = await silent_caller(scene)
     await soon(silent.ended.wait())
     assert not scene.server.unknown
@@ -173,7 +171,7 @@ async def test_connections_that_have_not_sent_the_word_are_bounded(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = await scene.caller()
-    monkeypatch.setattr("deployments.replica.call_server.MOST_UNKNOWN", 0)
+    monkeypatch.setattr("deployments.replica.host.MOST_UNKNOWN", 0)
     one_more = await silent_caller(scene)
     await soon(one_more.ended.wait())
     assert not known.ended.is_set()

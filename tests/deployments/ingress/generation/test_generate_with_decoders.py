@@ -13,8 +13,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLinks
-from deployments.replica.call_server import CallServer
-from deployments.replica.host import StageHost
+from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from earlyexit.clock import MonotonicClock

@@ -25,8 +25,7 @@ from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.ops.tracing.start import start_tracing
 from deployments.ops.tracing.tracer import Tracer
 from deployments.replica.build import build_runner, starting_policy
-from deployments.replica.call_server import CallServer
-from deployments.replica.host import StageHost
+from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import assignments_of
