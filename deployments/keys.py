@@ -7,8 +7,7 @@ import hmac
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -71,55 +70,38 @@ KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """A known key."""
-
-    name: str
-    """The owner's, for the rate limit; several keys may share one. The hash's beginning where none was given."""
-    digest: bytes
-
-
-class Keys:
-    """All known keys."""
-
-    def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = tuple(keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
+class Keys(dict[bytes, str]):
+    """All known keys: owners' names by hash. Several keys may share a name, for the rate limit."""
 
     def owner(self, token: str) -> str | None:
         """Returns the name of a key's owner; None for an unknown key.
 
         Every key is compared in full, so the time tells neither which key nor how much of it was right.
         """
-        digest = digest_of(token)
+        digest = _digest(token)
         owner = None
-        for key in self._keys:
-            if hmac.compare_digest(key.digest, digest):
-                owner = key.name
+        for known, name in self.items():
+            if hmac.compare_digest(known, digest):
+                owner = name
         return owner
 
 
-def digest_of(token: str) -> bytes:
+def _digest(token: str) -> bytes:
     """What is kept of a key."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def parse_keys(text: str, where: str) -> Keys:
     """Keys of a file's text: one per line, `#` begins a comment; raises InputError with `where` and the line."""
-    keys = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        said = line.partition("#")[0].strip()
-        if said:
-            keys.append(_key(said, f"{where}:{number}"))
+    lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), start=1))
+    keys = Keys(_key(said, f"{where}:{number}") for number, said in lines if said)
     if not keys:
         raise InputError(f"{where}: no key; one `name:key` or `key` per line is needed")
-    return Keys(keys)
+    return keys
 
 
-def _key(said: str, where: str) -> Key:
+def _key(said: str, where: str) -> tuple[bytes, str]:
+    """Returns a key's hash and its owner's name, which is the hash's beginning if none is given."""
     name, _, key = said.rpartition(":")
     if not KEY.fullmatch(key):
         raise InputError(f"{where}: a key of letters, digits and ._~+/- is needed")
@@ -127,8 +109,8 @@ def _key(said: str, where: str) -> Key:
         raise InputError(f"{where}: the key has {len(key)} characters; at least {SHORTEST_KEY} are needed")
     if ":" in said and not NAME.fullmatch(name):
         raise InputError(f"{where}: before the colon a name of 1 to 64 letters, digits and ._- is needed")
-    digest = digest_of(key)
-    return Key(name=name or digest.hex()[:16], digest=digest)
+    digest = _digest(key)
+    return digest, name or digest.hex()[:16]
 
 
 def read_keys(access: AccessSettings, environment: Mapping[str, str] = os.environ) -> Keys | None:

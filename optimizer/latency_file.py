@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError, PlanError
 from optimizer.problem_shape import MAX_BATCH, ProfileFileDocument, PublishedDocument, TableDocument
 from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from profiles.latency import LatencyProfile
 
 LatencyEntry = TableDocument | PublishedDocument | ProfileFileDocument
 Place = tuple[str | int, ...]
@@ -23,11 +27,26 @@ def latency_table(
     """
     if isinstance(entry, TableDocument):
         return _written_out(at, entry, num_blocks, len(ramps), source)
+    with source.said_at((*at, "published" if isinstance(entry, PublishedDocument) else "profile")):
+        try:
+            profile = profile_of(entry, str(at[-1]), folder)
+            profile.check_fits(None, num_blocks, ramps)
+            table = profile.at(entry.length)
+        except DataError as error:
+            raise PlanError(f"{_dotted(at)}: {error}") from error
+        if table.batches[-1] > MAX_BATCH:
+            raise PlanError(f"{_dotted(at)}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
+        return table
+
+
+def profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, folder: Path) -> LatencyProfile:
+    """Returns the profile that an entry names, of a device; raises DataError for an unknown or malformed one."""
+    from profiles.catalogue import published_profile
+    from profiles.latency import LatencyProfile
+
     if isinstance(entry, PublishedDocument):
-        with source.said_at((*at, "published")):
-            return _published(at, entry, num_blocks, ramps)
-    with source.said_at((*at, "profile")):
-        return _from_file(at, entry, num_blocks, ramps, folder)
+        return published_profile(entry.published, device)
+    return LatencyProfile.load(folder / entry.profile)
 
 
 def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: int, source: Source) -> LatencyTable:
@@ -50,33 +69,6 @@ def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: in
             return replace(table, length=entry.length, context=entry.context, context_s=entry.context_s)
         except DataError as error:
             raise PlanError(f"{_dotted(at)}.batch: {error}") from error
-
-
-def _published(at: Place, entry: PublishedDocument, num_blocks: int, ramps: tuple[int, ...]) -> LatencyTable:
-    from profiles.catalogue import published_profile
-
-    try:
-        profile = published_profile(entry.published, str(at[-1]))
-        profile.check_fits(None, num_blocks, ramps)
-        return profile.at(entry.length)
-    except DataError as error:
-        raise PlanError(f"{_dotted(at)}: {error}") from error
-
-
-def _from_file(
-    at: Place, entry: ProfileFileDocument, num_blocks: int, ramps: tuple[int, ...], folder: Path
-) -> LatencyTable:
-    from profiles.latency import LatencyProfile
-
-    try:
-        profile = LatencyProfile.load(folder / entry.profile)
-        profile.check_fits(None, num_blocks, ramps)
-        table = profile.at(entry.length)
-    except DataError as error:
-        raise PlanError(f"{_dotted(at)}: {error}") from error
-    if table.batches[-1] > MAX_BATCH:
-        raise PlanError(f"{_dotted(at)}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
-    return table
 
 
 def _dotted(at: Place) -> str:

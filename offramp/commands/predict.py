@@ -38,7 +38,7 @@ from offramp.client.client import AsyncClient, Client
 from offramp.client.protocol import Prediction, find_api_key
 from offramp.commands.options import PredictJob, PredictOptions
 from offramp.commands.output import in_a_folder
-from offramp.commands.progress import progress_count
+from offramp.commands.progress import progress_bars
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
@@ -394,9 +394,16 @@ def _predict_many(job: PredictOptions, form: Format, api_key: str | None) -> Tal
             inputs = _inputs(job, wanted)
             files = _map_files(job.maps, wanted, [] if job.data is None else [job.data])
             shown = (*shown_columns(job.data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
-            with row_writer(job.out, form, shown) as write, progress_count("inputs") as on_rows:
+            with row_writer(job.out, form, shown) as write, progress_bars() as progress:
                 write = write if files is None else with_files(write, files)
-                return await predict_all(inputs, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
+                return await predict_all(
+                    inputs,
+                    client,
+                    job,
+                    write,
+                    clock=MonotonicClock(),
+                    on_rows=lambda done: progress("inputs", done, 0),
+                )
 
     return asyncio.run(ask())
 

@@ -19,7 +19,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     Task,
     TaskID,
     TaskProgressColumn,
@@ -72,30 +71,19 @@ FIRST_LINE = 1000
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """A callback (what, done, total) that draws on stderr."""
+    """A callback (what, done, total) that draws on stderr; of a total of 0, which is unknown, a count and its rate."""
     if not sys.stderr.isatty():
         yield _lines()
         return
-    with _bars(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bars:
+    with _bars(BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TimeRemainingColumn()) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
+                tasks[what] = bars.add_task(what, total=total or None)
             bars.update(tasks[what], completed=done)
 
         yield report
-
-
-@contextmanager
-def progress_count(what: str) -> Iterator[Callable[[int], None]]:
-    """A callback (done) that draws on stderr, for work of unknown length."""
-    if not sys.stderr.isatty():
-        yield _count_lines(what)
-        return
-    with _bars(TextColumn("{task.completed:.0f}"), SpinnerColumn(), _Rate(), TimeElapsedColumn()) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done: bars.update(task, completed=done)
 
 
 @contextmanager
@@ -114,31 +102,19 @@ def _bars(*columns: ProgressColumn, **options: Any) -> Progress:
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> str:
-        """Rows per second since the beginning."""
+        """Per second since the beginning."""
         return f"{task.completed / task.elapsed:.1f}/s" if task.elapsed else ""
 
 
-def _count_lines(what: str) -> Callable[[int], None]:
-    """A line whenever twice as much is done as at the last one, a thousand at first."""
-    at = [FIRST_LINE]
-
-    def report(done: int) -> None:
-        if done >= at[0]:
-            print(f"{what:<10} {done:>8}", file=sys.stderr, flush=True)
-            while done >= at[0]:
-                at[0] *= 2
-
-    return report
-
-
 def _lines() -> Report:
-    """A line at every tenth of the way."""
-    tenths: dict[str, int] = {}
+    """A line at every tenth of the way; of an unknown total whenever twice as much is done, a thousand at first."""
+    told: dict[str, int] = {}
 
     def report(what: str, done: int, total: int) -> None:
-        tenth = done * 10 // total
-        if tenth > tenths.get(what, -1):
-            tenths[what] = tenth
-            print(f"{what:<10} {done:>8} / {total}", file=sys.stderr, flush=True)
+        level = done * 10 // total if total else (done // FIRST_LINE).bit_length() - 1
+        if level > told.get(what, -1):
+            told[what] = level
+            of_all = f" / {total}" if total else ""
+            print(f"{what:<10} {done:>8}{of_all}", file=sys.stderr, flush=True)
 
     return report

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from earlyexit.data.rows import LabelledRows
-    from earlyexit.families.base import Pretrained
+    from earlyexit.families.base import Backbone, Pretrained
     from earlyexit.named import NamedSpec
     from earlyexit.network.model import EarlyExitModel
     from earlyexit.tasks.base import Task, ValueArray
@@ -147,24 +147,25 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
         by_data = job.task in BY_DATA and data.are_labelled
         early = task_for(job, data, ()) if by_data else None  # refused before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
-        own = None if data.are_labelled else _own_task(job, pretrained)
-        task = own or early or task_for(job, data, pretrained.backbone.inputs)
-        options = _options(job, task, pretrained, progress)
-        facts = provenance(
-            backbone=job.backbone,
-            data=job.source,
-            rows=len(data),
-            joint=job.joint,
-            imitate=job.imitate,
-            epochs=options.epochs,
-            batch=options.batch,
-            learning_rate=options.learning_rate,
-            **({} if job.dtype == "float32" else {"dtype": job.dtype}),
-            seed=job.seed,
-        )
-        codec = _codec(job, pretrained, data)
+        backbone, ramps = pretrained.backbone, job.ramp_options
+        facts: dict[str, Any]
+        codec: NamedSpec
+        if job.task == TOKEN:
+            task: Task = _token_task(job, backbone)
+            ramps = _decoder_ramps(ramps, backbone)
+            options = job.training(TOKEN_OPTIONS, progress=progress)
+            codec = {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
+            facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
+        else:
+            own = None if data.are_labelled else _own_task(job, pretrained)
+            task = own or early or task_for(job, data, backbone.inputs)
+            options, codec = _options(job, task, pretrained, progress), _codec(job, pretrained, data)
+            dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
+            trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
+            facts = {"joint": job.joint, "imitate": job.imitate} | trained | dtype
+        facts = provenance(backbone=job.backbone, data=job.source, rows=len(data), **facts, seed=job.seed)
         model = add_ramps(
-            pretrained, name=job.name, family=family, codec=codec, task=task, ramps=job.ramp_options, provenance=facts
+            pretrained, name=job.name, family=family, codec=codec, task=task, ramps=ramps, provenance=facts
         )
     return model, options
 
@@ -186,7 +187,8 @@ def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSp
 
 def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
     """Train a decoder's ramps and save it; raises as `train`."""
-    model = _untrained_decoder(job, len(data))
+    model, options = _untrained(job, data, progress)
+    model.requires_grad_(False)
     codec, task = load_codec(model.info.codec, job, out), model.task
     assert isinstance(codec, PromptCodec)
     assert isinstance(task, TokenTask)
@@ -197,7 +199,6 @@ def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progres
         found = generate(model, texts, asked, progress)
         texts, given = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
     forget_calibration(out)
-    options = job.training(TOKEN_OPTIONS, progress=progress)
     train_token_ramps(model, token_states(model, texts, given, options), options)
     save_model(model, out)
     return model
@@ -215,41 +216,19 @@ def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat:
     return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
 
 
-def _untrained_decoder(job: TrainJob, num_rows: int) -> EarlyExitModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
-        pretrained, family = load_pretrained(job.backbone)
-        backbone = pretrained.backbone
-        if not isinstance(backbone, DecoderBackbone):
-            raise ModelFolderError(f"{job.backbone} is no decoder: --task token is of models that generate")
-        if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
-            raise InputError("an encoder-decoder's ramps learn of its own answers: say of how many tokens by --answers")
-        facts = provenance(
-            backbone=job.backbone,
-            data=job.source,
-            rows=num_rows,
-            answers=job.answers,
-            chat=job.chat,
-            **({} if job.epochs is None else {"epochs": job.epochs}),
-            seed=job.seed,
-        )
-        length = job.max_length or backbone.max_length
-        return add_ramps(
-            pretrained,
-            name=job.name,
-            family=family,
-            codec={"name": PromptCodec.name, "max_length": length},
-            task=TokenTask(backbone.config.vocab_size, ends_of(job.backbone), start_of(job.backbone)),
-            ramps=_decoder_ramps(job.ramp_options, pretrained),
-            provenance=facts,
-        ).requires_grad_(False)
+def _token_task(job: TrainJob, backbone: Backbone) -> TokenTask:
+    if not isinstance(backbone, DecoderBackbone):
+        raise ModelFolderError(f"{job.backbone} is no decoder: --task token is of models that generate")
+    if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
+        raise InputError("an encoder-decoder's ramps learn of its own answers: say of how many tokens by --answers")
+    return TokenTask(backbone.config.vocab_size, ends_of(job.backbone), start_of(job.backbone))
 
 
-def _decoder_ramps(asked: RampOptions, pretrained: Pretrained) -> RampOptions:
+def _decoder_ramps(asked: RampOptions, backbone: Backbone) -> RampOptions:
     style = "adapted" if asked.style == RampOptions().style else asked.style
     if style not in STYLES:
         raise InputError(f"--ramp-style {style}: a decoder's ramps are {' or '.join(STYLES)}, which share its head")
-    return replace(asked, style=style, pooling="last", at=asked.at or spread(pretrained.backbone.num_blocks))
+    return replace(asked, style=style, pooling="last", at=asked.at or spread(backbone.num_blocks))
 
 
 def spread(num_blocks: int) -> tuple[int, ...]:

@@ -20,10 +20,10 @@ from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
-from optimizer.latency_file import latency_table
+from optimizer.latency_file import latency_table, profile_of
 from optimizer.networks import measuring
 from optimizer.plan import PolicySpec, policy_of_score
-from optimizer.problem_shape import PublishedDocument, TableDocument
+from optimizer.problem_shape import TableDocument
 from profiles.networks import alone_of, check_decay_of, check_weights, decay_of, kept_of, measuring_of, weights_of
 from profiles.table import LatencyTable
 
@@ -187,17 +187,11 @@ def latency_tables(
 
 
 def _table(device: str, document: ModelDocument, card: ModelCard, source: Source, base: Path) -> LatencyTable:
-    from profiles.catalogue import published_profile
-    from profiles.latency import LatencyProfile
-
     entry, at = document.latency[device], ("model", "latency", device)
     if isinstance(entry, TableDocument):
         return latency_table(at, entry, card.num_blocks, card.ramps, source, base)
     with source.said_at(at):
-        if isinstance(entry, PublishedDocument):
-            profile = published_profile(entry.published, device.removeprefix(EMULATED))
-        else:
-            profile = LatencyProfile.load(base / entry.profile)
+        profile = profile_of(entry, device.removeprefix(EMULATED), base)
         if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
             raise InputError(
                 f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
