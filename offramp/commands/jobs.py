@@ -40,24 +40,25 @@ class ProfileJob(Job):
     """Everything that decides what is measured. Raises PlanError or InputError for what cannot be measured."""
 
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
-    """cpu, cuda, or the accelerator type that cuda is here."""
+    """Device to measure on: cpu, cuda, or the accelerator type of this machine's GPU."""
     backend: BackendName = "torch"
-    """torch, onnx, or auto: whichever is faster here."""
+    """Library that runs the model: torch, onnx, or auto (whichever is faster here)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """float32 or bfloat16."""
+    """Type in which the model computes: float32 or bfloat16."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Batch sizes."""
+    """Batch sizes to measure."""
     lengths: tuple[int, ...] | None = None
-    """Tokens per input, special tokens included. Of a decoder 1 is a step of each sequence; more are prompts, of as
-    many tokens as inputs of that length have together. None: 16,32,64; of decoders 1,16, where inputs have none 1."""
+    """Input lengths to measure, in tokens with special tokens. For a decoder, 1 is one step of each sequence, and a
+    larger length is a prompt of batch x length tokens. None: 16,32,64; for decoders 1,16; for inputs without tokens 1.
+    """
     context: int | None = Field(default=None, ge=1)
-    """Of decoders: tokens that came before a step, on which it depends how many keys and values are read. None: 64."""
+    """For decoders: tokens before each measured step, whose keys and values it reads. None: 64."""
     repeats: int = Field(default=7, ge=1)
-    """Rounds, over which figures are medians."""
+    """Number of rounds. Figures are medians over the rounds."""
     threads: int = Field(default=1, ge=1)
     """Threads of a CPU replica."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
 
     @field_validator("batches", "lengths", mode="before")
     @classmethod
@@ -87,9 +88,9 @@ class ProfileOptions(Printed, ProfileJob):
     model: Path = Field(json_schema_extra={"argument": "MODEL"})
     """Model folder, as `offramp train` writes it."""
     out: Path
-    """Latency profile to write, .json: what a plan problem names."""
+    """Latency profile to write (.json), which a plan problem can name."""
     jsonl: Path | None = None
-    """Every measured point, one JSON line each. None: not written."""
+    """File for all measured points, one JSON line each. None: not written."""
 
     @model_validator(mode="after")
     def _two_files(self) -> ProfileOptions:
@@ -114,7 +115,7 @@ class RampJob(Printed, Rows):
     folder: Path = Field(json_schema_extra={"argument": "FOLDER"})
     """Checkpoint folder, as `save_pretrained` writes it, with its tokenizer."""
     data: Path
-    """Texts that the model is asked, labelled or not (.csv, .tsv, .jsonl, .txt, CLINC150's .json)."""
+    """Texts as the model gets them, with labels or without (.csv, .tsv, .jsonl, .txt, CLINC150's .json)."""
     label_column: str | None = None
     """Column with the label. None: label, where there is one; else no labels."""
     out: Path | None = None
@@ -124,7 +125,7 @@ class RampJob(Printed, Rows):
     confidence: float = 0.90
     """Probability that the budget is kept."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
 
 
 class ChainJob(Printed):
@@ -150,11 +151,11 @@ class NewModel(Job):
     codec: str | None = None
     """Your own codec, module:function. None: what fits the network and the data."""
     ramp_style: RampStyleName = "light"
-    """light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers), conv (over
-    maps), bridge (later regions' first blocks, before a head like the full model's), or of decoders, whose head ramps
-    share: normed, or adapted (two thin layers before it, the default)."""
+    """Kind of ramp: light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers),
+    conv (over maps), bridge (first blocks of later regions, before a head like the full model's), or for decoders
+    normed or adapted (the default, with two thin layers), which share the model's head."""
     pooling: Pooling = "mean"
-    """mean (of tokens, or a map), first (token) or grid (of a map)."""
+    """Pooling before a ramp: mean (of tokens, or of a map), first (token) or grid (of a map)."""
     ramps: tuple[int, ...] | None = None
     """Blocks that get a ramp, like 0,2,4. None: all but the last."""
     max_length: int | None = Field(default=None, ge=2)
@@ -162,9 +163,9 @@ class NewModel(Job):
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the rows. None: what suits the training."""
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Of the ramps, or with --joint of all weights. None: what suits the training."""
+    """Learning rate of the ramps, or with --joint of all weights. None: what suits the training."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
     source: str = Field(default="", exclude=True)
     """Where the rows came from, for the record."""
 
@@ -188,7 +189,7 @@ class HoldsOut(Job):
     """Rows of which some are kept from training."""
 
     hold_out: float | None = None
-    """Share of the rows, by label, to keep from training, written as held_out in --out. None: none is kept."""
+    """Share of each label's rows to keep from training, written to --out as held_out. None: no rows."""
 
     @field_validator("hold_out")
     @classmethod
@@ -224,31 +225,31 @@ class TrainJob(NewModel):
     """Checkpoint folder or hub name, 'minilm' or 'mpnet' (packaged), state dict (.th, .pt, .pth), configuration of an
     untrained network (.json), or your own module:function."""
     task: str = ""
-    """label, regression, pose (--joints), segmentation (--classes), token, or your own, module:function. None: token
-    for decoders' and encoder-decoders' files and folders, else label."""
+    """What the model answers: label, regression, pose (with --joints), segmentation (with --classes), token, or your
+    own task (module:function). None: token for decoders and encoder-decoders, else label."""
     answers: int | None = Field(default=None, ge=1)
-    """Of decoders: ramps learn from so many tokens of the model's own answers to the rows. None: the rows."""
+    """For decoders: train ramps on this many tokens of the model's own answers to the rows. None: on the rows."""
     chat: bool = False
-    """Of decoders: rows are what a user says, by the chat template."""
+    """For decoders: rows are user messages, for the chat template."""
     head_style: Literal["light", "mlp", "maps", "deconv"] | None = None
-    """Of a full model's head that no checkpoint brought: light, mlp, or for maps maps or deconv. None: the ramps',
-    after bridges light or maps."""
+    """Style of the full model's head if the checkpoint has none: light, mlp, or for maps maps or deconv. None: the
+    ramps' style, with bridges light or maps."""
     joint: bool = False
-    """Train the whole model, not only its ramps: minutes in place of seconds, worth it where no checkpoint was trained
-    for your labels (on TREC's questions 94.8 % right, not 89.0, after 3.3 blocks not 4.6)."""
+    """Train the whole model, not only its ramps: minutes instead of seconds, better if no checkpoint was trained for
+    your labels (TREC: 94.8 % instead of 89.0 % right, after 3.3 instead of 4.6 blocks)."""
     imitate: bool = False
-    """Have ramps learn the full model's outputs, not the labels; with --joint all exits learn those of the network
-    as it came."""
+    """Train ramps on the full model's outputs instead of the labels; with --joint, all exits learn the outputs of the
+    network before training."""
     augment: bool = False
-    """With --joint: shift and mirror images anew each time they are seen."""
+    """With --joint: shift and mirror images at random in each epoch."""
     augmentation: Augmentation | None = Field(default=None, exclude=True)
     """How images are changed each time. None: as `augment` says."""
     patience: int | None = Field(default=None, ge=1)
-    """With --joint: stop after so many epochs without progress, told by a tenth of the rows kept apart. None: never."""
+    """With --joint: stop after this many epochs without progress on a tenth of the rows. None: never."""
     batch: int | None = Field(default=None, ge=1)
-    """Inputs of one step. None: what suits the training."""
+    """Inputs of one training step. None: what suits the training."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """float32 or bfloat16, in which a frozen backbone computes what its ramps learn from."""
+    """Type in which a frozen backbone computes its features: float32 or bfloat16."""
 
     @model_validator(mode="before")
     @classmethod
@@ -325,14 +326,14 @@ class InjectJob(HoldsOut, NewModel):
     """Everything that decides what an injection gives. Raises InputError for what cannot be a model."""
 
     backbone: str = Field(json_schema_extra={"argument": "MODEL"})
-    """ONNX file, or module:function that gives a torch module and examples."""
+    """ONNX file, or module:function that returns a torch module and example inputs."""
     from_answers: bool = False
-    """Train from the model's own answers; labels only name them."""
+    """Train ramps on the model's own answers; labels then only name the answers."""
     image_size: tuple[int, int] | None = None
-    """HEIGHTxWIDTH, where an ONNX file leaves it open. None: the file's."""
+    """HEIGHTxWIDTH of images, if the ONNX file leaves it open. None: the file's."""
     mean: tuple[float, float, float] | None = None
-    """Mean of the ONNX file's pixels, from 0 to 1, in the order in which the file takes the channels: red,green,blue,
-    or with --bgr blue,green,red, like .485,.456,.406. None: 0."""
+    """Mean of the pixels that the ONNX file expects, from 0 to 1, such as .485,.456,.406 for red,green,blue (with --bgr
+    for blue,green,red). None: 0."""
     std: tuple[float, float, float] | None = None
     """Standard deviation of the pixels, in the same order. None: 1."""
     bgr: bool = False
@@ -340,11 +341,11 @@ class InjectJob(HoldsOut, NewModel):
     names: tuple[str, ...] | None = Field(default=None, exclude=True)
     """Of the model's answers, in its order. None: the data's."""
     output: str | None = None
-    """Of several outputs, the one that is the answer. None: the only one that can be."""
+    """Name of the output that is the answer, if there are several. None: the only possible one."""
     blocks: int | None = None
     """Number of blocks. None: one more than there are sites, up to 12."""
     sets: bool = False
-    """Cut too where two or three tensors carry everything together."""
+    """Cut also where two or three tensors together carry everything."""
 
     @field_validator("image_size", mode="before")
     @classmethod
@@ -409,13 +410,13 @@ class SitesJob(Printed):
     model: str = Field(json_schema_extra={"argument": "MODEL"})
     """A file .onnx, or module:function that returns a torch module and example inputs."""
     sets: bool = False
-    """Where no tensor carries everything for long: sets of two or three that do."""
+    """List also sets of two or three tensors that together carry everything."""
     measure: bool = True
-    """Run the model, on one thread of this CPU, for shares of time."""
+    """Run the model on one CPU thread, to show the share of time at each site."""
     outputs: tuple[str, ...] = Field(default=(), alias="output")
-    """Of several outputs, one that counts, which must not be reached around a site; may be given again. None: all."""
+    """Output that a site must lead to (may be repeated). None: all outputs."""
     open_size: int = Field(default=128, ge=1)
-    """Axes that an ONNX file leaves open have this size: tokens, pixels of a side."""
+    """Size of axes that an ONNX file leaves open: tokens, or pixels of a side."""
 
 
 BUDGETS = (0.02, 0.05, 0.1, 0.2)
@@ -426,12 +427,13 @@ class CalibrateJob(Job):
     """Everything that decides what a calibration gives. Raises DataError for what cannot be promised."""
 
     policy: Literal["entropy", "confidence", "share", "foreseen", "similar"] | None = None
-    """entropy, confidence, share, foreseen or similar. None: entropy where the model answers labels, share where it
-    answers maps, else confidence, or the records'."""
+    """Exit policy: entropy, confidence, share, foreseen or similar. None: that of the records, or by the task: entropy
+    for labels, share for maps, foreseen for tokens, else confidence."""
     metric: Literal["agreement", "harm"] = "agreement"
-    """What is promised: agreement with the full model, or harm: to be wrong where that is right."""
+    """What the budget limits: disagreement with the full model (agreement), or answers that are wrong where the full
+    model is right (harm)."""
     budget: float = Field(default=0.01, ge=1e-6)
-    """Largest mean loss: of labels, the share answered otherwise, or harmed."""
+    """Largest mean loss (for labels, the share of different answers, or of harmed ones)."""
     confidence: float = 0.90
     """Probability that the budget is kept."""
     among: int = Field(default=1, exclude=True)
@@ -439,25 +441,24 @@ class CalibrateJob(Job):
     design_share: float = Field(default=0.25, exclude=True)
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
     ramps: tuple[int, ...] | Literal["all", "ends"] | None = None
-    """Ramps that get thresholds, 0,3,5 for instance, `ends`, which are those of a chain's networks, or `all`. What is
-    promised holds for every subset of these, so the fewer there are the bolder each may be. None: all, and of a chain
-    the ends and what few are worth it, and few of the last network's besides, for plans to choose from."""
+    """Ramps that get thresholds: blocks such as 0,3,5, `all`, or `ends` (the ends of a chain's networks). The promise
+    holds for every subset of them, so fewer ramps may each let more inputs leave. None: all; for a chain the ends and
+    the few ramps that are worth it, and beside these a few of the last network's."""
     latency: Path | None = None
-    """Latency profile of the model, so that leaving is priced by the seconds it saves. None: by blocks, of a chain by
-    their parameters."""
+    """Latency profile of the model, by whose seconds exits are valued. None: by blocks, or a chain's parameters."""
     ensemble: bool = False
-    """Of a chain: mix what its networks say, where that pays (docs/models.md)."""
+    """For a chain: mix the networks' answers if that pays (docs/models.md)."""
     prune: float | None = None
-    """Of a chain: share of the words that is pruned where inputs go on to the next model, such as 0.14, calibrated
-    besides in the folder `pruned` and not with --ensemble. None: none."""
+    """For a chain: share of the words, such as 0.14, to prune before the next model (calibrated in the folder
+    `pruned`, and not with --ensemble). None: none."""
     answers: int | None = Field(default=None, ge=1)
-    """Of decoders, whose rows are prompts: most tokens of an answer. None: as its ramps learned of."""
+    """For decoders, whose rows are prompts: most tokens of an answer. None: as in the training of the ramps."""
     decay: float | None = None
-    """Of decoders: what thresholds have on top at first falls to 1/e in so many tokens. None: they do not fall."""
+    """For decoders: tokens in which the extra strictness of early thresholds falls to 1/e. None: none is added."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """float32 or bfloat16, in which the model computes what thresholds are found by."""
+    """Type in which the model computes: float32 or bfloat16."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
     source: str = Field(default="", exclude=True)
     """Where the rows came from, for the record."""
 
@@ -524,18 +525,18 @@ class CalibrateOptions(Printed, LabelledRows, CalibrateJob):
     """
 
     model: Path | None = Field(default=None, json_schema_extra={"argument": "MODEL"})
-    """Model folder, as `offramp train` writes it. None: exit records are given."""
+    """Model folder, as `offramp train` writes it. None: --records is given."""
     data: Path | None = None
     """Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per label, or
-    arrays with `labels` (.npz), which rows of an injected model may lack. None: exit records are given."""
+    arrays with `labels` (.npz), which rows of an injected model do not need. None: --records is given."""
     records: Path | None = None
-    """In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz. None: a model's are made."""
+    """Exit records from elsewhere (.csv, .tsv, .npz), instead of a model and --data. None: the model makes them."""
     scale: float | None = None
-    """Of records whose answers are numbers: a difference of this much is wholly wrong. None: records have labels."""
+    """For records whose answers are numbers: the difference that counts as wholly wrong. None: answers are labels."""
     out: Path | None = None
     """With --records: folder for calibration.json and exit_records.npz. None: thresholds are only printed."""
     test: Path | None = None
-    """Labelled rows to report on as well. None: none."""
+    """Labelled rows for a further report. None: none."""
     test_part: str | None = Field(default=None, examples=["train", "val", "test"])
     """Which part of the test data. None: all."""
 

@@ -81,9 +81,9 @@ class LabelledRows(Rows):
     label_column: str = "label"
     """Column with the label."""
     joints: Path | None = None
-    """Of poses: table of the images' joints, image,joint,x,y,visible (.csv)."""
+    """For poses: table of the images' joints with the columns image,joint,x,y,visible (.csv)."""
     classes: Path | None = None
-    """Of segmentation, a folder or .zip with image/ and label/: table of the classes, id,name (.csv)."""
+    """For segmentation (a folder or .zip with image/ and label/): table with the columns id,name of classes (.csv)."""
 
 
 class BenchJob(LabelledRows):
@@ -94,26 +94,26 @@ class BenchJob(LabelledRows):
     requests: int | None = Field(default=None, ge=1)
     """Number of requests. None: 1000, without --seconds."""
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Open loop: requests per second, sent whatever comes back."""
+    """Open loop: requests per second, which do not wait for answers."""
     arrivals: str = Field(default="poisson", examples=["poisson", "constant"])
-    """poisson or constant; or with --seconds all of the load, like trace:FILE,rate=100."""
+    """Arrivals: poisson or constant; or with --seconds a whole load, such as trace:FILE,rate=100."""
     seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """How long to send an --arrivals that says its rate."""
+    """Duration of a load whose --arrivals says its rate."""
     concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: clients that wait for answers. None: 8, without --rate."""
     inputs_per_request: int = Field(default=1, ge=1)
-    """Inputs of every request."""
+    """Inputs per request."""
     slo_ms: float = Field(default=100.0, gt=0, allow_inf_nan=False)
     """Latency within which an answer counts as goodput."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """For a whole request, retries included."""
+    """Timeout of a request in seconds, retries included."""
     sustained: bool = False
-    """Search the highest Poisson rate with p99 within --slo-ms and at most 1 % lost; --rate begins, --seconds is a
-    probe's length."""
+    """Search the highest Poisson rate with p99 within --slo-ms and at most 1 % lost; it begins at --rate, and a probe
+    takes --seconds."""
     retries: int = Field(default=0, ge=0)
-    """Times a request is sent again."""
+    """How often a failed request is sent again."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
 
     @property
     def is_timed(self) -> bool:
@@ -140,17 +140,17 @@ class PredictJob(Rows):
     """Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images (folder or
     .zip), arrays (.npy, .npz)."""
     out: Path | None = None
-    """With --data or -: .jsonl or .csv to write. None: print."""
+    """With --data or -: file to write, .jsonl or .csv. None: print."""
     form: Literal["jsonl", "csv"] | None = Field(default=None, alias="format")
-    """jsonl or csv. None: --out's ending, else jsonl."""
+    """Format of the output: jsonl or csv. None: by the ending of --out, else jsonl."""
     maps: Path | None = None
     """A folder for class maps, a PNG file for each image. None: none is written."""
     batch: int = Field(default=32, ge=1)
-    """With --data or -: inputs of one request."""
+    """With --data or -: inputs per request."""
     concurrency: int = Field(default=8, ge=1)
-    """With --data or -: requests under way at once."""
+    """With --data or -: requests at the same time."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """For a whole request, repetitions included."""
+    """Timeout of a request in seconds, retries included."""
     truncate: bool = False
     """Cut texts that are too long."""
 
@@ -184,30 +184,30 @@ class PredictOptions(Printed, Asks, PredictJob):
     """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
 
     texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "TEXTS"})
-    """Texts, or paths of images, or a pair of texts, or - for a text a line from standard input."""
+    """Texts, paths of images, a pair of texts, or - for one text per line from standard input."""
 
 
 class GenerateJob(Asks):
     """Ask a running service whose model generates, and print the answer as it comes."""
 
     prompt: str = Field(json_schema_extra={"argument": "PROMPT"})
-    """What to answer, or with --raw to go on with."""
+    """Prompt to answer, or with --raw a text to continue."""
     raw: bool = False
-    """Go on with the text as it is, without the chat template."""
+    """Continue the text as it is, without the chat template."""
     max_tokens: int = Field(default=128, ge=1)
-    """Of the answer."""
+    """Most tokens of the answer."""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """0: always the likeliest token."""
+    """Temperature of sampling, where 0 always takes the likeliest token."""
     top_p: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Draw of the likeliest of so much."""
+    """Sample from the likeliest tokens whose probabilities reach this sum."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
     stop: tuple[str, ...] = ()
-    """A text that ends the answer, may be said again."""
+    """Text that ends the answer (may be repeated)."""
     exits: bool = False
-    """Colour tokens by where they left, with a table at the end."""
+    """Colour tokens by the block after which they left, with a table at the end."""
     timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """For the first text, and between two."""
+    """Timeout in seconds, for the first text and between two."""
 
 
 class ForecastJob(Printed):
@@ -216,9 +216,9 @@ class ForecastJob(Printed):
     series: Path = Field(json_schema_extra={"argument": "SERIES"})
     """Past windows, oldest first: .json, or .csv with the columns inputs, 0, 1 and so on."""
     coverage: float = 0.8
-    """Chance that a level lies in its interval."""
+    """Probability that a level lies in its interval."""
     window_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Length of a window, given where the rate is forecast too. None: it is not."""
+    """Length of a window in seconds, to forecast the rate too. None: no rate."""
 
 
 class DoctorJob(Printed):
@@ -230,7 +230,7 @@ class DoctorJob(Printed):
     targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "MODEL_OR_SERVICE"})
     """Model folders and service files to look at as well."""
     port: list[Annotated[int, Field(ge=1, le=65535)]] | None = None
-    """Port wanted, may be repeated. None: 8000."""
+    """Port that a service needs (may be repeated). None: 8000."""
 
 
 class DemoJob(Job):
@@ -239,9 +239,9 @@ class DemoJob(Job):
     data: Path | None = None
     """Your own labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json. None: texts that are made up."""
     keep: bool = False
-    """Only serve the planned model, until told to stop."""
+    """Only serve the planned model, until Ctrl-C."""
     out: Path | None = None
-    """Folder of model, picture and figures. None: runs/demo."""
+    """Folder for model, picture and figures. None: runs/demo."""
     port: int = 8000
     """Port of the service."""
 
@@ -278,7 +278,7 @@ class PlanJob(Printed, OfProblem, OfOrder):
     """
 
     strategy: StrategyName = "best"
-    """best, or a part of it: stock, early-exit, e3, serial, apparate, pame."""
+    """Strategy: best, or a part of its search space: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use."""
     plot: Path | None = None
@@ -286,9 +286,9 @@ class PlanJob(Printed, OfProblem, OfOrder):
     out: Path | None = None
     """Plan file for `offramp serve --plan`."""
     threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """For --out: leave at this entropy, in nats, at every active ramp."""
+    """For --out: entropy in nats at which inputs leave, at every active ramp."""
     compared: bool = Field(default=True, alias="compare")
-    """Plan the other strategies too, and compare."""
+    """Plan the other strategies too, for comparison."""
 
     @model_validator(mode="after")
     def _agrees(self) -> PlanJob:
@@ -311,7 +311,7 @@ class WhatIfJob(Printed, OfProblem):
     count: str | None = None
     """Numbers of one device, like V100=4,8,16."""
     rate: str | None = None
-    """Rates per second, like 1000,2000; at the least cost where none is asked for."""
+    """Rates per second, like 1000,2000; at the least cost if the problem asks for no rate."""
 
 
 class SimulateJob(Printed, OfProblem, OfOrder):
@@ -321,32 +321,33 @@ class SimulateJob(Printed, OfProblem, OfOrder):
     """
 
     arrivals: str
-    """poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or times:FILE."""
+    """Arrivals: poisson:9000, uniform:9000, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or
+    times:FILE."""
     plan: Path | None = None
-    """Plan file, or what `offramp plan --json` printed. None: the planner's."""
+    """Plan file, or the output of `offramp plan --json`. None: the planner's plan."""
     strategy: StrategyName | None = None
     """Strategy of the planner's plan: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
     duration_s: float = Field(default=60.0, alias="duration")
     """Seconds in which requests arrive."""
     warm_up_s: float = Field(default=1.0, alias="warm_up")
-    """Seconds of them, from the start, that are not counted."""
+    """Seconds from the start that are not counted."""
     records: Path | None = None
-    """Exit records, .npz, .csv or .tsv. None: inputs that leave as the survival says."""
+    """Exit records (.npz, .csv, .tsv). None: inputs leave at random, by the problem's survival."""
     thresholds: str | None = None
-    """With records: leave at this score, at 0=0.4,3=0.2 by ramp, or by a calibration.json. None: the plan's policy."""
+    """With records: one threshold, one per ramp like 0=0.4,3=0.2, or a calibration.json. None: the plan's policy."""
     lengths: str | None = None
-    """Tokens of inputs: a file, one a line or exit records, or a normal distribution, mean,variance,low,high. None: the
-    problem's."""
+    """Tokens of inputs: a file (one number a line, or exit records), or a normal distribution as
+    mean,variance,low,high. None: the problem's."""
     inputs_per_request: int = Field(default=1, ge=1)
-    """Inputs of every request."""
+    """Inputs per request."""
     num_ingresses: int = Field(default=1, ge=1, le=MOST_INGRESSES, alias="ingresses")
     """Replicas of the ingress."""
     overlap_below: int | None = Field(default=None, ge=1)
-    """Run a device's next batch beside one of fewer inputs. None: as the plan says."""
+    """Start a device's next batch beside a running one of fewer inputs than this. None: as the plan says."""
     admission: bool = True
-    """Refuse at once what would be late."""
+    """Refuse inputs at once that would be late."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Of everything drawn at random."""
+    """Seed of all random numbers."""
 
     @model_validator(mode="after")
     def _agrees(self) -> SimulateJob:
@@ -368,7 +369,7 @@ class OfService(Job):
     service: Path = Field(json_schema_extra={"argument": "SERVICE"})
     """Service file, YAML or JSON."""
     at: str | None = None
-    """Folder where the nodes find model/, exit records and state. None: as here."""
+    """Folder where all nodes find model/, exit records and state. None: the same paths as here."""
 
     @field_validator("at")
     @classmethod
@@ -382,38 +383,38 @@ class OfCluster(Job):
     """A Ray cluster."""
 
     address: Address = "http://127.0.0.1:8265"
-    """Ray's dashboard."""
+    """Address of Ray's dashboard."""
 
 
 class OfRoot(Job):
     """The service of a cluster that knows all versions of its models."""
 
     url: Address = "http://127.0.0.1:8000"
-    """The service at the root."""
+    """Address of the service at the root."""
 
 
 class Waits(Job):
     """A command that ends when something is done."""
 
     timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """How long to wait until it is done."""
+    """Seconds to wait until it is done."""
 
 
 class RenderJob(OfService):
     """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
 
     kuberay: bool = False
-    """A RayService instead of a Serve config."""
+    """Write a RayService instead of a Serve config."""
     image: str = "offramp"
     """For --kuberay: image with Ray and this repository."""
     claim: str = "offramp"
     """For --kuberay: volume claim that all pods mount."""
     redis: str | None = None
-    """For --kuberay: host:port of a Redis, by which the service outlives Ray's head."""
+    """For --kuberay: host:port of a Redis, so that the service outlives Ray's head."""
     redis_secret: str | None = None
     """For --redis: the secret of Kubernetes with its `password`. None: none."""
     settings: bool = False
-    """Only the settings, as a repository's folder keeps them."""
+    """Write only the settings, as in a repository's folder."""
     out: Path | None = None
     """File to write. None: print."""
 
@@ -434,7 +435,7 @@ class StatusJob(Printed, KeyFile, OfCluster):
     """Say what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
 
     url: Address | None = None
-    """The service, for its plan. None: Serve's port beside the dashboard."""
+    """Address of the service, for its plan. None: Serve's port on the dashboard's machine."""
 
 
 class DeleteJob(Waits, OfCluster):
@@ -452,11 +453,11 @@ class CanaryJob(Printed, OfRoot):
     """Let a version answer a share of the requests, or say how default and canary compare."""
 
     version: str | None = None
-    """The version on trial. None: say how it goes."""
+    """Version on trial. None: only report the present canary."""
     share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the requests that it answers."""
+    """Share of the requests that this version answers."""
     compare: float = Field(default=0.0, ge=0, le=1)
-    """Share of the requests that both versions are asked."""
+    """Share of the requests that both versions answer, for comparison."""
     end: bool = False
     """Send all requests to the default version again."""
 
@@ -473,7 +474,7 @@ class OfVersion(OfRoot):
     """A version."""
 
     version: str
-    """The version."""
+    """Name of the version."""
 
 
 class PromoteJob(Printed, OfVersion):
