@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -31,13 +29,10 @@ def bert12_sst2(score: Literal["entropy", "confidence"]) -> ExitRecords:
 
     Ends the experiment with a sentence where the file is absent; raises DataError where it is another one.
     """
-    return read_bert12(require_data(BERT12_SST2), score)
-
-
-def read_bert12(path: Path, score: Literal["entropy", "confidence"]) -> ExitRecords:
-    """The records in a file of that form; raises DataError where exits are missing or out of order."""
-    table = _read_columns(path)
-    rows = table.reshape(-1, BERT12_EXITS, len(COLUMNS))
+    path = require_data(BERT12_SST2)
+    rows = np.loadtxt(path, delimiter=",", skiprows=1).reshape(-1, BERT12_EXITS, len(COLUMNS))
+    if not (rows[:, :, 0] == rows[:, :1, 0]).all() or not (rows[:, :, 1] == np.arange(BERT12_EXITS)).all():
+        raise DataError(f"{path} needs the exits of a sample in one piece, from 0 to {BERT12_EXITS - 1}")
     confidence_NR = rows[:, 1:, 2]
     labels_NR = rows[:, 1:, 3].astype(np.int64)
     scores_NR = confidence_NR if score == "confidence" else binary_entropy(confidence_NR)
@@ -120,21 +115,3 @@ def binary_entropy(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
     other = np.clip(1 - confidence, np.finfo(np.float64).tiny, 1)
     sure = np.clip(confidence, np.finfo(np.float64).tiny, 1)
     return np.asarray(-(sure * np.log(sure) + other * np.log(other)))
-
-
-def _read_columns(path: Path) -> npt.NDArray[np.float64]:
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        if tuple(next(reader, ())) != COLUMNS:
-            raise DataError(f"{path} needs the columns {', '.join(COLUMNS)}")
-        try:
-            table = np.array([[float(cell) for cell in row] for row in reader])
-        except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
-    if table.ndim != 2 or table.shape[1] != len(COLUMNS) or len(table) % BERT12_EXITS:
-        raise DataError(f"{path} needs {BERT12_EXITS} exits for every sample")
-    samples = table[:, 0].reshape(-1, BERT12_EXITS)
-    in_order = (table[:, 1].reshape(-1, BERT12_EXITS) == np.arange(BERT12_EXITS)).all()
-    if not in_order or not (samples == samples[:, :1]).all():
-        raise DataError(f"{path} needs the exits of a sample in one piece, from 0 to {BERT12_EXITS - 1}")
-    return table

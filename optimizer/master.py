@@ -216,7 +216,7 @@ class _Program:
         rows, places, values = zip(*self.terms, strict=True)
         matrix = coo_array((values, (rows, places)), shape=(len(self.limits), len(self.cost))).tocsr()
         lower, upper = zip(*self.limits, strict=True)
-        with _without_output():
+        with without_output():
             answer = milp(
                 np.array(self.cost),
                 integrality=np.array(self.whole, dtype=int),
@@ -270,7 +270,7 @@ def solve_master(
 
 
 @contextmanager
-def _without_output() -> Iterator[None]:
+def without_output() -> Iterator[None]:
     """HiGHS prints some of its messages whatever its options say, into what may be a command's JSON."""
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()

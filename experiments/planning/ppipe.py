@@ -1,8 +1,9 @@
 """PPipe's 48 problems (USENIX ATC '25): several models, each in several pipelines, on two types of GPUs.
 
-Every pipeline that keeps a model's SLO, and that no other of the same sequence of types beats, is a column; the master
-problem (`optimizer.master`) gives it GPUs. PPipe's own planner (v4, Gurobi) is beside it, its baseline without splits
-(bl), and DART-r.
+Pipelines are columns of the master problem (`experiments.planning.pipelines`, `optimizer.master`). Beside the objective
+stand PPipe's own planner (v4, Gurobi), its baseline without splits (bl), and DART-r. Then the same problems with exits:
+a ramp after every block, and the survival of a ResNet's records at the same depths. Each plan without exits is checked
+against the measured tables.
 
     python -m experiments.planning.ppipe [--data FOLDER] [--json]
 """
@@ -11,47 +12,38 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, pairwise, product
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.data import require_data
-from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
+from experiments.kit import show
+from experiments.planning.pipelines import Pipeline, Segments, best_mixture, best_pipelines
+from experiments.problems import PROBLEMS
+from optimizer.master import Cluster, Demand
+from optimizer.problem_file import read_problem
+from optimizer.step import FloatArray
 
-MICRO = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """Consecutive blocks on shares of one type of GPU."""
-
-    first: int
-    end: int
-    device: int
-    shares: int
-    """Processes per GPU."""
-    infer_us: float
-    """Of one batch."""
-    work_s: float
-    """Of one share, per input: the slowest of computing, receiving and sending."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """Partitions at one batch size."""
-
-    batch: int
-    partitions: tuple[Partition, ...]
+Tables = Mapping[str, Sequence[Sequence[float]]]
+"""By model, GPU and processes per GPU: microseconds of each block at batches 1, 2 and so on."""
+US_PER_S = 1e6
+RAMP_SHARE = 0.053
+"""Seconds of a ramp over those of a mean block, as in profiles/catalogue.yaml."""
+RESNET = "resnet50_16_v100"
+"""The problem file with the survival of a ResNet-32's records on CIFAR-10."""
+SECONDS = 2.0  # the time limit of the master problem; its relaxation has a quarter of it
+CLOSE, NOISE = 1e-6, 0.01  # of shares; of counts and microseconds, which a solver has left in the published plans
 
 
 def main() -> None:
-    """Solve all problems and print how they compare."""
+    """Solves all problems and prints how they compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a folder with problems.json and tables.json")
     parser.add_argument("--json", action="store_true", help="print every problem's plan as JSON")
@@ -59,164 +51,183 @@ def main() -> None:
     folder = given.data or require_data("ppipe")
     tables = json.loads((folder / "tables.json").read_text())["tables_us"]
     problems = json.loads((folder / "problems.json").read_text())
+    survival_N = np.array(read_problem(PROBLEMS / f"{RESNET}.yaml").problem.survival_N)
     results = [solve(problem, tables) for problem in problems]
-    print(json.dumps(results) if given.json else summary(problems, results))
+    for problem, result in zip(problems, results, strict=True):
+        check(problem, tables, result)
+        result["with_exits"] = solve(problem, tables, survival_N)["objective"]
+    if given.json:
+        print(json.dumps(results))
+    else:
+        tell(problems, results)
 
 
-def solve(problem: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The best pipelines of all models; objective and its bound in requests per second over weight."""
+def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | None = None) -> dict[str, Any]:
+    """The best pipelines of all models; objective and bound in requests per second over weight.
+
+    `survival_N` is the share of inputs that reaches each block of some network; without it no input leaves early.
+    """
     begin = time.perf_counter()
-    names = tuple(problem["gpus"])
-    models = problem["models"]
-    pipelines: list[Pipeline] = []
-    columns: list[Column] = []
-    for place, model in enumerate(models):
-        for pipeline in pipelines_of(model, names, tables):
-            pipelines.append(pipeline)
-            columns.append(column_of(pipeline, place, model["whole_gpus"]))
+    names, models = tuple(problem["gpus"]), problem["models"]
+    found = [
+        (place, pipeline)
+        for place, model in enumerate(models)
+        for survival in ([None] if survival_N is None else [None, survival_N])
+        for count in range(1, model["max_parts"] + 1)
+        for pipeline in best_pipelines(segments_of(model, names, tables, survival), count)
+    ]
+    columns = [pipeline.column(place, whole_devices=models[place]["whole_gpus"]) for place, pipeline in found]
     cluster = Cluster(count_C=np.array([float(problem["gpus"][name]) for name in names]), usd_C=np.zeros(len(names)))
     demands = [Demand(weight=model["weight"], most_chains=None) for model in models]
-    mixture = solve_master(columns, demands, cluster, seconds=3.0)
-    # Among pipelines of one sequence of types the best ones by work are all that shares in parts need.
-    relaxed = solve_master(columns, demands, cluster, seconds=1.5, whole_replicas=False)
-    assert mixture is not None, f"{problem['id']}: no plan was found"
-    assert relaxed is not None, f"{problem['id']}: no bound was found"
-    rates_M = np.zeros(len(models))
+    objective, bound, replicas_of = best_mixture(columns, demands, cluster, SECONDS)
     plans_M: list[list[list[dict[str, Any]]]] = [[] for _ in models]
-    for q, replicas in mixture.replicas.items():
-        rates_M[columns[q].model] += highest_rate(columns[q], replicas)
-        plans_M[columns[q].model].append(described(pipelines[q], replicas, models[columns[q].model], names))
-    objective = min(rate / model["weight"] for rate, model in zip(rates_M, models, strict=True))
+    for q, replicas in replicas_of.items():
+        place, pipeline = found[q]
+        plans_M[place].append(described(pipeline, replicas, models[place], names, tables))
     return {
         "id": problem["id"],
         "objective": objective,
-        "gap": max(0.0, relaxed.bound / objective - 1),
+        "gap": max(0.0, bound / objective - 1),
         "seconds": time.perf_counter() - begin,
-        "columns": len(columns),
         "pipelines": plans_M,
     }
 
 
-def pipelines_of(model: Mapping[str, Any], names: Sequence[str], tables: Mapping[str, Any]) -> list[Pipeline]:
-    """All that keep the SLO and that no other with the same types beats in work."""
-    best: dict[tuple[int, ...], list[tuple[np.ndarray, Pipeline]]] = {}
-    for pipeline in all_pipelines(model, names, tables):
-        work_P = np.array([each.work_s / each.shares for each in pipeline.partitions])
-        kept = best.setdefault(tuple(each.device for each in pipeline.partitions), [])
-        if any((other_P <= work_P).all() for other_P, _ in kept):
-            continue
-        kept[:] = [other for other in kept if not (work_P <= other[0]).all()]
-        kept.append((work_P, pipeline))
-    return [pipeline for kept in best.values() for _, pipeline in kept]
+def segments_of(
+    model: Mapping[str, Any], names: Sequence[str], tables: Tables, survival_N: FloatArray | None
+) -> Segments:
+    """What runs of a model's blocks take on shares of GPUs.
 
-
-def all_pipelines(model: Mapping[str, Any], names: Sequence[str], tables: Mapping[str, Any]) -> Iterator[Pipeline]:
-    """All that keep the SLO, batch by batch."""
-    sums = {
-        (device, shares): np.cumsum(np.vstack([np.zeros(len(table[0])), np.array(table, dtype=float)]), axis=0)
+    With exits, all ramps run, and batches shrink at them. The next partition refills them, which takes
+    `batch_build_factor` of the time in which so many inputs arrive there.
+    """
+    hosts = {
+        (device, shares): np.array(tables[key], dtype=float)
         for device, name in enumerate(names)
         for shares in range(1, model["shares"][name] + 1)
-        if (table := tables.get(f"{model['name']}-{name}-{shares}")) is not None
+        if (key := f"{model['name']}-{name}-{shares}") in tables
     }
-    num_blocks = next(iter(sums.values())).shape[0] - 1
-    transfer_us = model["transfer_us_per_input"]
-    for batch in range(1, max(table.shape[1] for table in sums.values()) + 1):
-        building_us = model["batch_build_factor"] * (batch - 1) / model["assumed_rate_per_s"] / MICRO
-        room_us = model["sla_us"] - model["margin_us"] - building_us
-        hosts = [host for host, table in sums.items() if table.shape[1] >= batch]
-        for parts in range(1, model["max_parts"] + 1):
-            for cuts in combinations(range(1, num_blocks), parts - 1):
-                bounds = (0, *cuts, num_blocks)
-                left_us = room_us - batch * sum(transfer_us[cut - 1] for cut in cuts)
-                if left_us > 0:
-                    yield from _hosted(model, bounds, batch, hosts, sums, left_us)
-
-
-def _hosted(
-    model: Mapping[str, Any],
-    bounds: Sequence[int],
-    batch: int,
-    hosts: Sequence[tuple[int, int]],
-    sums: Mapping[tuple[int, int], np.ndarray],
-    room_us: float,
-) -> Iterator[Pipeline]:
-    """Pipelines of given cuts and batch, on all types and shares."""
-    transfer_us = (0.0, *model["transfer_us_per_input"], 0.0)
-    choices: list[list[Partition]] = []
-    for first, end in pairwise(bounds):
-        moved_us = max(transfer_us[first], transfer_us[end] if end < bounds[-1] else 0.0)
-        choices.append([])
-        for device, shares in hosts:
-            infer_us = float(sums[device, shares][end, batch - 1] - sums[device, shares][first, batch - 1])
-            sent_us = moved_us * shares * model["gpus_per_server"][device]
-            work_s = max(infer_us / batch, sent_us) * MICRO
-            choices[-1].append(
-                Partition(first=first, end=end, device=device, shares=shares, infer_us=infer_us, work_s=work_s)
-            )
-    for partitions in product(*choices):
-        if sum(each.infer_us for each in partitions) <= room_us:
-            yield Pipeline(batch=batch, partitions=partitions)
-
-
-def column_of(pipeline: Pipeline, place: int, whole_gpus: bool) -> Column:
-    """A pipeline in the master problem: shares round up to whole GPUs per model, partition number and type."""
-    stages = tuple(
-        StageWork(
-            device=each.device,
-            seconds=each.work_s,
-            per_device=each.shares,
-            pool=(place, number) if whole_gpus else None,
-        )
-        for number, each in enumerate(pipeline.partitions)
-    )
-    return Column(stages=stages, model=place)
+    num_blocks, most = len(next(iter(hosts.values()))), max(table.shape[1] for table in hosts.values())
+    share_K = np.ones(num_blocks + 1)
+    if survival_N is not None:
+        share_K = np.interp(np.linspace(0, 1, num_blocks + 1), np.linspace(0, 1, len(survival_N) + 1)[:-1], survival_N)
+    transfer_us_K = np.array([0.0, *model["transfer_us_per_input"], 0.0])
+    inputs_us = model["batch_build_factor"] / model["assumed_rate_per_s"] * US_PER_S
+    shape = (len(hosts), most, num_blocks + 1, num_blocks + 1)
+    seconds_HBKK, work_HBKK = np.full(shape, np.inf), np.full(shape, np.inf)
+    for h, ((device, shares), table_NB) in enumerate(hosts.items()):
+        if survival_N is not None:
+            table_NB[:-1] += RAMP_SHARE * table_NB.mean(axis=0)
+        batch_B = np.arange(1.0, table_NB.shape[1] + 1)
+        moved_us_K = shares * model["gpus_per_server"][device] * transfer_us_K * share_K
+        for first in range(num_blocks):
+            left_K = share_K[first:] / share_K[first]
+            blocks = zip(left_K, table_NB[first:], strict=False)
+            infer_us_KB = np.cumsum([np.interp(batch_B * left, batch_B, row) for left, row in blocks], axis=0)
+            refill_us_K = inputs_us * (1 / share_K[first + 1 :] - 1 / share_K[first])
+            refill_us_K[-1] = 0.0
+            after_us_KB = np.outer(left_K[1:] * transfer_us_K[first + 1 :] + refill_us_K, batch_B)
+            moved_us_K1 = np.maximum(moved_us_K[first], moved_us_K[first + 1 :, None])
+            at = h, slice(len(batch_B)), first, slice(first + 1, None)
+            seconds_HBKK[at] = (infer_us_KB + after_us_KB).T / US_PER_S
+            work_HBKK[at] = np.maximum(infer_us_KB / batch_B * share_K[first], moved_us_K1).T / US_PER_S
+    limit_B = (model["sla_us"] - model["margin_us"] - inputs_us * np.arange(most)) / US_PER_S
+    return Segments(hosts=tuple(hosts), seconds_HBKK=seconds_HBKK, work_HBKK=work_HBKK, limit_B=limit_B)
 
 
 def described(
-    pipeline: Pipeline, replicas: Sequence[int], model: Mapping[str, Any], names: Sequence[str]
+    pipeline: Pipeline, replicas: Sequence[int], model: Mapping[str, Any], names: Sequence[str], tables: Tables
 ) -> list[dict[str, Any]]:
     """A pipeline in the form of the reference plans."""
-    transfer_us = model["transfer_us_per_input"]
-    last = pipeline.partitions[-1].end
+    transfer_us, batch = [*model["transfer_us_per_input"], 0.0], pipeline.batch + 1
+    parts = zip(pairwise(pipeline.bounds), pipeline.hosts, pipeline.work, replicas, strict=True)
     return [
         {
             "dnn": model["name"],
-            "layers": [each.first, each.end],
-            "gpu": names[each.device],
-            "mps": each.shares - 1,
-            "bs": pipeline.batch,
-            "num_gpu_per_server": model["gpus_per_server"][each.device],
-            "num_gpu": count / each.shares,
-            "lat_infer": each.infer_us,
-            "lat_trans": pipeline.batch * transfer_us[each.end - 1] if each.end < last else 0.0,
-            "xput": count / each.work_s,
+            "layers": [first, end],
+            "gpu": names[device],
+            "mps": shares - 1,
+            "bs": batch,
+            "num_gpu_per_server": model["gpus_per_server"][device],
+            "num_gpu": count / shares,
+            "lat_infer": sum(row[batch - 1] for row in tables[f"{model['name']}-{names[device]}-{shares}"][first:end]),
+            "lat_trans": batch * transfer_us[end - 1],
+            "xput": count / work,
         }
-        for each, count in zip(pipeline.partitions, replicas, strict=True)
+        for (first, end), (device, shares), work, count in parts
     ]
 
 
-def summary(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> str:
-    """One line per problem, and what they say together."""
-    lines = [f"{'problem':<60} {'ours':>9} {'v4':>9} {'ratio':>6} {'gap':>7} {'s':>5} {'columns':>7}"]
+def check(problem: Mapping[str, Any], tables: Tables, answer: Mapping[str, Any]) -> None:
+    """Recomputes an answer without exits from the tables; raises ValueError where it breaks a rule or differs."""
+    gpus: dict[str, float] = defaultdict(float)
+    objective = math.inf
+    for model, pipelines in zip(problem["models"], answer["pipelines"], strict=True):
+        shares_of: dict[tuple[int, str], float] = defaultdict(float)
+        rate = 0.0
+        for partitions in pipelines:
+            rate += _checked_rate(model, tables, partitions)
+            for number, part in enumerate(partitions):
+                shares_of[number, part["gpu"]] += part["num_gpu"]
+        for (_, name), count in shares_of.items():
+            gpus[name] += math.ceil(count - NOISE) if model["whole_gpus"] else count
+        objective = min(objective, rate / model["weight"])
+    _hold(math.isclose(objective, answer["objective"], rel_tol=CLOSE), f"{answer['id']}: objective is {objective}")
+    for name, count in gpus.items():
+        _hold(count <= problem["gpus"][name] + CLOSE, f"{answer['id']}: {count} {name}")
+
+
+def _checked_rate(model: Mapping[str, Any], tables: Tables, partitions: Sequence[Mapping[str, Any]]) -> float:
+    """The rate of a pipeline whose latency and figures are right."""
+    sizes = {part["bs"] for part in partitions}
+    transfer_us = model["transfer_us_per_input"]
+    rates, latency_us, before = [], float(model["margin_us"]), 0
+    for part in partitions:
+        first, end = part["layers"]
+        shares, batch = part["mps"] + 1, part["bs"]
+        _hold(first == before < end and shares <= model["shares"][part["gpu"]], f"{model['name']}: {part}")
+        before = end
+        rows = tables[f"{model['name']}-{part['gpu']}-{shares}"]
+        infer_us = sum(row[batch - 1] for row in rows[first:end])
+        received_us, sent_us = (0.0 if at in (0, len(rows)) else transfer_us[at - 1] for at in (first, end))
+        servers = model["gpus_per_server"][list(model["shares"]).index(part["gpu"])]
+        slowest_us = max(infer_us / batch, received_us * shares * servers, sent_us * shares * servers)
+        count = part["num_gpu"] * shares
+        _hold(abs(count - round(count)) < NOISE, f"{model['name']}: {count} shares are not whole")
+        rates.append(count / slowest_us * US_PER_S)
+        for name, value in {"xput": rates[-1], "lat_infer": infer_us, "lat_trans": batch * sent_us}.items():
+            is_same = math.isclose(part[name], value, rel_tol=1e-4, abs_tol=NOISE)
+            _hold(is_same, f"{model['name']}: {name} is {value}: {part}")
+        latency_us += infer_us + batch * sent_us
+    _hold(before == len(rows) and len(partitions) <= model["max_parts"], f"{model['name']}: {partitions}")
+    _hold(len(sizes) == 1 or not model["same_batch"], f"{model['name']}: batches {sizes}")
+    latency_us += model["batch_build_factor"] * (max(sizes) - 1) / model["assumed_rate_per_s"] * US_PER_S
+    _hold(latency_us <= model["sla_us"] * (1 + CLOSE), f"{model['name']}: latency {latency_us} us: {partitions}")
+    return float(min(rates))
+
+
+def _hold(is_true: bool, otherwise: str) -> None:
+    if not is_true:
+        raise ValueError(otherwise)
+
+
+def tell(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
+    """Prints a row for each problem, and what they say together."""
+    rows, ratios = [], defaultdict(list)
     for problem, result in zip(problems, results, strict=True):
-        theirs = problem["reference"]["objective"]["v4"]
-        ratio = result["objective"] / theirs
-        name = problem["id"].replace("_bw-gbps", "").replace("_sla-multiplier-5", "")
-        lines.append(
-            f"{name[:28] + '..' + name[-30:] if len(name) > 60 else name:<60} {result['objective']:9.1f} {theirs:9.1f} "
-            f"{ratio:6.4f} {result['gap']:7.2%} {result['seconds']:5.2f} {result['columns']:7d}"
-        )
+        objective, of = result["objective"], problem["reference"]["objective"]
+        exits, name = result["with_exits"] / objective, problem["id"].replace("_sla-multiplier-5", "")
+        figures = objective, of["v4"], f"{objective / of['v4']:.4f}", f"{result['gap']:.2%}", f"{result['seconds']:.2f}"
+        rows.append((name[:20] + ".." + name[-50:], *figures, f"{exits:.2f}"))
+        ratios["ours with exits / without"].append(exits)
+        for other in sorted({"bl", "dart-r"} & set(of)):
+            ratios[f"ours / {other}"].append(objective / of[other])
+            ratios[f"v4 / {other}"].append(of["v4"] / of[other])
+    show("PPipe's problems", ("problem", "ours", "v4", "ours / v4", "gap", "s", "with exits / without"), rows)
+    means = [(name, f"{statistics.mean(values):.3f}", len(values)) for name, values in ratios.items()]
+    show("", ("mean of", "ratio", "problems"), means)
     seconds = [result["seconds"] for result in results]
-    lines.append(f"seconds: median {statistics.median(seconds):.2f}, most {max(seconds):.2f}")
-    for named in ("bl", "dart-r", "v4"):
-        pairs = [
-            (problem["reference"]["objective"][named], problem["reference"]["objective"]["v4"], result["objective"])
-            for problem, result in zip(problems, results, strict=True)
-            if named in problem["reference"]["objective"]
-        ]
-        ours, theirs = (statistics.mean(pair[k] / pair[0] for pair in pairs) for k in (2, 1))
-        lines.append(f"over {named} ({len(pairs)} problems): ours {ours:.3f} x, v4 {theirs:.3f} x")
-    return "\n".join(lines)
+    print(f"seconds: median {statistics.median(seconds):.2f}, most {max(seconds):.2f}")
 
 
 if __name__ == "__main__":
