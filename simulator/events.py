@@ -54,11 +54,6 @@ class Events:
         return self.time_s
 
     @property
-    def num_so_far(self) -> int:
-        """The events scheduled so far."""
-        return self._serial
-
-    @property
     def next_s(self) -> float:
         """When the next event is; infinite if there is none."""
         return self._now[0][0] if self._now or self._turn() else math.inf

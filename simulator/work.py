@@ -31,32 +31,27 @@ Size = Any
 """What members cost together: a number of inputs or, where lengths count, of tokens; for steps a `StepSize`."""
 
 
+@dataclass(slots=True, eq=False)
 class Work:
     """What the batches of one split do, and for how long."""
 
-    __slots__ = ("_counts", "_leaves", "_pace", "_took_s", "_until_s", "is_late", "size_of", "split")
+    split: Split
+    leaves: array[int]
+    """By an input's number modulo their number, the ramp at which it leaves, or NOWHERE."""
+    pace: Pace
+    counts: SplitCounts
+    took_s: array[float] | None = None
+    """Gets the seconds of every batch."""
+    _until_s: dict[int, list[float]] = field(default_factory=dict, init=False)
 
-    def __init__(
-        self,
-        split: Split,
-        leaves: array[int],
-        pace: Pace,
-        counts: SplitCounts,
-        took_s: array[float] | None = None,
-    ) -> None:
-        """`leaves`: by an input's number modulo their number, the ramp at which it leaves, or NOWHERE.
-
-        `took_s`: gets the seconds of every batch.
-        """
-        self.split = split
-        self.size_of: Callable[[Sequence[Input]], Size] = len if pace.length is None else tokens_of
-        self.is_late = False
+    @property
+    def is_late(self) -> bool:
         """Whether inputs that leave early are answered at the batch's end."""
-        self._pace = pace
-        self._until_s: dict[int, list[float]] = {}
-        self._leaves = leaves
-        self._counts = counts
-        self._took_s = took_s
+        return False
+
+    def size_of(self, members: Sequence[Input]) -> Size:
+        """Returns the size of some members."""
+        return len(members) if self.pace.length is None else tokens_of(members)
 
     def until_s(self, size: Size, ramps: Collection[int] | None = None) -> list[float]:
         """Returns the seconds until after each block, while members of this size are inside and none leaves.
@@ -65,10 +60,10 @@ class Work:
         """
         until_s = self._until_s.get(size) if ramps is None else None
         if until_s is None:
-            split, inputs = self.split, self._pace.size_of(size, size)
+            split, inputs = self.split, self.pace.size_of(size, size)
             evaluated = split.ramps if ramps is None else ramps
             blocks = range(split.first, split.end + 1)
-            until_s = [self._pace.seconds_of_any(split.first, block, inputs, evaluated) for block in blocks]
+            until_s = [self.pace.seconds_of_any(split.first, block, inputs, evaluated) for block in blocks]
             if ramps is None:
                 self._until_s[size] = until_s
         return until_s
@@ -94,7 +89,7 @@ class Work:
     def _part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
         if not self.split.ramps:
             return [], list(members)
-        leaves, cycle = self._leaves, len(self._leaves)
+        leaves, cycle = self.leaves, len(self.leaves)
         by_ramp: dict[int, list[Input]] = {}
         going_on: list[Input] = []
         for member in members:
@@ -109,13 +104,13 @@ class Work:
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """Count a batch that has run."""
-        counts = self._counts
+        counts = self.counts
         counts.batches += 1
         counts.inputs += len(batch.members)
         counts.tokens += batch.tokens
         counts.busy_s += seconds
-        if self._took_s is not None:
-            self._took_s.append(seconds)
+        if self.took_s is not None:
+            self.took_s.append(seconds)
 
 
 def tokens_of(members: Sequence[Input]) -> int:
@@ -123,29 +118,27 @@ def tokens_of(members: Sequence[Input]) -> int:
     return sum([member.tokens for member in members])
 
 
+@dataclass(slots=True, eq=False)
 class Works:
     """The work of all splits, for replicas of one pace."""
 
-    __slots__ = ("_hop_length", "_make", "_of", "pace")
-
-    def __init__(self, pace: Pace, make: Callable[[Split, Pace], Work], hop_length: int | None = None) -> None:
-        """`hop_length`: the tokens of the input whose size `bytes_per_sample_N` gives; None: inputs cost alike."""
-        self.pace = pace
-        self._hop_length = hop_length
-        self._make = make
-        self._of: dict[int, Work] = {}
+    pace: Pace
+    make: Callable[[Split, Pace], Work]
+    hop_length: int | None = None
+    """The tokens of the input whose size `bytes_per_sample_N` gives; None: inputs cost alike."""
+    _of: dict[int, Work] = field(default_factory=dict, init=False)
 
     def of(self, split: Split) -> Work:
         """Returns the work of a split, made when it is first asked for."""
         # By identity: a split's hash is as dear as the rest of a batch.
         work = self._of.get(id(split))
         if work is None or work.split is not split:
-            work = self._of[id(split)] = self._make(split, self.pace)
+            work = self._of[id(split)] = self.make(split, self.pace)
         return work
 
     def inputs_of(self, members: Sequence[Input]) -> float:
         """Returns the members as a number of inputs of the length whose hidden state is known."""
-        return len(members) if self._hop_length is None else tokens_of(members) / self._hop_length
+        return len(members) if self.hop_length is None else tokens_of(members) / self.hop_length
 
     def known(self, split: Split) -> list[tuple[int, int]]:
         """Returns the inputs and tokens of a warm-up's batches: the smallest, and a full one."""
@@ -207,26 +200,18 @@ def remaining_of(batch: Batch[PendingInput], works: Works, all_ramps: Collection
     )
 
 
+@dataclass(slots=True, eq=False)
 class SideBySide:
     """The batches of a replica that overlap, driven by events."""
 
-    __slots__ = ("_events", "_is_alive", "_on_end", "_on_exit", "_running", "_serial", "_sharing")
-
-    def __init__(
-        self,
-        events: Events,
-        is_alive: Callable[[], bool],
-        on_exit: Callable[[Batch[PendingInput], Exit], None],
-        on_end: Callable[[Ended], None],
-    ) -> None:
-        """`on_exit` gets the inputs that are answered before the end."""
-        self._events = events
-        self._is_alive = is_alive
-        self._on_exit = on_exit
-        self._on_end = on_end
-        self._sharing = Sharing()
-        self._running: dict[int, Remaining] = {}
-        self._serial = 0
+    events: Events
+    is_alive: Callable[[], bool]
+    on_exit: Callable[[Batch[PendingInput], Exit], None]
+    """Gets the inputs that are answered before the end."""
+    on_end: Callable[[Ended], None]
+    _sharing: Sharing = field(default_factory=Sharing, init=False)
+    _running: dict[int, Remaining] = field(default_factory=dict, init=False)
+    _serial: int = field(default=0, init=False)
 
     def begin(self, remaining: Remaining) -> None:
         """Start a batch."""
@@ -243,7 +228,7 @@ class SideBySide:
             end,
             remaining.ramps,
             inside=remaining.pace.size_of(remaining.inside, remaining.inside),
-            at_s=self._events.time_s,
+            at_s=self.events.time_s,
         )
         remaining.at = end
         self._tell()
@@ -252,21 +237,21 @@ class SideBySide:
         """Schedule every batch's next exit or end, if nothing happens before; earlier schedules become void."""
         self._serial += 1
         for lane in self._running:
-            due_s = max(self._events.time_s, self._sharing.due_s(lane))
-            self._events.at(due_s, ENDS, self._arrive, (lane, self._serial))
+            due_s = max(self.events.time_s, self._sharing.due_s(lane))
+            self.events.at(due_s, ENDS, self._arrive, (lane, self._serial))
 
     def _arrive(self, told: tuple[int, int]) -> Any:
         lane, serial = told
-        if serial != self._serial or not self._is_alive():
+        if serial != self._serial or not self.is_alive():
             return False  # void: nothing happens now
-        remaining, now_s = self._running[lane], self._events.time_s
+        remaining, now_s = self._running[lane], self.events.time_s
         elapsed_s = now_s - remaining.batch.started_s
         if not remaining.exits:
             del self._running[lane]
             self._sharing.leave(lane, now_s)
             self._tell()
             at_end = [] if remaining.leaving is None else [remaining.leaving]
-            self._on_end((remaining.batch, remaining.work, remaining.first_s, elapsed_s, at_end, remaining.going_on))
+            self.on_end((remaining.batch, remaining.work, remaining.first_s, elapsed_s, at_end, remaining.going_on))
             return None
         if remaining.first_s is None:
             remaining.first_s = elapsed_s
@@ -275,7 +260,7 @@ class SideBySide:
             remaining.inside if remaining.batch.stays else remaining.inside - remaining.work.size_of(exited[1])
         )
         self._go_on(remaining)
-        self._on_exit(remaining.batch, exited)
+        self.on_exit(remaining.batch, exited)
         return None
 
 
@@ -334,55 +319,46 @@ def size_of(members: Sequence[Input]) -> StepSize:
     return StepSize(inputs=len(members), steps=steps, prompt=prompt, context=context, behind=behind)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class StepWork(Work):
     """What the batches of one split of a decoder do, and for how long."""
 
-    __slots__ = ("_fill", "_num_blocks", "_positions", "_seconds")
+    seconds: DecoderSeconds
+    ramps: Sequence[int]
+    """The model's."""
+    num_blocks: int
+    fill: float
+    """The share of a token's time in a block that filling it in takes."""
+    policy: PolicySpec | None
 
-    def __init__(
-        self,
-        split: Split,
-        leaves: array[int],
-        pace: Pace,
-        counts: SplitCounts,
-        took_s: array[float] | None = None,
-        *,
-        seconds: DecoderSeconds,
-        ramps: Sequence[int],
-        num_blocks: int,
-        fill: float,
-        policy: PolicySpec | None,
-    ) -> None:
-        """`ramps`: the model's; `fill`: the share of a token's time in a block that filling it in takes."""
-        super().__init__(split, leaves, pace, counts, took_s)
-        self.size_of = size_of
-        self.is_late = policy is not None and policy.name in LATE
-        self._seconds = seconds
-        self._positions = {ramp: position for position, ramp in enumerate(ramps)}
-        self._num_blocks = num_blocks
-        self._fill = fill
+    @property
+    def is_late(self) -> bool:
+        return self.policy is not None and self.policy.name in LATE
+
+    def size_of(self, members: Sequence[Input]) -> StepSize:
+        return size_of(members)
 
     def until_s(self, size: StepSize, ramps: Collection[int] | None = None) -> list[float]:
         """As `Work.until_s`, without the vocabulary head behind the last block: see `end_s`."""
-        split, seconds = self.split, self._seconds
-        filled_N = np.zeros(self._num_blocks)
+        split, seconds = self.split, self.seconds
+        filled_N = np.zeros(self.num_blocks)
         for ramp, tokens in size.behind.items():
-            filled_N[ramp + 1 :] += tokens * self._fill
+            filled_N[ramp + 1 :] += tokens * self.fill
         block_s_N = seconds.blocks(size.steps + filled_N, size.prompt, steps=size.steps, context=size.context)
         for ramp in split.ramps if ramps is None else ramps:
-            block_s_N[ramp] += seconds.ramp(self._positions[ramp], size.inputs)
+            block_s_N[ramp] += seconds.ramp(self.ramps.index(ramp), size.inputs)
         return [0.0, *accumulate(block_s_N[split.first : split.end].tolist())]
 
     def end_s(self, size: StepSize | None, num_waiting: int) -> float:
         inputs = num_waiting
-        if size is not None and self.split.end == self._num_blocks:
+        if size is not None and self.split.end == self.num_blocks:
             inputs += size.inputs
-        return self._seconds.head(inputs)
+        return self.seconds.head(inputs)
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """Count a batch, and fill in what its members passed. Members that left early are behind, except probes."""
-        super().count(batch, seconds)
-        leaves, cycle, at_end = self._leaves, len(self._leaves), self.split.end == self._num_blocks
+        Work.count(self, batch, seconds)  # a slotted dataclass is not the class that `super()` means
+        leaves, cycle, at_end = self.leaves, len(self.leaves), self.split.end == self.num_blocks
         for member in batch.members:
             assert isinstance(member, Step)
             ramp = leaves[member.payload.serial % cycle] if self.split.ramps and not batch.stays else NOWHERE

@@ -544,46 +544,38 @@ class MissingAccelerators:
                 self._missing[device] = missing, capacity[device], now_s + BELIEVED_S
 
 
+@dataclass(slots=True, eq=False)
 class Observer:
     """Looks at the service, and keeps all that was handed over."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        history: History,
-        stream: ObservedStream,
-        tuning: Tuning,
-        clock: Clock,
-        complain: Callable[[str], None],
-    ) -> None:
-        """`complain` is called for probes that cannot be used."""
-        self._fleet = fleet
-        self._history = history
-        self._stream = stream
-        self._tuning = tuning
-        self._clock = clock
-        self._complain = complain
-        self._ingresses = IngressIntake()
-        self.replicas = ReplicaIntake()
-        self._is_mark_due = True
-        self.looked_s = 0.0
-        """When ingresses were last asked."""
+    fleet: Fleet
+    history: History
+    stream: ObservedStream
+    tuning: Tuning
+    clock: Clock
+    complain: Callable[[str], None]
+    """Is called for probes that cannot be used."""
+    replicas: ReplicaIntake = field(default_factory=ReplicaIntake, init=False)
+    looked_s: float = field(default=0.0, init=False)
+    """When ingresses were last asked."""
+    _ingresses: IngressIntake = field(default_factory=IngressIntake, init=False)
+    _is_mark_due: bool = field(default=True, init=False)
 
     def restore(self) -> None:
         """Takes up what was remembered."""
-        now_s = self._clock.now_s()
-        self._history.forget(now_s)
-        counts = self._history.counts(since_s=0.0)
+        now_s = self.clock.now_s()
+        self.history.forget(now_s)
+        counts = self.history.counts(since_s=0.0)
         if counts:
-            self._stream.began_s = counts[0].since_s
+            self.stream.began_s = counts[0].since_s
         for interval in counts:
-            self._stream.add_counts(interval)
+            self.stream.add_counts(interval)
         try:
-            for probes in self._history.probes():
+            for probes in self.history.probes():
                 self._keep(probes)
         except DataError as error:
-            self._complain(str(error))
-        self._stream.forget(now_s)
+            self.complain(str(error))
+        self.stream.forget(now_s)
 
     def mark(self) -> None:
         """Compares replicas by what they run from the next look on."""
@@ -592,13 +584,13 @@ class Observer:
     async def look(self) -> Look:
         """Asks all processes at once."""
         ingresses, replicas, capacity, running = await asyncio.gather(
-            self.ingress_reports(), self._fleet.replica_reports(), self._fleet.capacity(), self._fleet.running()
+            self.ingress_reports(), self.fleet.replica_reports(), self.fleet.capacity(), self.fleet.running()
         )
         if self._is_mark_due and replicas:
             self.replicas.mark(replicas)
             self._is_mark_due = False
         return Look(
-            at_s=self._clock.now_s(),
+            at_s=self.clock.now_s(),
             ingresses=tuple(ingresses),
             replicas=tuple(replicas),
             capacity=capacity,
@@ -607,26 +599,26 @@ class Observer:
 
     async def ingress_reports(self) -> Sequence[IngressReport]:
         """Asks the ingresses, and keeps their probes and counts."""
-        reports = await self._fleet.ingress_reports()
-        now_s = self.looked_s = self._clock.now_s()
+        reports = await self.fleet.ingress_reports()
+        now_s = self.looked_s = self.clock.now_s()
         interval = self._ingresses.take(reports, now_s)
         if interval is not None and interval.seconds > 0:
-            self._history.add_counts(interval)
-            self._stream.add_counts(interval)
+            self.history.add_counts(interval)
+            self.stream.add_counts(interval)
         seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
         for part in seen:
             if len(kept := self._keep(part)):
-                self._history.add_probes(now_s, kept)
+                self.history.add_probes(now_s, kept)
         if seen:
-            self._tuning.observe(seen)
-        self._history.commit()  # probes come once, and a controller that takes over must not wait for a change-over
-        self._stream.forget(now_s)
+            self.tuning.observe(seen)
+        self.history.commit()  # probes come once, and a controller that takes over must not wait for a change-over
+        self.stream.forget(now_s)
         return reports
 
     def _keep(self, seen: Observations) -> Observations:
         """Returns the observations that are kept; none of those that cannot be used."""
         try:
-            return self._stream.add_probes(seen)
+            return self.stream.add_probes(seen)
         except DataError as error:
-            self._complain(f"probes cannot be used: {error}")
+            self.complain(f"probes cannot be used: {error}")
             return empty(seen.shape)

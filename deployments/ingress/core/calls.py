@@ -67,21 +67,21 @@ class Call:
         return had
 
 
+@dataclass(slots=True, eq=False)
 class Calls:
     """The calls of one ingress that are under way. A call follows the routes in force when it begins."""
 
-    def __init__(self, chains: Chains, rules: Rules, make: type[Call]) -> None:
-        """`make`: the class of calls."""
-        self._chains = chains
-        self._rules = rules
-        self._make = make
-        self._open: Counter[int] = Counter()
-        """By the epoch of the plan by which they were sent."""
+    chains: Chains
+    rules: Rules
+    make: type[Call]
+    """The class of calls."""
+    _open: Counter[int] = field(default_factory=Counter, init=False)
+    """By the epoch of the plan by which they were sent."""
 
     @property
     def oldest_epoch(self) -> int:
         """The oldest plan by which a call under way was sent; the present one where there is no call."""
-        return min(self._open, default=self._chains.route.epoch)
+        return min(self._open, default=self.chains.route.epoch)
 
     def begin(
         self,
@@ -99,18 +99,18 @@ class Calls:
         if mine is None:
             mine = inputs
         has_s = 0.0
-        if self._rules.slo_s is None:
+        if self.rules.slo_s is None:
             has_s = max([each.deadline_s - each.arrived_s for each in mine], default=0.0)
-        reserve_s = route.reserve_s(stage) + self._rules.kept_s(has_s)
+        reserve_s = route.reserve_s(stage) + self.rules.kept_s(has_s)
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[each.deadline_s - now_s for each in mine])
-        call = self._make(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
+        call = self.make(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
         for each in mine:
             each.holder = call
         call.num_inside = len(mine)
         self._open[stage.epoch] += 1
         if is_first:
-            self._chains.count(stage.slot, +1)
+            self.chains.count(stage.slot, +1)
         return call
 
     def part(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
@@ -126,7 +126,7 @@ class Calls:
         if not call.heard:  # the first part tells that its batch has run: another call may be sent
             call.heard = True
             if call.is_first:
-                self._chains.count(call.stage.slot, -1)
+                self.chains.count(call.stage.slot, -1)
 
     def take_away(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
         """Takes inputs that will not come back from a call; returns those that it had."""

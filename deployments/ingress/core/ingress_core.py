@@ -86,7 +86,7 @@ class IngressCore:
         self._calls = Calls(chains, rules, make_call)
         self._observations = ExitObservations.of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(chains, rules, self._observations)
-        self._steps = Steps(chains, self._calls, self._outcomes, self._observations, rules, rng)
+        self._steps = Steps(chains, self._calls, self._outcomes, self._observations, rules.probe_share, rng)
         self._timers = Timers()
 
     @property

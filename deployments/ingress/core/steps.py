@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.ingress.core.calls import Actions, Call, Calls, Outcomes, SendCall
-from deployments.ingress.core.inputs import DUE, Chains, Inputs, PendingInput, Rules
+from deployments.ingress.core.inputs import DUE, Chains, Inputs, PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost
 
 
+@dataclass(slots=True, eq=False)
 class Steps:
     """The inputs of sequences that are sent next, and what becomes of those that were sent.
 
@@ -24,27 +26,18 @@ class Steps:
     those of all ingresses. So a call has every step that came of one part of a reply.
     """
 
-    def __init__(
-        self,
-        chains: Chains,
-        calls: Calls,
-        outcomes: Outcomes,
-        observations: ExitObservations | None,
-        rules: Rules,
-        rng: random.Random,
-    ) -> None:
-        self._chains = chains
-        self._calls = calls
-        self._outcomes = outcomes
-        self._observations = observations
-        self._probe_share = rules.probe_share
-        self._rng = rng
-        self.due: list[PendingInput] = []
-        """The inputs that are sent next."""
+    chains: Chains
+    calls: Calls
+    outcomes: Outcomes
+    observations: ExitObservations | None
+    probe_share: float
+    rng: random.Random
+    due: list[PendingInput] = field(default_factory=list, init=False)
+    """The inputs that are sent next."""
 
     def check(self, placement: KVPlacement) -> None:
         """Raises SequenceLostError if the plan has other stages by now and the sequence has begun at the old ones."""
-        if placement.layout is not None and self._chains.of_layout(placement.layout) is None:
+        if placement.layout is not None and self.chains.of_layout(placement.layout) is None:
             raise lost("the plan has its blocks elsewhere now")
 
     def join(self, inputs: Inputs) -> None:
@@ -64,7 +57,7 @@ class Steps:
             assert placement is not None, "a service has sequences, or inputs of none"
             placement.layout = route.layout
             if placement.is_probe is None:
-                placement.is_probe = looks and self._probe_share > 0 and self._rng.random() < self._probe_share
+                placement.is_probe = looks and self.probe_share > 0 and self.rng.random() < self.probe_share
         parts = [[each for each in inputs if self._is_probe(each) is wanted] for wanted in (False, True)]
         return [self._enter(route, part, now_s, is_first=True) for part in parts if part]
 
@@ -83,7 +76,7 @@ class Steps:
         actions = self._lose(homeless, now_s)
         for route, rows in by_replica:
             going = [inputs[row] for row in rows]
-            onward = self._calls.begin(route, route.at(block), going, now_s, call.epoch, call.watch)
+            onward = self.calls.begin(route, route.at(block), going, now_s, call.epoch, call.watch)
             part = None if len(rows) == len(inputs) else tuple(rows)
             actions.append(SendCall(onward, block, payload, None, part))
         return actions
@@ -92,8 +85,8 @@ class Steps:
         """Lose the sequences of inputs that will not come back from a slot."""
         waited_for = [each for each in inputs if not each.settled]
         if waited_for:
-            self._outcomes.counts.retries[slot] += len(waited_for)
-        return self._outcomes.fail(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
+            self.outcomes.counts.retries[slot] += len(waited_for)
+        return self.outcomes.fail(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
 
     def clear(self) -> list[PendingInput]:
         """Removes and returns the inputs that were due."""
@@ -118,7 +111,7 @@ class Steps:
             each.holder, placement = None, each.placement
             if each.settled or placement is None:
                 continue
-            chain = self._chains.of_layout(placement.layout)
+            chain = self.chains.of_layout(placement.layout)
             if chain is None:
                 homeless.append(each)
                 continue
@@ -130,7 +123,7 @@ class Steps:
     @property
     def _looks(self) -> bool:
         """Whether replicas observe probes under the present plan."""
-        return self._observations is not None and self._observations.can_look(self._chains.route.placed.plan.policy)
+        return self.observations is not None and self.observations.can_look(self.chains.route.placed.plan.policy)
 
     def _is_probe(self, pending: PendingInput) -> bool:
         return pending.placement is not None and bool(pending.placement.is_probe) and self._looks
@@ -141,14 +134,14 @@ class Steps:
         Where too many are open already probes run as such all the same: their callers get the full model's answers.
         """
         watch: Watch | None = "probe" if self._is_probe(inputs[0]) else None
-        if watch is not None and self._observations is not None:
+        if watch is not None and self.observations is not None:
             says = [each for each in inputs if each.placement is not None and each.placement.says]
-            self._observations.begin(says, route.plan, "probe", now_s)
+            self.observations.begin(says, route.plan, "probe", now_s)
         stage = route.first
-        call = self._calls.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
+        call = self.calls.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
         return SendCall(call, *route.entrance(probe=call.probe))
 
     def _lose(self, inputs: Inputs, now_s: float) -> Actions:
-        if self._observations is not None:
-            self._observations.forget(inputs)
-        return self._outcomes.fail(inputs, lost("the plan has its blocks elsewhere now"), now_s)
+        if self.observations is not None:
+            self.observations.forget(inputs)
+        return self.outcomes.fail(inputs, lost("the plan has its blocks elsewhere now"), now_s)
