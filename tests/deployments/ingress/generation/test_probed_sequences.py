@@ -110,8 +110,8 @@ async def test_probes_leave_others_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prompts = list(expected)
-    monkeypatch.setattr(service.dispatcher.core._steps, "_rng", _Turns([0.0, 1.0]))
-    monkeypatch.setattr(service.dispatcher.core._steps, "_probe_share", 0.5)
+    monkeypatch.setattr(service.dispatcher.core._steps, "rng", _Turns([0.0, 1.0]))
+    monkeypatch.setattr(service.dispatcher.core._steps, "probe_share", 0.5)
     said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
     full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]
     assert said == [full[k] if k % 2 == 0 else expected[prompt] for k, prompt in enumerate(prompts)]
