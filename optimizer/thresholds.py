@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from optimizer.risk import Guarantee
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES, FloatArray, Score
 
 IntArray = npt.NDArray[np.int64]

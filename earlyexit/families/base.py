@@ -78,9 +78,11 @@ class Backbone(nn.Module, ABC):
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
         """The model's inputs to what crosses before block 0."""
 
-    @abstractmethod
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """One block on what crosses before it, to what crosses after it."""
+        """Runs one block on what crosses before it, to what crosses after it; a class defines this or `run_blocks`."""
+        if type(self).run_blocks is Backbone.run_blocks:
+            raise ModelFolderError(f"{type(self).__name__} needs run_block or run_blocks")
+        return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         """Blocks first to end - 1, with nothing to decide between them."""

@@ -336,9 +336,6 @@ class DecoderBackbone(Backbone):
         token_ids_N, run_B5 = inputs
         return self.word(token_ids_N), run_B5, run_B5.new_zeros(len(run_B5))
 
-    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        return self.run_blocks(index, index + 1, hidden, layout)
-
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         """Runs blocks, also on tokens of the same sequences that left before one of them: see `Pending`."""
         hidden_ND, run_B5, behind_B = hidden

@@ -193,9 +193,6 @@ class EncoderBackbone(Backbone):
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
         return (self.embeddings(inputs, layout.position_N),)
 
-    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        return self.run_blocks(index, index + 1, hidden, layout)
-
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         hidden_ND, *measured = hidden
         masks = layout.masks(self.attention_bias(layout), hidden_ND.dtype)

@@ -320,9 +320,6 @@ class OnnxBackbone(Backbone):
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
         return self.config.enter(inputs)
 
-    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        return self.run_blocks(index, index + 1, hidden, layout)
-
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         if first == end:
             return hidden

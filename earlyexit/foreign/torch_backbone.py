@@ -223,9 +223,6 @@ class ExportedBackbone(Backbone):
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
         return inputs
 
-    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        return self.run_blocks(index, index + 1, hidden, layout)
-
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         """Between blocks without an exit tensors stay padded."""
         before = self.boundary(first - 1) if first else self.inputs

@@ -25,8 +25,7 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.descent import Descent, TrainOptions
-from earlyexit.training.ramps import draw, pack
+from earlyexit.training.ramps import Descent, TrainOptions, draw, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@ from earlyexit.network.piece import Layout
 from earlyexit.ramps.vocabulary import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.offline import Asked, batches, decoder_of, entered
 from earlyexit.sequences.sequence import step_of
-from earlyexit.training.descent import Descent, TrainOptions
-from earlyexit.training.ramps import draw_anew
+from earlyexit.training.ramps import Descent, TrainOptions, draw_anew
 
 TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6

@@ -33,8 +33,7 @@ from experiments.studies.sides import (
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, declare, facts
 from optimizer.problem import PlanProblem
 from profiles.catalogue import published_profile
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 from simulator.inputs import ByRamp, nested, recorded

@@ -17,7 +17,7 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from profiles.forecast import forecast_survival
-from profiles.outcome import ExitOutcome
+from profiles.records import ExitOutcome
 from profiles.windows import SurvivalHistory
 
 FloatArray = npt.NDArray[np.float64]

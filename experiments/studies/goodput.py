@@ -76,8 +76,7 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
 from optimizer.space import Space
 from optimizer.what_if import with_batch_limit
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from simulator.inputs import NOWHERE, patient, recorded
 
 DEVICE = "V100"

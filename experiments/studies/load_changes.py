@@ -33,8 +33,7 @@ from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.batches import Batching, seconds_of
 from optimizer.pame.checks import normalised
 from optimizer.risk import Guarantee
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
 from profiles.table import LatencyTable
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from earlyexit.policies.threshold import ThresholdPolicy
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
-    from profiles.outcome import ExitOutcome
+    from profiles.records import ExitOutcome
     from profiles.scores import BoolArray
 
 

@@ -22,8 +22,7 @@ from optimizer.risk import Metric
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.networks import decay_of
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 
 if TYPE_CHECKING:
     from earlyexit.tasks.base import IntArray, Task, ValueArray

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from profiles.outcome import ExitOutcome
+from profiles.records import ExitOutcome
 from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 

@@ -20,8 +20,7 @@ import numpy as np
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.apparate import ThresholdGame, greedy
 from optimizer.live.tuning.base import never
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import Score
 
 ROUNDING = 1e-9

@@ -14,8 +14,7 @@ import numpy as np
 
 from earlyexit.errors import DataError
 from profiles.batches import RecordedBatches
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES, BoolArray, FloatArray, Score
 
 TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))

@@ -15,8 +15,7 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.pame.batches import Batching
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES, BoolArray, FloatArray, Score
 from profiles.stream import Observations, StreamShape
 

@@ -40,8 +40,7 @@ from optimizer.live.tuning.base import (
 from optimizer.pame.batches import Batching
 from optimizer.pame.checks import GRIDS, next_step, normalised
 from optimizer.pame.search import SearchOptions
-from profiles.outcome import ExitOutcome
-from profiles.records import ExitRecords
+from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import Observations
 
