@@ -131,6 +131,12 @@ def onnx_files() -> dict[str, Read]:
         "onnx: no row per input": numbers(
             "t = Transpose(x) r = Relu(t) s = Transpose(r) logits = Gemm(s, w, b)", cuts=[["r"]]
         ),
+        "onnx: rows that do not divide": numbers(
+            "zero = Constant <value_ints = [0]> () last = Constant <value_ints = [-1]> () "
+            "two = Constant <value_ints = [2]> () sum = ReduceSum(x, zero) r = Concat <axis = 0> (x, x, sum) "
+            "s = Slice(r, zero, last, zero, two) logits = Gemm(s, w, b)",
+            cuts=[["r"]],
+        ),
         "onnx: unknown operator": numbers("hidden = odd.ops.Fold(x) logits = Gemm(hidden, w, b)"),
         "onnx: one number": numbers(
             "one = Constant <value_ints = [1]> () logits = ReduceSum(x, one)", gives="float[B, 1] logits"

@@ -12,6 +12,7 @@ from PIL import Image
 
 from earlyexit.network.boundary import Numbers
 from earlyexit.tasks import find_task
+from earlyexit.training.augmentation import Moves
 from tests.earlyexit.tasks.maps import STREET, ids, logits_of, png_chunks, png_of
 
 ROAD, CAR, SKY, UNKNOWN = range(4)
@@ -74,6 +75,8 @@ def test_mean_iou_is_over_the_classes_of_all_pixels_together() -> None:
 def test_a_class_that_is_answered_where_it_is_not_lowers_the_mean_iou() -> None:
     right, early = ids([[ROAD] * 6] * 4), ids([[ROAD] * 6] * 3 + [[SKY] * 6])
     assert STREET.figures(STREET.tallies(early[None], right[None])[0])["mean_iou"] == pytest.approx((18 / 24 + 0) / 2)
+    early[3] = UNKNOWN  # an ignored class, which is left out of the mean
+    assert STREET.figures(STREET.tallies(early[None], right[None])[0])["mean_iou"] == pytest.approx(18 / 24)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,17 @@ def test_the_training_loss_is_that_of_the_right_class_where_it_counts() -> None:
     assert float(STREET.training_loss(logits, targets)) == pytest.approx(expected, rel=1e-5)
     assert STREET.training_loss(logits, torch.full((1, 4, 6), UNKNOWN, dtype=torch.uint8)) == 0
     assert STREET.training_loss(logits, targets, label_smoothing=0.1) != pytest.approx(expected)
+
+
+def test_an_ignored_class_needs_no_pixel_and_fills_what_moves_leave_empty() -> None:
+    STREET.check_taught(MASK[None])
+    away = Moves(
+        mirrored_B=torch.zeros(1, dtype=torch.bool),
+        shift_B2=torch.tensor([[6.0, 0.0]]),
+        turn_B=torch.zeros(1),
+        zoom_B=torch.ones(1),
+    )
+    assert (STREET.moved(torch.from_numpy(MASK[None]), away) == UNKNOWN).all()
 
 
 def test_callers_get_a_map_of_bytes_or_a_png_file() -> None:

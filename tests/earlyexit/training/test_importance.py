@@ -183,4 +183,5 @@ def test_of_many_inputs_each_has_its_own() -> None:
     for one, alone in zip(found, inputs, strict=True):
         (expected,) = importance_of(model, [alone])
         assert one.shape == (alone.length,)
+        assert one.sum() == pytest.approx(4 * 4 * alone.length)  # of every query, in four blocks with four heads
         np.testing.assert_allclose(one, expected, rtol=1e-4)

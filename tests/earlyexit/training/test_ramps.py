@@ -196,14 +196,14 @@ def test_an_exits_temperature_divides_its_logits(small_model: EarlyExitModel, en
     assert after[2].equal(before[2])
 
 
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
-def test_the_temperature_of_scaled_logits_is_recovered(temperature: float) -> None:
+@pytest.mark.parametrize(("factor", "temperature"), [(0.25, 0.25), (1.0, 1.0), (4.0, 4.0), (0.01, 1.0)])
+def test_the_temperature_of_scaled_logits_is_recovered_above_the_least(factor: float, temperature: float) -> None:
     # Labels drawn from softmax(logits): the honest temperature is 1, and that of `factor * logits` is the factor.
     rng = np.random.default_rng(0)
     logits_NC = rng.normal(size=(20_000, 3))
     probability_NC = np.exp(logits_NC) / np.exp(logits_NC).sum(1, keepdims=True)
     labels_N = (rng.random((20_000, 1)) > probability_NC.cumsum(1)).sum(1).clip(max=2)
-    scaled_NC = torch.tensor(temperature * logits_NC, dtype=torch.float32)
+    scaled_NC = torch.tensor(factor * logits_NC, dtype=torch.float32)
     assert LabelTask(("a", "b", "c")).fit_temperature(scaled_NC, labels_N) == pytest.approx(temperature, rel=0.05)
 
 
