@@ -67,26 +67,11 @@ def test_the_soonest_answer_is_that_of_the_fastest_batch(times: ObservedTimes, e
     assert times.soonest_s(SPLIT) == pytest.approx(expected_s)
 
 
-@pytest.mark.parametrize(
-    ("size", "tokens", "expected"),
-    [
-        pytest.param(33, 33, 33, id="without lengths every number has its own"),
-        pytest.param(2, 7, 7, id="few tokens too"),
-        pytest.param(2, 33, 36, id="33 to 36"),
-        pytest.param(2, 36, 36, id="its end"),
-        pytest.param(2, 37, 40, id="the next"),
-        pytest.param(8, 1000, 1024, id="961 to 1024"),
-    ],
-)
-def test_batches_of_about_as_many_tokens_are_learnt_together(size: int, tokens: int, expected: int) -> None:
-    assert bucket_end(size, tokens) == expected
-
-
 @given(size=st.integers(1, 64), tokens=st.integers(65, 10**6))
 def test_a_bucket_ends_at_most_an_eighth_above(size: int, tokens: int) -> None:
     end = bucket_end(size, tokens)
     assert tokens <= end <= tokens * 9 / 8
-    assert bucket_end(size, end) == end
+    assert (bucket_end(size, end), bucket_end(size, size), bucket_end(8, 1000)) == (end, size, 1024)
 
 
 def test_the_mean_length_is_that_of_the_inputs_that_ran_lately() -> None:

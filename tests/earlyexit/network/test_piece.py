@@ -209,11 +209,6 @@ def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:
     ]
 
 
-def test_on_the_cpu_a_tensor_is_in_host_memory_already() -> None:
-    tensor = torch.tensor([1.0])
-    assert to_host(tensor) is tensor
-
-
 @pytest.mark.gpu
 def test_a_gpu_s_tensor_is_copied_when_it_is_computed() -> None:
     copy = to_host(torch.arange(1000, device="cuda").cumsum(0))

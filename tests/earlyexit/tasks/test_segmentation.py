@@ -137,12 +137,8 @@ def test_the_training_loss_is_that_of_the_right_class_where_it_counts() -> None:
 
 def test_an_ignored_class_needs_no_pixel_and_fills_what_moves_leave_empty() -> None:
     STREET.check_taught(MASK[None])
-    away = Moves(
-        mirrored_B=torch.zeros(1, dtype=torch.bool),
-        shift_B2=torch.tensor([[6.0, 0.0]]),
-        turn_B=torch.zeros(1),
-        zoom_B=torch.ones(1),
-    )
+    none_B, right_B2 = torch.zeros(1), torch.tensor([[6.0, 0.0]])
+    away = Moves(mirrored_B=none_B.bool(), shift_B2=right_B2, turn_B=none_B, zoom_B=none_B + 1)
     assert (STREET.moved(torch.from_numpy(MASK[None]), away) == UNKNOWN).all()
 
 
