@@ -17,9 +17,8 @@ from optimizer.pame.checks import TEN_CONFIDENCES, GivenChecks, SearchedChecks, 
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, divide, learn_then_test
-from profiles.batches import RecordedBatches
 from profiles.catalogue import published_profile
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, RecordedBatches
 from profiles.table import LatencyTable
 
 # Where the models are that PAME's experiments look at, and which command makes each.

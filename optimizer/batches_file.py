@@ -11,7 +11,7 @@ import numpy as np
 from earlyexit.errors import DataError, PlanError
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import BatchesDocument
-from profiles.batches import RecordedBatches
+from profiles.records import RecordedBatches
 from profiles.scores import BoolArray, FloatArray
 
 if TYPE_CHECKING:

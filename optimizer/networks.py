@@ -19,7 +19,7 @@ from earlyexit.network.boundary import Split
 from earlyexit.network.chain import used_of
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
-from profiles.batches import RecordedBatches
+from profiles.records import RecordedBatches
 from profiles.table import FloatArray, LatencyTable
 
 Used = tuple[int, ...]

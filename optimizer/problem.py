@@ -10,8 +10,8 @@ from itertools import pairwise
 from earlyexit.errors import PlanError
 from earlyexit.network.chain import check_networks
 from optimizer.generation.demand import Generation
-from profiles.batches import RecordedBatches
 from profiles.lengths import Lengths
+from profiles.records import RecordedBatches
 from profiles.table import LatencyTable
 
 # An SLO that any plan keeps.

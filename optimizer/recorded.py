@@ -16,7 +16,7 @@ from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.reach import Reach
-from profiles.batches import IntArray, RecordedBatches, batch_counts
+from profiles.records import IntArray, RecordedBatches, batch_counts
 from profiles.table import FloatArray, LatencyTable
 
 

@@ -24,14 +24,15 @@ from profiles.table import FloatArray, LatencyTable
 CATALOGUE = Path(__file__).with_name("catalogue.yaml")
 MS = 1e-3
 DTYPES = {"FP32": "float32", "FP16": "float16", "FP16-AMP": "float16"}
-Entry = Mapping[str, Any]
-"""An entry of catalogue.yaml, whose comments explain the fields."""
+Facts = Mapping[str, Any]
+"""A mapping of catalogue.yaml, whose comments explain the fields; or of a provenance."""
+Tables = Mapping[int, LatencyTable]
 
 
 @cache
-def read_catalogue() -> Entry:
+def read_catalogue() -> Facts:
     """Returns the quoted numbers as they stand in catalogue.yaml."""
-    catalogue: Entry = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
+    catalogue: Facts = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
     return catalogue
 
 
@@ -64,7 +65,7 @@ def published_profiles() -> dict[tuple[str, str], LatencyProfile]:
     return dict(sorted(found.items()))
 
 
-def _from_whole(catalogue: Entry, entry: Entry) -> LatencyProfile:
+def _from_whole(catalogue: Facts, entry: Facts) -> LatencyProfile:
     model, tables = catalogue["models"][entry["model"]], dict[int, LatencyTable]()
     raised: dict[str, list[int]] = {}
     for each in entry["tables"]:
@@ -84,7 +85,7 @@ def _from_whole(catalogue: Entry, entry: Entry) -> LatencyProfile:
     return _published(catalogue, entry, tables, said)
 
 
-def _from_layers(catalogue: Entry, entry: Entry) -> LatencyProfile:
+def _from_layers(catalogue: Facts, entry: Facts) -> LatencyProfile:
     # The head belongs to the last block, the embedding to the first.
     ends_ms = [*entry["until_ms"][:-1], entry["whole_ms"]]
     table = LatencyTable(
@@ -100,9 +101,7 @@ def _from_layers(catalogue: Entry, entry: Entry) -> LatencyProfile:
     return _published(catalogue, entry, {entry["length"]: table}, said)
 
 
-def _published(
-    catalogue: Entry, entry: Entry, tables: Mapping[int, LatencyTable], said: Mapping[str, Any]
-) -> LatencyProfile:
+def _published(catalogue: Facts, entry: Facts, tables: Tables, said: Facts) -> LatencyProfile:
     source, num_blocks = catalogue["sources"][entry["source"]], catalogue["models"][entry["model"]]["num_blocks"]
     return LatencyProfile(
         model=entry["model"],
@@ -117,7 +116,7 @@ def _published(
     )
 
 
-def _spread(catalogue: Entry, model: Entry, batches: list[int], whole_s_B: FloatArray) -> LatencyTable:
+def _spread(catalogue: Facts, model: Facts, batches: list[int], whole_s_B: FloatArray) -> LatencyTable:
     """Returns a table in which blocks take their parts of the whole, and ramps the share of a mean block."""
     num_blocks = model["num_blocks"]
     work_N = np.array(model.get("work", [1] * num_blocks), dtype=np.float64)
@@ -128,7 +127,7 @@ def _spread(catalogue: Entry, model: Entry, batches: list[int], whole_s_B: Float
     )
 
 
-def _scaled(catalogue: Entry, entry: Entry, base: LatencyProfile) -> LatencyProfile:
+def _scaled(catalogue: Facts, entry: Facts, base: LatencyProfile) -> LatencyProfile:
     slower = entry["base_steps_per_s"] / entry["steps_per_s"]
     tables = {
         length: replace(table, block_s_NB=table.block_s_NB * slower, ramp_s_EB=table.ramp_s_EB * slower)
@@ -143,7 +142,7 @@ def _scaled(catalogue: Entry, entry: Entry, base: LatencyProfile) -> LatencyProf
     return _derived(catalogue, entry, base, tables, {"derived": how, "caution": caution})
 
 
-def _compared(catalogue: Entry, entry: Entry, base: LatencyProfile) -> LatencyProfile:
+def _compared(catalogue: Facts, entry: Facts, base: LatencyProfile) -> LatencyProfile:
     known, device = base.tables[entry["length"]], entry["device"]
     batches = [batch for batch in entry["batch"] if batch in known.batches]
     here = [entry["batch"].index(batch) for batch in batches]
@@ -159,13 +158,7 @@ def _compared(catalogue: Entry, entry: Entry, base: LatencyProfile) -> LatencyPr
     return _derived(catalogue, entry, base, {entry["length"]: table}, said)
 
 
-def _derived(
-    catalogue: Entry,
-    entry: Entry,
-    base: LatencyProfile,
-    tables: Mapping[int, LatencyTable],
-    said: Mapping[str, Any],
-) -> LatencyProfile:
+def _derived(catalogue: Facts, entry: Facts, base: LatencyProfile, tables: Tables, said: Facts) -> LatencyProfile:
     source = dict(catalogue["sources"][entry["source"]])
     provenance = {**said, "source": source, "base": dict(base.provenance)}
     return replace(base, device=entry["device"], kind="derived", tables=tables, provenance=provenance)

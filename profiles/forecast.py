@@ -20,16 +20,14 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit, logit
 
 from earlyexit.errors import DataError
+from profiles.scores import BoolArray, FloatArray
 from profiles.windows import ROUNDING, SurvivalHistory, last_break
 
 # ARIMA.
 
-
-FloatArray = npt.NDArray[np.float64]
 
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.97)
 """Autoregressive coefficients of a drift: without memory, up to nearly a straight line."""
@@ -391,8 +389,6 @@ def check_request(horizon: int, coverage: float) -> None:
 
 # Survival in the coming windows.
 
-
-BoolArray = npt.NDArray[np.bool_]
 
 LEAST_MOVES = 4.0
 """Inputs per window that must be expected to leave at a ramp, and to go on: of fewer the logit is too crooked."""

@@ -111,17 +111,8 @@ class LatencyProfile:
         with source.said_at(("tables",)):
             if len(tables) != len(document.tables):
                 raise DataError("two tables have the same length; one a length is allowed")
-            return cls(
-                model=document.model,
-                num_blocks=document.num_blocks,
-                ramps=tuple(document.ramps),
-                device=document.device,
-                backend=document.backend,
-                dtype=document.dtype,
-                kind=document.kind,
-                tables=tables,
-                provenance=document.provenance,
-            )
+            facts = {each.name: getattr(document, each.name) for each in fields(cls)}
+            return cls(**facts | {"ramps": tuple(document.ramps), "tables": tables})
 
 
 class TableDocument(StrictDocument):

@@ -47,10 +47,9 @@ class LatencyTable:
     def __post_init__(self) -> None:
         if not self.batches or list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
             raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}")
-        if self.length is not None and self.length < 1:
-            raise DataError(f"the length of a table is at least 1 token, not {self.length}")
-        if self.context is not None and self.context < 1:
-            raise DataError(f"the context of a table is at least 1 token, not {self.context}")
+        for called, tokens in (("length", self.length), ("context", self.context)):
+            if tokens is not None and tokens < 1:
+                raise DataError(f"the {called} of a table is at least 1 token, not {tokens}")
         if not (np.isfinite(self.context_s) and self.context_s >= 0):
             raise DataError(f"context_s must be a finite number of seconds from 0 on, not {self.context_s}")
         for name, seconds in (("block_s", self.block_s_NB), ("ramp_s", self.ramp_s_EB)):

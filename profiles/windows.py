@@ -35,11 +35,8 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from profiles.records import ExitRecords
-from profiles.scores import sure_NR
+from profiles.scores import BoolArray, FloatArray, sure_NR
 from profiles.stream import ExitStream, Observations
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 ROUNDING = 1e-9
 
@@ -376,21 +373,17 @@ class _Division:
 
     known_N: BoolArray
     sampled_N: BoolArray
-    num_inputs: int
     num_rest: int
     num_sampled: int
 
     @classmethod
     def of(cls, known_N: BoolArray, probe_N: BoolArray) -> _Division:
-        sampled_N = probe_N & ~known_N
-        num_rest = len(known_N) - int(known_N.sum())
-        return cls(
-            known_N=known_N,
-            sampled_N=sampled_N,
-            num_inputs=len(known_N),
-            num_rest=num_rest,
-            num_sampled=int(sampled_N.sum()),
-        )
+        sampled_N, num_rest = probe_N & ~known_N, int((~known_N).sum())
+        return cls(known_N=known_N, sampled_N=sampled_N, num_rest=num_rest, num_sampled=int(sampled_N.sum()))
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.known_N)
 
     def counts(self, going_N: BoolArray | FloatArray, reaching_N: BoolArray) -> Counts:
         """Of the known and of the probes among the rest; nothing is read of other inputs."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiles.batches import IntArray, inside_after
+from profiles.records import IntArray, inside_after
 from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 

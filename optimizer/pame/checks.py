@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from earlyexit.errors import DataError
-from profiles.batches import RecordedBatches
-from profiles.records import ExitOutcome, ExitRecords
+from profiles.records import ExitOutcome, ExitRecords, RecordedBatches
 from profiles.scores import SCORES, BoolArray, FloatArray, Score
 
 TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))

@@ -13,7 +13,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from optimizer.pame.batches import ROUNDING, Seconds, TimeMatrix, time_matrix
 from optimizer.pame.checks import Checks, Configured, configured
-from profiles.batches import IntArray, batch_counts
+from profiles.records import IntArray, batch_counts
 from profiles.scores import BoolArray, FloatArray
 
 

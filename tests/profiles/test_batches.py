@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiles.batches import RecordedBatches
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, RecordedBatches
 
 SURE = [[1, 1], [0, 1], [0, 0], [1, 0], [0, 1], [0, 0], [1, 1]]
 """Seven inputs, two ramps; the fourth is let out by the earlier ramp only."""

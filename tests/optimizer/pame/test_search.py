@@ -9,7 +9,7 @@ from earlyexit.errors import PlanError
 from optimizer.pame.batches import seconds_of, time_matrix
 from optimizer.pame.checks import GivenChecks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
-from profiles.batches import RecordedBatches
+from profiles.records import RecordedBatches
 from profiles.table import LatencyTable
 
 TABLE = LatencyTable(
