@@ -42,29 +42,23 @@ class TensorCodec(Codec[Arrays]):
 
     def from_json(self, inputs: object) -> tuple[list[Arrays], bool]:
         """Returns rows: nested lists for one column, objects with an array by column name for several."""
-        if len(self._columns) > 1:
-            return self._from_objects(inputs)
-        [column] = self._columns
-        many = _depth(inputs) > len(column.shape)
-        rows = inputs if many and isinstance(inputs, list) else [inputs]
+        depth = len(self._columns[0].shape) if len(self._columns) == 1 else 0
+        many = isinstance(inputs, list) and _depth(inputs) > depth
+        rows = inputs if isinstance(inputs, list) and many else [inputs]
         if not rows:
             raise InputError("inputs: at least one row is needed")
-        return [(_array(row, column, f"inputs.{k}" if many else "inputs"),) for k, row in enumerate(rows)], many
+        return [self._row(row, f"inputs.{k}" if many else "inputs") for k, row in enumerate(rows)], many
 
     @property
-    def json_schema(self) -> Mapping[str, Any]:
+    def row_schema(self) -> Mapping[str, Any]:
         of_column = {column.name: _schema(column.datatype, column.shape) for column in self._columns}
-        row: Mapping[str, Any] = {
+        if len(of_column) == 1:
+            return next(iter(of_column.values()))
+        return {
             "type": "object",
             "properties": of_column,
             "required": list(of_column),
             "additionalProperties": False,
-        }
-        if len(of_column) == 1:
-            [row] = of_column.values()
-        return {
-            "anyOf": [row, {"type": "array", "items": row, "minItems": 1}],
-            "description": "One row, or a list of rows.",
         }
 
     def is_slow(self, rows: Sequence[Arrays]) -> bool:
@@ -82,18 +76,13 @@ class TensorCodec(Codec[Arrays]):
                     raise UnprocessableInputError(f"input {k}: {column.name!r} holds NaN or infinite numbers")
         return [Encoded(length=1, tensors=tuple(np.asarray(array)[None] for array in row)) for row in rows]
 
-    def _from_objects(self, inputs: object) -> tuple[list[Arrays], bool]:
-        many = isinstance(inputs, list)
-        rows = inputs if isinstance(inputs, list) else [inputs]
+    def _row(self, row: object, where: str) -> Arrays:
+        if len(self._columns) == 1:
+            return (_array(row, self._columns[0], where),)
         names = {column.name for column in self._columns}
-        for row in rows or [None]:
-            if not isinstance(row, dict) or set(row) != names:
-                raise InputError(f"inputs: an object with {', '.join(sorted(names))}, or a list of them, is needed")
-        where = [f"inputs.{k}" if many else "inputs" for k in range(len(rows))]
-        return [
-            tuple(_array(row[column.name], column, f"{place}.{column.name}") for column in self._columns)
-            for place, row in zip(where, rows, strict=True)
-        ], many
+        if not isinstance(row, dict) or set(row) != names:
+            raise InputError(f"inputs: an object with {', '.join(sorted(names))}, or a list of them, is needed")
+        return tuple(_array(row[column.name], column, f"{where}.{column.name}") for column in self._columns)
 
 
 def _column(*, name: str, datatype: str, shape: Sequence[int]) -> Column:

@@ -320,10 +320,6 @@ class DecoderBackbone(Backbone):
         self.fill = fill
         return self.open_store(tokens // PAGE_TOKENS)
 
-    def end(self, sequence: int) -> None:
-        """Give back everything that is kept of a sequence."""
-        self.memory.end(sequence)
-
     @property
     def inputs(self) -> Boundary:
         ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=self.config.vocab_size)

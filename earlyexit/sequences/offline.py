@@ -133,7 +133,7 @@ def _together(
             if one.ended is not None:
                 if ended is not None:
                     ended(number, each)
-                decoder_of(model).end(number)
+                decoder_of(model).memory.end(number)
                 del going[number]
     return batch
 

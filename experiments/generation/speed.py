@@ -229,7 +229,7 @@ class Engine:
             if sequence.ended is None:
                 self._submit(number, sequence)
                 continue
-            self.backbone.end(number)
+            self.backbone.memory.end(number)
             del self.under_way[number]
             self.made.append(times)
             if self._jobs:

@@ -136,7 +136,7 @@ class Handfuls:
                 if self._answered(sequences[number], said[number], answer):
                     waiting[0].append(self._piece(number, sequences[number]))
                 elif end:
-                    backbone_of(self.model).end(number)
+                    backbone_of(self.model).memory.end(number)
         return said
 
     def _piece(self, number: int, each: TokenSequence) -> Piece:

@@ -75,7 +75,7 @@ def test_what_does_not_fit_the_store_fails_alone(reference: LlamaForCausalLM) ->
     Handfuls(model=model).run({1: sequence([1, 2], max_tokens=14)}, end=False)
     with pytest.raises(OverloadedError, match="1 pages are needed for keys and values, 0 of 4 are free"):
         Handfuls(model=model).run({2: sequence([1, 2], max_tokens=2)})
-    backbone_of(model).end(1)
+    backbone_of(model).memory.end(1)
     Handfuls(model=model).run({2: sequence([1, 2], max_tokens=2)})
 
 
@@ -115,4 +115,4 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
 
 def _end(model: EarlyExitModel) -> None:
     for number in backbone_of(model).kv.sequences:
-        backbone_of(model).end(number)
+        backbone_of(model).memory.end(number)

@@ -93,7 +93,7 @@ class Stages:
     def end(self, numbers: Mapping[int, object]) -> None:
         for model in self.models.values():
             for number in numbers:
-                backbone_of(model).end(number)
+                backbone_of(model).memory.end(number)
 
     def _step_of(self, number: int, each: TokenSequence) -> Piece:
         (piece,) = self._arrive(entering([str(number)], [each.step()]))
