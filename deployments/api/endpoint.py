@@ -26,11 +26,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from deployments.api.access import Gate
-from deployments.api.completions.bodies import OpenAiError
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
 from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler, error_of
-from deployments.api.parsing import EXIT, InferRequest, Signature, V2Error, V2Reply, packed
+from deployments.api.parsing import EXIT, InferRequest, OpenAiError, Signature, V2Error, V2Reply, packed
 from deployments.ops.tracing.spans import RequestRecord
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import (

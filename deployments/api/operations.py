@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, OpenAiError
 from deployments.api.parsing import (
     Canary,
     DefaultVersion,
@@ -16,6 +15,7 @@ from deployments.api.parsing import (
     IndexBody,
     Live,
     LoadBody,
+    OpenAiError,
     PredictBody,
     Ready,
     V2Answer,
@@ -24,6 +24,7 @@ from deployments.api.parsing import (
     V2Model,
     V2Server,
 )
+from earlyexit.named import imported
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -61,7 +62,8 @@ class Operation:
     path: str
     summary: str
     _: KW_ONLY
-    body: type[BaseModel] | None = None
+    asked: type[BaseModel] | str | None = None
+    """The body of requests, or its place `module:name`: clients, which take paths from this table, do not load it."""
     takes: tuple[str, ...] = ()
     """Content types of the request's body besides JSON."""
     answer: type[BaseModel] | Mapping[str, Any] | None = None
@@ -91,6 +93,12 @@ class Operation:
     def is_traced(self) -> bool:
         """Whether its requests may be traced: POST requests are."""
         return self.method == "POST"
+
+    @property
+    def body(self) -> type[BaseModel] | None:
+        """The body of requests."""
+        found: type[BaseModel] | None = imported(self.asked) if isinstance(self.asked, str) else self.asked
+        return found
 
     @property
     def error(self) -> type[BaseModel]:
@@ -128,14 +136,16 @@ def _get(name: str, path: str, summary: str, *errors: str, **fields: Any) -> Ope
     return Operation(name, "GET", path, summary, errors=errors, **fields)
 
 
-def _post(name: str, path: str, summary: str, body: type[BaseModel], **fields: Any) -> Operation:
-    return Operation(name, "POST", path, summary, body=body, **fields)
+def _post(name: str, path: str, summary: str, body: type[BaseModel] | str, **fields: Any) -> Operation:
+    return Operation(name, "POST", path, summary, asked=body, **fields)
 
 
 def _open(answer: type[BaseModel]) -> _Fields:
     return {"answer": answer, "is_open": True, "more": {"503": ("Not yet.", answer)}}
 
 
+_BODIES = "deployments.api.completions.bodies:"
+_GENERATE_BODY = _BODIES + "GenerateBody"
 _Fields: TypeAlias = dict[str, Any]
 _OF_MODEL: _Fields = {"by_version": True}
 _INFERS: _Fields = {"of": "answers", "is_frequent": True}
@@ -160,12 +170,12 @@ _ASSET: _Fields = {
 OPERATIONS: tuple[Operation, ...] = (
     _post("predict", "/predict", "Answer one input or a list of inputs", PredictBody, **_INFERS),
     _post("infer", MODEL + "/infer", "Open Inference Protocol v2", V2Body, rpc="ModelInfer", **_V2_TENSORS),
-    _post("generate", MODEL + "/generate", "Go on with a text", GenerateBody, **_OF_MODEL, **_GENERATES),
-    _post("generate_stream", MODEL + "/generate_stream", "The same, as events of its parts", GenerateBody, **_PARTS),
+    _post("generate", MODEL + "/generate", "Continue a text", _GENERATE_BODY, **_OF_MODEL, **_GENERATES),
+    _post("generate_stream", MODEL + "/generate_stream", "The same, as events of its parts", _GENERATE_BODY, **_PARTS),
     _get("model_metadata", MODEL, "Model metadata", "404", answer=V2Model, rpc="ModelMetadata", **_OF_MODEL),
     _get("model_ready", MODEL + "/ready", "Whether the model is ready", "404", rpc="ModelReady", **_READY),
-    _post("completions", "/v1/completions", "Go on with a text", CompletionBody, **_STREAMS),
-    _post("chat", "/v1/chat/completions", "Answer messages", ChatBody, **_STREAMS),
+    _post("completions", "/v1/completions", "Continue a text", _BODIES + "CompletionBody", **_STREAMS),
+    _post("chat", "/v1/chat/completions", "Answer messages", _BODIES + "ChatBody", **_STREAMS),
     _get("models", "/v1/models", "The model, as OpenAI lists models", of="generates"),
     _get("model", "/v1/models/{model}", "The same, by its name", "404", of="generates"),
     _get("server_metadata", "/v2", "Server metadata", answer=V2Server, rpc="ServerMetadata"),
@@ -175,9 +185,9 @@ OPERATIONS: tuple[Operation, ...] = (
     _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}, of_any_model=True),
     _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}, of_any_model=True),
     _get("canary", CANARY, "Default version and canary, side by side", "404"),
-    Operation("set_canary", "PUT", CANARY, "Let a version answer a share", body=Canary, answer={}),
+    Operation("set_canary", "PUT", CANARY, "Let a version answer a share", asked=Canary, answer={}),
     Operation("end_canary", "DELETE", CANARY, "Let the default version answer all", errors=("403", "404", "503")),
-    Operation("set_default", "PUT", MODEL + "/default", "Let a version be the default", body=DefaultVersion, answer={}),
+    Operation("set_default", "PUT", MODEL + "/default", "Make a version the default", asked=DefaultVersion, answer={}),
     _get("stats", "/stats", "What stages and ingress have done since their start"),
     _get("metrics", "/metrics", "What all ingresses and replicas count, for Prometheus", "503", **_METRICS),
     _get("plan", "/plan", "The plan in force, and why", "503"),

@@ -63,6 +63,21 @@ class ErrorBody(Body):
     request_id: str
 
 
+class OpenAiErrorDetail(BaseModel):
+    """What went wrong, as OpenAI says it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiError(BaseModel):
+    """Every error in /v1."""
+
+    error: OpenAiErrorDetail
+
+
 class V2Error(Body):
     """Every error in /v2."""
 

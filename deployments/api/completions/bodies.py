@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deployments.api.generation import GenerateRequest
 from deployments.api.parsing import TimeoutSeconds
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, InputError
-
-if TYPE_CHECKING:
-    from deployments.api.generation import GenerateRequest
-    from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
 
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
@@ -316,28 +315,10 @@ class GenerateBody(DrawnBody):
         return request_of(self.drawn(), text_tokens(self.text_input, codec), codec, "text_input", request_id)
 
 
-class OpenAiErrorDetail(BaseModel):
-    """What went wrong, as OpenAI says it."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAiError(BaseModel):
-    """Every error in /v1."""
-
-    error: OpenAiErrorDetail
-
-
 def request_of(
     body: DrawnBody, tokens: Sequence[int], codec: PromptCodec, source: str, request_id: str
 ) -> GenerateRequest:
     """Returns the sequence to generate after some tokens, which came from the field `source`; raises InputError."""
-    from deployments.api.generation import GenerateRequest  # clients, which take paths from the table, do without it
-    from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
-
     if not tokens:
         raise InputError("the prompt is empty; a token at least is needed", param=source)
     max_tokens = body.most_tokens or min(body.defaults["max_tokens"], codec.max_length - 1)
