@@ -1,6 +1,6 @@
-"""The calibration of a model: single models, chains and decoders run here on rows, and thresholds are found by that.
+"""Calibrates models: runs a single model, a chain or a decoder on rows, and finds thresholds with a guarantee.
 
-In each case the rows are recorded, and `Recorded.card` finds and tests thresholds.
+In each case exit records are made of the rows, from which `Recorded.card` finds and tests thresholds.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from earlyexit.training.ramps import Progress
 
 OWN = ""
-"""The chain's own calibration, which no folder is named for."""
+"""Name of the chain's own calibration, which has no folder of its own."""
 ANSWER = 64
-"""Tokens of an answer, where neither is said how many nor did ramps learn of answers."""
+"""Default number of tokens of an answer, if the ramps were not trained on answers either."""
 
 
 def calibrate(
@@ -140,13 +140,13 @@ def _recorded(
     job: CalibrateJob,
     facts: dict[str, Any],
 ) -> ExitRecords:
-    """Exit records of outputs with their temperatures; the rows that lay the path choose confidences of shares."""
+    """Returns exit records of temperature-scaled outputs; design rows choose the confidences of shares."""
     choice = (parts[0], job.budget) if policy == "share" else None
     return join_records(outputs, policy, task, labels, choice=choice, provenance=facts)
 
 
 def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
-    """Whether the model's own answers stand for labels; raises DataError where only labels would do."""
+    """Returns whether the model's answers are used as labels; raises DataError if real labels are needed."""
     if not keeps_answers(card.provenance) or data.are_labelled:
         return False
     if job.metric == "harm":
@@ -156,9 +156,9 @@ def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
-    """Outputs at temperature 1, by temperatures fitted on the design part; where outputs are large they stay 1.
+    """Scales outputs of temperature 1 by temperatures that are fitted on the design rows; large outputs keep 1.
 
-    The last exit of a model that keeps its answers keeps 1, so that its scores are those with which it came.
+    The last exit of a model that keeps its answers keeps temperature 1, so that its scores do not change.
     """
     import torch
 
@@ -176,12 +176,12 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
 def _calibrate_chain(
     whole: Recorded, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Thresholds of the networks' ends and of ramps, together; the models stay as they are.
+    """Finds thresholds of a chain's ends and ramps together; the models do not change.
 
-    Where the job names no ramps, they are of the ends and of the few that are worth it (`few_ramps`); a calibration
-    beside that, of the same outputs, is of a few of the last network's. Plans pick one of all calibrations, so these
-    keep the confidence together. Where words are to be pruned, the chain that prunes them is calibrated besides, and
-    that is returned.
+    If the job names no ramps, the ends and the few ramps that are worth it get thresholds (`few_ramps`). A second
+    calibration of the same outputs has a few ramps of the last network only. Plans choose one of the calibrations, so
+    all of them together keep the confidence. If words are to be pruned, a further calibration of the pruned chain is
+    made, and returned.
     """
     job, network, [records] = whole.job, card.chain, whole.views
     mixed, ensemble = (whole, None) if not job.ensemble else _mixed_where_it_pays(whole, outputs[1], network)
@@ -200,9 +200,9 @@ def _calibrate_chain(
 
 
 def _checked(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
-    """The job with its ramps by their blocks, and all calibrations counted; raises what the job cannot be.
+    """Returns the job with ramps as blocks and the number of calibrations; raises DataError for unfit options.
 
-    Temperatures of a chain are those of each model's own calibration, so that models without one are refused.
+    A chain uses the temperatures of each model's own calibration, so models without one are refused.
     """
     if job.decay is not None:
         raise DataError(f"thresholds fall along answers of tokens, and {card.name} answers none: leave decay out")
@@ -225,12 +225,12 @@ def _checked(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
 
 
 def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
-    """Whether the last network alone is calibrated besides; known before anything is run, so that it can be counted."""
+    """Returns whether the last network alone gets a calibration too; it is counted before anything runs."""
     return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
 
 
 def _cards_of_whole_texts(recorded: Recorded, chain: Chain) -> dict[str, CalibrationCard]:
-    """The chain's own calibration, and that of the last network alone."""
+    """Returns the chain's own calibration, and that of the last network alone if there is one."""
     job, last = recorded.job, chain.starts[-1]
     cards = {OWN: recorded.card(recorded.few(chain.end_ramps) if job.ramps is None else job.ramps)}
     if _has_reference(job, chain):
@@ -239,10 +239,10 @@ def _cards_of_whole_texts(recorded: Recorded, chain: Chain) -> dict[str, Calibra
 
 
 def _mixed_where_it_pays(whole: Recorded, outputs: Mapping[int, Tensor], chain: Chain) -> tuple[Recorded, Ensemble]:
-    """An ensemble, and the rows as every choice of networks answers them, all networks first; unmixed where it is off.
+    """Returns an ensemble, and the rows as each choice of networks answers them, or unmixed if the ensemble is off.
 
-    Its weights and its gain are found on the rows that lay the path, so that what is promised is tested on rows that
-    chose nothing. Rerouted are inputs that no exit up to an end is sure of by likely thresholds. Raises DataError for
+    All networks are the first choice. Weights and gain are found on the design rows, so that the test rows chose
+    nothing. An input is passed on at an end if no exit up to it is sure by likely thresholds. Raises DataError for
     scores that are shares.
     """
     [alone], design = whole.views, whole.parts[0]
@@ -268,9 +268,9 @@ def _mixed_where_it_pays(whole: Recorded, outputs: Mapping[int, Tensor], chain: 
 def _calibrate_pruned(
     whole: Recorded, folder: Path, chain: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Thresholds of what later networks say to pruned texts, promised of whole ones too, whose outputs are `run`.
+    """Finds thresholds for pruned texts in later networks, which hold for whole texts (with outputs `run`) too.
 
-    For plans may leave the networks out whose words would be pruned.
+    Plans may leave out the networks whose words would be pruned.
     """
     job, task, labels, [unpruned], (rows, outputs) = whole.job, whole.task, whole.labels, whole.views, run
     assert job.prune is not None
@@ -297,9 +297,9 @@ def _calibrate_pruned(
 def _calibrate_decoder(
     folder: Path, data: LabelledRows, job: CalibrateJob, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Record the full model's answers to prompts, every ramp looking, and find thresholds.
+    """Records the full model's answers to prompts, with the scores of every ramp, and finds thresholds.
 
-    Prompts are texts or what a user says in a chat, as those were that ramps learned of.
+    Prompts are texts, or user messages of a chat, as in the training of the ramps.
     """
     if job.metric == "harm" or job.ensemble or job.prune is not None:
         raise DataError("what is promised of a decoder is how far its answers are from the full model's")
@@ -325,7 +325,7 @@ def _calibrate_decoder(
 def _records_of_generations(
     generations: Sequence[Generated], score: Score, model: EarlyExitModel, facts: dict[str, Any]
 ) -> ExitRecords:
-    """A row for every token that the full model says, greedily: what every ramp that can look says in its place."""
+    """Returns a row for each token that the full model generates greedily, with what every ramp would have said."""
     looks = [look for each in generations for look in each.looks]
     ramps = tuple(block for block in model.ramp_indices if all(block in look for look in looks))
     exits = (*ramps, model.num_blocks - 1)

@@ -1,4 +1,4 @@
-"""The files of a calibration: written, read back, and refused where they are of another model."""
+"""Writes and reads the files of a calibration, and refuses those of another model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from profiles.records import ExitRecords
 
 
 def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
-    """A folder's models by name and by their weights, temperatures among them: those of a chain, or its only one."""
+    """Returns names and hashes of the weights (with temperatures) of a folder's models: of a chain, or the only one."""
     members = zip(card.chain.names, card.members(folder), strict=True)
     return [{"name": name, "sha256": weights_file_sha256(member)} for name, member in members]
 
 
 def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path) -> None:
-    """Raise ModelFolderError where a file is of other models than a folder has now.
+    """Raises ModelFolderError if a file was made with other models than the folder has now.
 
-    Files that do not say it pass.
+    Files without that information pass.
     """
     made = members_in(provenance)
     if not made:
@@ -49,7 +49,7 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:
-    """Write both into a folder, which is made where its parent is there; None: the records of the folder it is in."""
+    """Writes a calibration, and its records unless they are those of the parent folder (None)."""
     folder.mkdir(exist_ok=True)
     if records is not None:
         records.save(folder / RECORDS_FILE)
@@ -57,16 +57,16 @@ def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder:
 
 
 def forget_calibration(folder: Path) -> None:
-    """Remove thresholds and records, before the model changes: they promise nothing about another one."""
+    """Removes thresholds and records before the model changes, since they promise nothing about another one."""
     for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
         for each in (folder, *(folder / beside for beside in BESIDE)):
             (each / name).unlink(missing_ok=True)
 
 
 def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCard:
-    """A model's calibration, its own or the one in the folder `beside` it.
+    """Returns a model's calibration: its own, or the one in the folder `beside` it.
 
-    Raises ModelFolderError where it has none, one of another schema, or of other models.
+    Raises ModelFolderError if there is none, or one of another schema or of other models.
     """
     path = (beside or folder) / CALIBRATION_FILE
     if not path.is_file():
@@ -86,19 +86,19 @@ def calibrate_command(folder: Path) -> str:
 
 
 def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
-    """The exits whose temperatures are fitted, ascending: all, or all but the last of a model that keeps answers."""
+    """Returns the exits whose temperatures are fitted: all, but not the last of a model that keeps its answers."""
     *ramps, last = sorted(exits)
     return tuple(ramps) if keeps_answers(provenance) else (*ramps, last)
 
 
 def keeps_answers(provenance: Mapping[str, Any]) -> bool:
-    """Whether the full model's scores are those with which it came: it was injected, or ramps imitate its own head."""
+    """Returns whether the full model's scores stay as they came: it was injected, or ramps imitate its own head."""
     imitated = provenance.get("imitate") and provenance.get("head") == "checkpoint" and not provenance.get("joint")
     return "cuts" in provenance or bool(imitated)
 
 
 def _check_temperatures(folder: Path) -> None:
-    """Raise ModelFolderError where earlier versions fitted the last exit's temperature to the model's own answers."""
+    """Raises ModelFolderError if an earlier version fitted the last exit's temperature to the model's own answers."""
     from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, read_card
     from earlyexit.tasks.label import LabelTask, is_at_bound
 
@@ -118,7 +118,7 @@ def _check_temperatures(folder: Path) -> None:
 
 
 def _last_temperature(weights: Path) -> float | None:
-    """None of a file that holds none; a file that is broken is refused where the model is loaded."""
+    """Returns None if the file has none, or cannot be read: loading the model refuses it."""
     from safetensors import SafetensorError, safe_open
 
     try:

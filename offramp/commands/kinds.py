@@ -1,4 +1,4 @@
-"""Which codec and which task a new model gets: as asked for, else what its network and its data say."""
+"""Chooses codec and task of a new model: as asked for, else by its network and its data."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from offramp.commands.jobs import NewModel, TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
-"""Of what a network takes, in the words of the v2 protocol."""
+"""Datatypes of a network's inputs, by the names of the v2 protocol."""
 HEATMAP_SHARE, TOLERANCE_SHARE = 4, 10
-"""Of an image's side: a heatmap's, and how far off a joint may be."""
+"""Divisors of an image's side: for the side of a heatmap, and for the tolerance of a joint's place."""
 IGNORED = ("unlabelled", "unlabeled", "void", "ignored")
-"""Names of classes, in small letters, that count in no loss and no figure."""
+"""Names of classes, in lower case, that are ignored in losses and figures."""
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
-"""Of a joint's name."""
+"""A word of a joint's name."""
 TOKEN_TYPES = ("token_types", "token_type_ids")
-"""What networks call the input that tells a pair's texts apart."""
+"""Names of the input that distinguishes the texts of a pair."""
 
 
 def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
-    """How the inputs of a network are encoded that takes these, of at most `longest` tokens.
+    """Returns the codec of a network that takes these inputs, of at most `longest` tokens.
 
     Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer, or takes what
     texts do not give; ModelFolderError for a codec of one's own that cannot be made, or that takes no `max_length`
@@ -61,7 +61,7 @@ def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: i
 
 
 def load_codec(spec: NamedSpec, job: NewModel, folder: Path) -> Codec[object]:
-    """The codec, with the tokenizer that it may read put into the model's folder.
+    """Returns the codec, after copying the tokenizer that it may need into the model's folder.
 
     Raises InputError for `--tokenizer` where it reads none.
     """
@@ -73,7 +73,7 @@ def load_codec(spec: NamedSpec, job: NewModel, folder: Path) -> Codec[object]:
 
 
 def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
-    """What the answers of a model that takes these inputs are.
+    """Returns the task of a model that takes these inputs.
 
     Raises DataError for labels that it cannot be trained on, InputError for others, and for joints that cannot be
     mirrored where images are.
@@ -96,7 +96,7 @@ def _label(data: LabelledRows, _: Boundary, source: str) -> LabelTask:
 
 
 def _pose(data: LabelledRows, inputs: Boundary, source: str) -> PoseTask:
-    """Heatmaps of a quarter of the image's side (Xiao et al. 2018); near enough is a tenth of it."""
+    """Heatmaps have a quarter of the image's side (Xiao et al. 2018); the tolerance is a tenth of it."""
     height, width = _image_sides(inputs, PoseTask.name)
     if data.sides is None:
         raise DataError(f"{source}: a pose is of joints; --joints names their table")
@@ -127,7 +127,7 @@ def _image_sides(inputs: Boundary, task: str) -> tuple[int, int]:
 
 
 def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Joints whose names differ by left and right, or l and r, as words of theirs or at a word's beginning or end."""
+    """Returns pairs of joints whose names differ only by left and right, or l and r."""
     by_words = {_words(name): name for name in names}
     rights = (
         by_words.get(tuple("r" if word == "l" else re.sub("^left|left$", "right", word) for word in _words(name)))
@@ -138,12 +138,12 @@ def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """In small letters; a capital after a small letter begins one, too."""
+    """Returns the words of a name in lower case; a capital after a small letter starts a word, too."""
     return tuple(word.lower() for word in WORD.findall(name))
 
 
 def _check_mirrored(task: Task) -> None:
-    """Raise InputError for a pose whose left joints a mirror would make right ones, unsaid."""
+    """Raises InputError for poses that are mirrored without known pairs of left and right joints."""
     if isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
         raise InputError(
             f"--augment mirrors images, and no two joints are called left and right of the same: "
@@ -152,7 +152,7 @@ def _check_mirrored(task: Task) -> None:
 
 
 def _regression(data: LabelledRows, _: Boundary, source: str) -> RegressionTask:
-    """In units of how far the labels reach: an answer that far off is wholly wrong."""
+    """The scale is the range of the labels: an error of that size counts as wholly wrong."""
     numbers = RegressionTask(scale=1.0).targets(data.labels)
     reach = float(numbers.max() - numbers.min())
     if not reach:
@@ -168,11 +168,11 @@ TASK_MAKERS: Mapping[str, Callable[[LabelledRows, Boundary, str], Task]] = {
     SegmentationTask.name: _segmentation,
 }
 BY_DATA = (LabelTask.name, RegressionTask.name)
-"""Tasks that follow from the data alone, whatever a network takes."""
+"""Tasks that depend on the data only, not on the network's inputs."""
 
 
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:
-    """Whether a network for texts takes token types beside its tokens; raises InputError for other inputs."""
+    """Returns whether a network for texts takes token types beside its tokens; raises InputError for other inputs."""
     others = [each.name for each in inputs[1:]]
     strange = [name for name in others if name not in TOKEN_TYPES]
     if strange:

@@ -1,6 +1,6 @@
-"""Exit records of labelled rows that a model runs here.
+"""Makes exit records of labelled rows that a model runs here.
 
-Outputs of large tasks are judged batch by batch: what stays of them is a few numbers per input and exit.
+Large outputs are judged batch by batch, so only a few numbers per input and exit are kept.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 
 
 SERVED = "likelihood"
-"""The rule whose weights are served; those of the others are told beside them."""
+"""Rule whose weights are served; the weights of the other rules are only reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """What was found on the rows that weights are fitted on."""
+    """Weights of an ensemble, found on the design rows."""
 
     weights: Mapping[int, float]
-    """By the end of a network, as policies take them."""
+    """Weights by end block of a network, as policies take them."""
     by_rule: Mapping[str, Mapping[int, float]]
-    """Those of every rule."""
+    """Weights of every rule."""
     gain: Gain | None
-    """On the rows that go on at every end, each answered by weights fitted without it; None where none does."""
+    """Gain on the rows that go on at every end, with weights fitted without the row; None without such rows."""
 
     @property
     def is_on(self) -> bool:
-        """Whether mixing is worth it: chance alone would hardly have gained as much."""
+        """Whether mixing is worth it, because its gain is significant."""
         return self.gain is not None and self.gain.is_sure
 
     def document(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns it as plain data."""
         return {
             "on": self.is_on,
             "weights": {rule: dict(weights) for rule, weights in self.by_rule.items()},
@@ -73,7 +73,7 @@ class Ensemble:
 def find_ensemble(
     outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
 ) -> Ensemble:
-    """Weights by some rows of a chain's temperature-scaled outputs (N, C), by block.
+    """Returns an ensemble fitted on some rows of a chain's temperature-scaled outputs (N, C), by block.
 
     `goes_on_NE`: which rows go on at every end of a network that is not the last.
     """
@@ -94,10 +94,10 @@ def mixed_outputs(
     weights: Mapping[int, float],
     used: Collection[int] | None = None,
 ) -> dict[int, Tensor]:
-    """What every exit says, (N, C) by block, of inputs that came by the ends of the networks before it.
+    """Returns the mixed outputs (N, C) of every exit, by block, with those of the networks before it.
 
-    It is what is served, rounding included. `used`: which networks a plan uses; None: all. Those it leaves out add
-    nothing, and what their own exits would say is left as it is.
+    They equal what is served, also in rounding. `used`: the networks that a plan uses; None for all. Others add
+    nothing, and their own outputs are not changed.
     """
     import torch
 
@@ -119,7 +119,7 @@ def mixed_outputs(
 
 Confidences = Mapping[int, float]
 Outputs = tuple[Sequence[int], Mapping[int, "Tensor"]]
-"""Rows, and of each exit the temperature-scaled outputs of them, by block."""
+"""Rows, and the temperature-scaled outputs of each exit for them, by block."""
 
 
 def record_exits(
@@ -132,9 +132,9 @@ def record_exits(
     dtype: FloatName = "float32",
     progress: Progress | None = None,
 ) -> ExitRecords:
-    """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares.
+    """Returns exit records of labelled rows under a calibrated model; `confidences` are for shares.
 
-    Of a chain every network runs in full on every row, and `weights` are those of its ensemble.
+    Every network of a chain runs in full on every row; `weights` are those of its ensemble.
     """
     from earlyexit.network.store import read_card
     from earlyexit.training.ramps import no_progress
@@ -201,10 +201,10 @@ def records_of_ensemble(
     weights: Mapping[int, float],
     used: Sequence[int] | None = None,
 ) -> ExitRecords:
-    """Records of a chain's exits, each saying what it does together with the networks before it (`mixed_outputs`).
+    """Returns records of a chain's exits whose outputs are mixed with those of earlier networks (`mixed_outputs`).
 
-    `alone` are those of the same rows and outputs with nothing mixed: the last network's own answer, in these records
-    too, is what losses are against, and the end costs something where the mixture says something else.
+    `alone`: records of the same rows and outputs without mixing. Losses are against the last network's own answer, so
+    the end has a loss where the mixture differs from it.
     """
     found = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
     answers_NE, full_N = found.answers(), alone.answers()[:, -1]
@@ -224,7 +224,7 @@ def records_of_ensemble(
 
 
 def score_of(task: Task, asked: Score | None) -> Score:
-    """Entropy is of labels, shares are of tasks with principal values; how sure it is, every task can say."""
+    """Returns the score for a task: the asked one, or its default. Raises DataError for one that it does not have."""
     from earlyexit.tasks.label import LabelTask
 
     labels = isinstance(task, LabelTask)
@@ -239,7 +239,7 @@ def score_of(task: Task, asked: Score | None) -> Score:
 
 
 def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
-    """Such as mean IoU, and the full model's."""
+    """Returns figures of the task, such as mean IoU, and those of the full model."""
     if outcome.tallies_N is None or outcome.full_tallies_N is None:
         return {}
     early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
@@ -256,11 +256,11 @@ def join_records(
     choice: tuple[IntArray, float] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
-    """Exit records of all rows, in their order, of temperature-scaled outputs that come a part at a time.
+    """Returns exit records of all rows, in order, from temperature-scaled outputs that come in parts.
 
-    The last block of the outputs is the full model. `choice`: rows and a budget, by which each ramp gets the
-    confidence, of a hundred levels, that serves these rows best. Nothing runs twice: it is counted how many principal
-    values exceed each level. Raises PlanError for shares with neither `confidences` nor `choice`.
+    The last block of the outputs is the full model. `choice`: rows and a budget, for which each ramp gets the best of a
+    hundred confidences; it is found by counts of principal values, so nothing runs twice. Raises PlanError for shares
+    with neither `confidences` nor `choice`.
     """
     rows: list[int] = []
     records, shares = [], []
@@ -286,7 +286,7 @@ def join_records(
 
 
 def _shares_NRL(opinions: Mapping[int, Opinion]) -> ShareArray:
-    """Of every ramp, the share of principal values above every level."""
+    """Returns the share of principal values above each level, for every ramp."""
     import torch
 
     from earlyexit.policies.threshold import shares_above
@@ -304,12 +304,12 @@ def records_from_outputs(
     *,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
-    """Exit records of the temperature-scaled outputs (N, ...) of all rows, by block."""
+    """Returns exit records from the temperature-scaled outputs (N, ...) of all rows, by block."""
     return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, provenance=provenance)
 
 
 def _opinions(outputs: Mapping[int, Tensor], task: Task) -> dict[int, Opinion]:
-    """By block, ascending."""
+    """Returns opinions by block, in ascending order."""
     from earlyexit.policies.base import Opinion
 
     return {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
@@ -359,7 +359,7 @@ def run_pruned(
     dtype: FloatName,
     progress: Progress,
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
-    """Cut this share of the words at every crossing, by alphas of the first part's rows, and run the networks after.
+    """Prunes a share of the words at every crossing, by alphas of the design rows, and runs the networks after it.
 
     Returns all exits' outputs by the chain's block, and the facts for the provenance of what is found with them: alpha
     by end ramp, the share of all words that the last network does not see, of every network the share of an input's

@@ -1,6 +1,6 @@
-"""Thresholds with a guarantee, found by exit records: those of rows that a model ran here, or records from elsewhere.
+"""Finds thresholds with a guarantee from exit records, of rows that a model ran here or from elsewhere.
 
-Part of the rows lays the path of thresholds, and the rest tests it. Without torch.
+Design rows lay the path of thresholds, and test rows test it (Learn then Test). Without torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from earlyexit.tasks.base import IntArray, Task, ValueArray
 
 Ramps = tuple[int, ...] | Literal["all", "ends"] | None
-"""As of a job."""
+"""As `CalibrateJob.ramps`."""
 
 
 def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
-    """Find thresholds by exit records of inputs that were run elsewhere; the policy is that of their score.
+    """Finds thresholds from exit records of inputs that ran elsewhere; the policy is that of their score.
 
     Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
     """
@@ -49,22 +49,22 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Rows that were recorded, and everything else that thresholds are found by."""
+    """Recorded rows, and everything else that is needed to find thresholds."""
 
     job: CalibrateJob
     views: Sequence[ExitRecords]
-    """The rows as thresholds are found by them, and as other plans see them, for which the promise holds as well."""
+    """The rows for which thresholds are found, and the same rows under other plans, for which they hold too."""
     parts: tuple[IntArray, IntArray]
-    """The rows that lay the path of thresholds, and those that test it."""
+    """Design rows and test rows."""
     facts: dict[str, Any]
-    """How they were recorded, for the provenance."""
+    """How the rows were recorded, for the provenance."""
     task: Task | None = None
     labels: ValueArray | None = None
-    """The truth of all rows, as the task has it."""
+    """Right answers of all rows, in the form of the task."""
     costs: Sequence[float] | None = None
-    """Of every block. None: alike."""
+    """Costs of the blocks. None: all are equal."""
     first: int = 0
-    """The first block of the full model, which is the last of a chain."""
+    """First block of the full model, the last network of a chain."""
 
     def card(self, ramps: Ramps = None, *, entry: int = 0, prune: Mapping[int, float] | None = None) -> CalibrationCard:
         """Returns thresholds of `ramps`, else of the job's, for inputs that enter at block `entry`."""
@@ -86,7 +86,7 @@ class Recorded:
         )
 
     def few(self, always: Sequence[int], first: int = 0) -> tuple[int, ...]:
-        """Of the last network or of all, the few ramps that are worth a promise, by the rows that lay the path.
+        """Returns the few ramps from block `first` on that are worth a promise, by the design rows.
 
         Inputs enter at block `first`.
         """
@@ -97,7 +97,7 @@ class Recorded:
         return few_ramps(design, self.job.guarantee, num_tested, always, first=first, block_costs=self.costs)
 
     def _tested_figures(self, found: Calibration, entry: int) -> dict[str, Any]:
-        """What the thresholds did on the rows that tested them, with all ramps active and with the worst subset."""
+        """Returns figures of the thresholds on the test rows, with all ramps active and with the worst subset."""
         rows, metric = self.parts[1], self.job.metric
         outcome = self.views[0].subset(rows).outcome(found.thresholds)
         worst = {"worst_harm": found.worst_loss} if metric == "harm" else {"worst_agreement": 1 - found.worst_loss}
@@ -113,7 +113,7 @@ class Recorded:
 
 
 def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:
-    """An outcome's figures as plain data; `task` has figures of its own, where there are tallies for them."""
+    """Returns an outcome's figures as plain data, with those of the task if there are tallies for them."""
     return {
         "inputs": len(outcome.exits_N),
         "agreement": outcome.agreement,
@@ -129,19 +129,19 @@ def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metr
 
 
 def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
-    """The rows that lay the path, and those that test it."""
+    """Returns design rows and test rows."""
     return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
 
 
 def facts_of(job: CalibrateJob) -> dict[str, Any]:
-    """How it was found, for its provenance."""
+    """Returns how a calibration was made, for its provenance."""
     computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
     priced_by = {} if job.latency is None else {"latency": str(job.latency)}
     return provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in, **priced_by)
 
 
 def promised_of(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
-    """The losses and ramps that the promise is of; raises DataError for what is not there."""
+    """Returns records with the losses and ramps of the promise; raises DataError for records without them."""
     try:
         promised = view if job.metric == "agreement" else view.of_harm()
     except DataError as error:
@@ -150,7 +150,7 @@ def promised_of(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
 
 
 def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
-    """Before anything runs; raises DataError for ramps that are asked for and are not there."""
+    """Raises DataError for ramps that the model does not have."""
     if job.ramps == "ends":
         raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
     unknown = sorted(set(job.ramps) - set(ramps)) if isinstance(job.ramps, tuple) else []
@@ -159,7 +159,7 @@ def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
 
 
 def check_rows(data: Sized, job: CalibrateJob) -> None:
-    """Raise DataError for too few to promise anything."""
+    """Raises DataError for too few rows, with what to do."""
     promise = job.guarantee
     if len(data) >= job.least_rows:
         return
@@ -175,7 +175,7 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
 
 
 def card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
-    """Thresholds by records of generations; some sequences lay the path, the others test it."""
+    """Finds thresholds from records of generations, divided into design sequences and test sequences."""
     kept = records.of_ramps(job.taken(records.ramps))
     design, tested = (of_sequences(kept, part) for part in parts_of(sequences_of(kept), job))
     found = learn_then_test_sequences(design, tested, job.guarantee)

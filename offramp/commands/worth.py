@@ -1,4 +1,4 @@
-"""Whether a model and its exits are worth serving, and what to do where they are not."""
+"""Tells whether a model and its exits are worth serving, and what to do if not."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LEAST_SAVED = 0.05
 """Share of the work below which exits do not pay: ramps take 1 to 3 % of the time, and probes run 2 % of the inputs to
 the end (`probe_share`)."""
 AS_LIKELY_AS_NOT = 0.5
-"""The confidence of thresholds that only estimate what exits will do."""
+"""Confidence of thresholds that only estimate the exits."""
 WITHOUT_EXITS = "serve it without exits (offramp serve FOLDER --plan stock)"
 
 
 def constant_accuracy(task: Task, truth_N: ValueArray) -> float | None:
-    """The accuracy of the best answer that is the same for every row: the most frequent label, or the median number.
+    """Returns the accuracy of the best constant answer: the most frequent label, or the median number.
 
     None for tasks whose answers are neither.
     """
@@ -48,9 +48,9 @@ def constant_accuracy(task: Task, truth_N: ValueArray) -> float | None:
 def likely_thresholds(
     design: ExitRecords, budget: float, block_costs: Sequence[float] | None = None
 ) -> Mapping[int, float]:
-    """About the thresholds that a calibration will find at this budget, by the design rows alone.
+    """Estimates the thresholds of a calibration with this budget, from the design rows alone.
 
-    They promise nothing. Raises DataError for too few rows.
+    They have no guarantee. Raises DataError for too few rows.
     """
     about = Guarantee(budget=budget, confidence=AS_LIKELY_AS_NOT)
     return learn_then_test(design, design, about, block_costs).thresholds
@@ -59,7 +59,7 @@ def likely_thresholds(
 def work_share(
     survival: Sequence[float], block_costs: Sequence[float] | None, *, first: int = 0, entry: int = 0
 ) -> float:
-    """The mean work for an input, as a share of the full model's.
+    """Returns the mean work per input, as a share of the full model's.
 
     `first` is the full model's first block, which is above 0 in a chain; inputs enter at block `entry`. Blocks cost
     alike without `block_costs`.
@@ -76,9 +76,9 @@ def warnings_on(
     *,
     block_costs: Sequence[float] | None,
 ) -> list[str]:
-    """What outputs (N, C) by block say against serving a trained model with this provenance, and what to do.
+    """Returns reasons against serving a trained model, from its outputs (N, C) by block, with what to do.
 
-    What exits save is told with thresholds that these rows choose.
+    The saving of exits is estimated with thresholds that these rows choose.
     """
     from offramp.commands.recording import records_from_outputs, score_of
 
@@ -114,7 +114,7 @@ def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], b
 def warnings_of(
     accuracy: float | None, constant: float | None, saved: float | None, model: Mapping[str, Any] | None
 ) -> list[str]:
-    """What speaks against serving the model, and what to do.
+    """Returns reasons against serving the model, with what to do.
 
     `accuracy` is the full model's and `constant` that of the best answer that is the same for every row
     (`constant_accuracy`), `saved` is the share of the full model's work that exits save; None: not known. `model` is
@@ -154,7 +154,7 @@ def calibration_warnings(
     *,
     labelled: bool = True,
 ) -> list[str]:
-    """What speaks against using a calibration, and what to do. Without labels nothing is known of what is right.
+    """Returns reasons against using a calibration, with what to do. Without labels, accuracy is unknown.
 
     `reference` is the name of a chain's last model, None of a single model; `beside` are the chain's other
     calibrations, by name.
@@ -173,7 +173,7 @@ def calibration_warnings(
 
 
 def _chain_warnings(card: CalibrationCard, alone: CalibrationCard | None, reference: str) -> list[str]:
-    """Where the chain takes no less work than its last model does alone, with its own ramps."""
+    """Returns a warning if the chain takes no less work than its last model alone with its ramps."""
     tested, share = card.tested, 1.0 if alone is None else alone.tested["work_share"]
     if tested["work_share"] < share:
         return []
