@@ -1,4 +1,4 @@
-"""`offramp inject`: from a foreign model and some of its inputs, makes a model folder with ramps."""
+"""`offramp inject`: makes a model folder with ramps from a foreign model and some of its inputs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from profiles.table import FloatArray
 
 LENGTH = 16
-"""Tokens of the inputs that are timed: a short text, where a ramp weighs most."""
+"""Tokens of the timed inputs: a short text, for which ramps cost most in relation."""
 REPEATS = 15
 
 
 NO_TABLE = 2
-"""What an ONNX graph's numbers are drawn below where it does not say in which table they are looked up."""
+"""Bound of random numbers for an ONNX graph that does not tell the size of its table."""
 Say = Callable[[str], None]
 Times = Callable[["EarlyExitModel", Path], "tuple[FloatArray, FloatArray]"]
 
@@ -59,7 +59,7 @@ Times = Callable[["EarlyExitModel", Path], "tuple[FloatArray, FloatArray]"]
 def ramps_worth_their_time(
     ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, asked: bool, say: Say
 ) -> tuple[int, ...]:
-    """The ramps without those that take longer than the blocks up to the next exit.
+    """Returns the ramps without those that take longer than the blocks up to the next exit.
 
     `asked`: the caller named them; then one that takes longer is refused. Raises InputError for that, and where none is
     left.
@@ -81,7 +81,7 @@ def ramps_worth_their_time(
 
 
 def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
-    """Seconds of every block and of every ramp, for one input on one thread."""
+    """Returns the seconds of every block and of every ramp, for one input on one thread."""
     length = min(LENGTH, model.max_length)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -100,16 +100,16 @@ def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatAr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """What an injection gave."""
+    """The result of an injection."""
 
     model: EarlyExitModel
     rows: int
-    """That ramps learned from."""
+    """Number of rows that ramps were trained on."""
     right: float | None
-    """Share of them that the model answers as they are labelled; None where they have no labels."""
+    """Share of these rows that the model answers as labelled; None without labels."""
     held_out: Path | None
     warnings: tuple[str, ...] = ()
-    """What speaks against serving the model or its exits, and what to do."""
+    """Reasons against serving the model or its exits, with what to do."""
 
 
 def inject(
@@ -121,7 +121,7 @@ def inject(
     say: Say = lambda _: None,
     times: Times = time_exits,
 ) -> Injected:
-    """Cut, add ramps, train them on the model as it is, and save, in place of whatever model the folder holds.
+    """Cuts a model, trains ramps on it while it stays as it is, and saves it in place of the folder's model.
 
     What is refused leaves the folder as it was. Rows without labels have empty ones. Raises DataError, GraphError,
     ModelFolderError or InputError for what cannot be used, before anything is trained; `say` hears what was found,
@@ -137,7 +137,7 @@ def inject(
 
 
 def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
-    """Returns the foreign model; raises InputError for what is none."""
+    """Returns the foreign model; raises InputError if it is none."""
     asked = ForeignOptions(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
     # Longer texts than it takes could not be timed.
     return read_foreign(job.backbone, asked, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
@@ -154,7 +154,7 @@ def _injected(
     say: Say,
     times: Times,
 ) -> Injected:
-    """Into an empty folder."""
+    """Injects into an empty folder."""
     learned, held = parts
     encoder = load_codec(codec, job, folder)
     encoded = learned.encode(encoder)
@@ -202,7 +202,7 @@ def _warnings(
 def _cut(
     job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say
 ) -> _Raw:
-    """The network in blocks, its files in the folder."""
+    """Returns the network in blocks, and writes its files into the folder."""
     sites = crossing_sites(job, foreign, codec, say)
     cuts = tuple(sites[k].tensors for k in _chosen(job, sites))
     say(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
@@ -214,7 +214,7 @@ def _cut(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Raw:
-    """A foreign network in blocks, and what becomes of it with some ramps."""
+    """A foreign network in blocks, to which ramps can be added."""
 
     job: InjectJob
     family: str
@@ -230,7 +230,7 @@ class _Raw:
     def model(
         self, at: Sequence[int] | None, names: Sequence[str] | None = None, *, provenance: dict[str, Any] | None = None
     ) -> EarlyExitModel:
-        """Without names its answers are numbers."""
+        """Returns a model with ramps; without names its labels are numbers."""
         return add_ramps(
             self.pretrained,
             name=self.job.name,
@@ -243,7 +243,7 @@ class _Raw:
 
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
-    """The rows to train on, and those that are kept for calibration; raises DataError where they are too few."""
+    """Returns the rows to train on and those for calibration; raises DataError for too few rows."""
     where, promise = job.source or "the data", CalibrateJob()
     least = promise.guarantee.least_inputs
     if len(data) < least:
@@ -268,7 +268,7 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
 
 
 def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
-    """The sites where it can be cut; raises GraphError where there is none."""
+    """Returns the sites where the model can be cut; raises GraphError if there is none."""
     sites = foreign.answering(codec).sites(sets=job.sets)
     if not sites:
         hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
@@ -287,7 +287,7 @@ def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, say:
 
 
 def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
-    """The sites that end a block; raises GraphError where there are too few."""
+    """Returns the sites that end a block; raises GraphError if there are too few."""
     wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
     if wanted > len(sites) + 1:
         raise GraphError(
@@ -298,7 +298,7 @@ def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
 
 
 def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded]) -> None:
-    """Raise InputError for whole numbers beyond the table that the network looks them up in."""
+    """Raises InputError for integers beyond the network's lookup table."""
     for index, spec in enumerate(inputs):
         rows = spec.below or NO_TABLE
         largest = max(int(each.tensors[index].max(initial=0)) for each in encoded)
@@ -311,7 +311,7 @@ def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded
 
 
 def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob) -> Tensor:
-    """The model's own, (N,); raises DataError for numbers that are none, and where all answers are one."""
+    """Returns the model's own answers (N,); raises DataError for NaN or infinity, or if all answers are equal."""
     where = job.source or "the data"
     for block in sorted(features, reverse=True):
         finite_N = features[block].flatten(1).isfinite().all(1)
@@ -339,7 +339,7 @@ def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
 
 
 def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress) -> Path:
-    """The rows that were kept, labelled with the model's own answers where they have no labels."""
+    """Writes the rows held out, labelled with the model's answers if they have no labels; returns the file."""
     if not held.are_labelled:
         outputs_NC = exit_outputs(model, held.encode(encoder), progress=progress)[model.num_blocks - 1]
         assert isinstance(model.task, LabelTask)
@@ -353,7 +353,7 @@ KNOWN_MEANS = ((0.485, 0.456, 0.406), (0.4815, 0.4578, 0.4082))
 
 
 def run(job: InjectOptions) -> None:
-    """Inject, and print what came of it and what to do next."""
+    """Injects, and prints the result and what to do next."""
     warn_of_reversed_means(job)
     if job.labels is not None:
         job = job.model_copy(update={"names": read_texts(job.labels)})
@@ -364,7 +364,7 @@ def run(job: InjectOptions) -> None:
 
 
 def read_rows(job: InjectOptions) -> LabelledRows:
-    """Returns rows, with labels where there are any: they name the model's answers even where ramps learn others."""
+    """Returns rows, with labels if there are any: they also name the model's answers."""
     without = job.label_column is None and has_labels(job.data, part=job.part)
     return job.read(job.data, label_column="label" if without else job.label_column)
 
@@ -381,7 +381,7 @@ def _tell(done: Injected, out: Path) -> None:
 
 
 def warn_of_reversed_means(job: InjectJob) -> None:
-    """Print a warning where the means of the channels are well known, in the reverse order."""
+    """Prints a warning if the means of the channels are well-known ones in reverse order."""
     if job.mean is None:
         return
     in_bgr = job.mean if job.bgr else job.mean[::-1]
@@ -392,7 +392,7 @@ def warn_of_reversed_means(job: InjectJob) -> None:
 
 
 def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
-    """Raise DataError where labels do not fit a model of so many answers, and ramps are to learn from them."""
+    """Raises DataError if ramps are to learn labels that do not fit the model's number of answers."""
     where = job.source or "the data"
     if job.names is not None:
         _check_named(job, job.names, data, num_outputs)
@@ -404,7 +404,7 @@ def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
 
 
 def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_outputs: int) -> tuple[str, ...]:
-    """As asked for; else the data's labels, in the order in which the model answers most rows as they are labelled.
+    """Returns names of the answers: as asked for, else the data's labels in the order that fits most answers.
 
     The numbers 0 to C - 1 where rows have no labels, or none but these; and where `check_names` lets other labels pass.
     """
@@ -429,7 +429,7 @@ def _check_named(job: InjectJob, names: tuple[str, ...], data: LabelledRows, num
 
 
 def _in_the_models_order(labels: tuple[str, ...], label_N: ValueArray, answer_N: ValueArray) -> tuple[str, ...]:
-    """The assignment of labels to outputs under which most rows are answered right; among equals the alphabet's."""
+    """Returns the labels in the order in which most rows are answered right; ties are broken by the alphabet."""
     from scipy.optimize import linear_sum_assignment
 
     counts_CC = np.eye(len(labels)) / 2

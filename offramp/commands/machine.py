@@ -1,4 +1,4 @@
-"""What a model costs on this machine, by a profile that is kept with the model, and how it is best served here."""
+"""Measures a model on this machine, keeps the profile with the model, and chooses how to serve it here."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 KEPT_FILE = "profile.json"
 MOST_S = 20.0
-"""Processor seconds that measuring takes about, beside loading the model."""
+"""About the processor seconds that measuring takes, without loading the model."""
 BATCHES = (1, 2, 4, 8, 16)
 MOST_REPEATS, WARM_UPS = 5, 3
-"""Rounds that are measured, and about how many come before them."""
+"""Measured rounds, and about the number of warm-up rounds."""
 TYPICAL_TOKENS = 16
-"""Of an input, where no exit records tell the mean."""
+"""Tokens of an input, if there are no exit records to compute the mean from."""
 ASKED = "asked"
-"""In the provenance of a kept profile: its `circumstances`."""
+"""Key of the `circumstances` in the provenance of a kept profile."""
 
 
 def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = None) -> LatencyProfile:
-    """Returns the profile that is kept with a model; measures it where there is none, or one of other circumstances.
+    """Returns the profile that is kept with a model; measures it if there is none for these circumstances.
 
     Batch sizes and repeats are not the job's but what `MOST_S` leaves time for; lengths default to the mean length.
     """
@@ -76,7 +76,7 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = 
 
 
 def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
-    """Returns what a kept profile is of: the machine, and what of model and job changes times.
+    """Returns what a kept profile depends on: the machine, and the properties of model and job that change times.
 
     A model is told apart by its blocks, its ramps and the size of its weights: other values of the same weights change
     no times.
@@ -88,7 +88,7 @@ def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
 
 
 def _changed(kept: LatencyProfile, asked: Mapping[str, Any], job: ProfileJob) -> list[str]:
-    """Returns what a kept profile was measured under and is not asked for now."""
+    """Returns the names of circumstances in which a kept profile differs from what is asked for."""
     before = kept.provenance.get(ASKED, {})
     lengths = [] if job.lengths in (None, kept.lengths) else ["length"]
     return [*(name for name, value in asked.items() if before.get(name) != value), *lengths]
@@ -128,16 +128,16 @@ SLACK = 0.5
 at a busy replica waits for the batch under way, then for its own: both must fit (so Nexus, SOSP'19, takes batches of
 half the SLO). On CPUs, where a batch of eight takes six times as long as one, that is what decides."""
 SLO_FACTOR = 30.0
-"""The time that plans keep, in runs of the full model on one text: batches of 16 fit into half of it on processors."""
+"""The SLO of plans, in times of the full model on one text: batches of 16 take half of it on processors."""
 INGRESS_PER_S = 1000
 """About the requests per second that one ingress passes on; replicas beyond that wait (docs/performance.md)."""
 REPLICA_BYTES = 340e6
-"""Of a process that has imported torch and Ray Serve: its resident memory beside the weights."""
+"""Resident memory of a process that has imported torch and Ray Serve, without weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How a model is served on this machine where no option says it."""
+    """How a model is served on this machine, as far as no option says it."""
 
     plan: Plan
     backend: BackendName
@@ -145,7 +145,7 @@ class Choice:
 
 
 def choose(folder: Path, document: FolderDocument, say: Say) -> Choice:
-    """Returns the plan of the highest rate here, by the model's profile and exit records; says what, and why.
+    """Returns the plan with the highest rate here, by the model's profile and exit records; reports it through `say`.
 
     The options of the document hold. Raises ModelFolderError where a model with ramps is not calibrated.
     """
@@ -177,7 +177,7 @@ def choose(folder: Path, document: FolderDocument, say: Say) -> Choice:
 def _best_plan(
     folder: Path, profile: LatencyProfile, calibration: CalibrationCard | None, batch: int
 ) -> tuple[Plan, float]:
-    """Returns the plan of one replica, and the rate of one that runs the full model."""
+    """Returns the best plan of one replica, and the rate of a replica that runs the full model."""
     records, thresholds, policy = None, dict[int, float](), None
     survival_N: Sequence[float] = (1.0,) * profile.num_blocks
     if calibration is not None:
@@ -215,7 +215,7 @@ def _in_words(plan: Plan) -> str:
 def processor_problem(
     profile: LatencyProfile, survival_N: Sequence[float], ramps: tuple[int, ...], workers: int
 ) -> PlanProblem:
-    """The highest rate of so many processes on processors that have such times, within a second.
+    """Returns the problem of the highest rate of some processes with measured times, within a second.
 
     The survival and the ramps are those of the thresholds that a plan may use.
     """
@@ -234,19 +234,19 @@ def processor_problem(
 
 
 def stock_s(problem: PlanProblem, batch: int = 1) -> float:
-    """Seconds of the whole model on a full batch, on the first accelerator type."""
+    """Returns the seconds of the whole model for a batch, on the first accelerator type."""
     return float(next(iter(problem.latency.values())).blocks_at(np.array(float(batch))).sum())
 
 
 def with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
-    """The same within another time."""
+    """Returns the problem with another SLO."""
     return replace(problem, slo=replace(problem.slo, latency_s=latency_s))
 
 
 def plan_for(
     problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, records: ExitRecords | None = None
 ) -> Plan:
-    """The strategy's plan; of its good plans the one that the records prefer. Raises PlanError where there is none."""
+    """Returns the strategy's plan, of good plans the one that the records prefer; raises PlanError if there is none."""
     decision = solve(problem, strategy)
     if isinstance(decision, NoPlan):
         raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {decision.binding}")
@@ -260,7 +260,7 @@ def plan_for(
 
 
 def mean_tokens(folder: Path, card: ModelCard) -> int:
-    """Tokens of an input, by the exit records of a calibration where there are some."""
+    """Returns the mean tokens of an input, by the exit records of a calibration if there are any."""
     path = folder / RECORDS_FILE
     tokens_N = ExitRecords.load(path).tokens_N if path.is_file() else None
     mean = TYPICAL_TOKENS if tokens_N is None else round(float(tokens_N.mean()))
@@ -268,5 +268,5 @@ def mean_tokens(folder: Path, card: ModelCard) -> int:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""`offramp plan` and `offramp what-if`: a problem, what the planner says of it, and both as JSON or as a plan file."""
+"""`offramp plan` and `offramp what-if`: asks the planner, and writes its answer as JSON or as a plan file."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
 NO_PLAN = 3
-"""Exit status where the problem is sound and no plan meets it."""
+"""Exit status if the problem is valid and no plan meets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan, and what is to say of it."""
+    """A plan and its explanation."""
 
     problem: PlanProblem
     planned: Planned
     explanation: Explanation
     rescoring: Rescoring | None = None
-    """Where the problem's survival comes from exit records, or its batches are known."""
+    """The plan scored by exit records or known batches; None without them."""
     calibration: Path | None = None
-    """By which it is, where the problem's file names a model's folder."""
+    """The calibration that it uses, if the problem's file names a model's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoPlanAnswer:
-    """That there is no plan, and why."""
+    """The answer that there is no plan, and why."""
 
     problem: PlanProblem
     decision: NoPlan
@@ -57,7 +57,7 @@ class NoPlanAnswer:
 def answer(
     file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
 ) -> PlanAnswer | NoPlanAnswer:
-    """Ask for the plan that is wanted and for those of the strategies it is compared with, and explain it.
+    """Asks for a plan and for those of other strategies, and explains it.
 
     `compared`: by default all that make sense for the problem.
 
@@ -91,7 +91,7 @@ def answer(
 def best_answer(
     files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
 ) -> tuple[ProblemFile, PlanAnswer | NoPlanAnswer]:
-    """Of one problem by several calibrations the plan that is worth most, of equal ones the first, and by which.
+    """Returns the best plan of a problem with several calibrations, the first of equal ones, and its file.
 
     Where none has a plan: why the first has none.
     """
@@ -104,7 +104,7 @@ def best_answer(
 
 
 def most_worth(objective: Objective, promises: Sequence[Mapping[str, float]]) -> int:
-    """The index of the plan that is best by what is sought, of equal ones the first, each told as `promised` does."""
+    """Returns the index of the plan that is best by the objective, the first of equal ones (`promised`)."""
     rate = isinstance(objective, MaximizeRate)
     name = "rate_per_s" if rate else "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s"
     best = 0
@@ -116,7 +116,7 @@ def most_worth(objective: Objective, promises: Sequence[Mapping[str, float]]) ->
 
 
 def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
-    """The answer as plain JSON data; a plan's first keys are the plan, the rest what is to say of it."""
+    """Returns the answer as plain JSON data: first the plan, then its explanation."""
     if isinstance(answer, NoPlanAnswer):
         return {
             "no_plan": _no_plan_document(answer.decision) | {"message": answer.message},
@@ -164,7 +164,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
 
 
 def _chains_document(planned: Planned) -> dict[str, Any]:
-    """The stages of one chain, or several chains, as a plan file has them."""
+    """Returns the stages of one chain, or several chains, as in a plan file."""
     shares = planned.figures.shares
     if len(shares) == 1:
         return {"stages": stages_document(planned.stages)}
@@ -172,7 +172,7 @@ def _chains_document(planned: Planned) -> dict[str, Any]:
 
 
 def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:
-    """What `offramp serve` takes: the stages with the rule by which inputs leave.
+    """Returns the plan for `offramp serve`: the stages with the exit policy.
 
     That rule comes from the problem's exit records, or is `threshold`, an entropy in nats for all ramps. Raises
     InputError where both or neither say it, PlanError for devices that nothing can serve on.
@@ -185,7 +185,7 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
 
 
 def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> Plan:
-    """The plan that was found, with the rule by which inputs leave; no words are pruned."""
+    """Returns the planner's plan with an exit policy; no words are pruned."""
     return Plan(
         stages=planned.stages,
         shares=planned.figures.shares,
@@ -197,7 +197,7 @@ def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> P
 
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
-    """Every strategy's decision at every value of an axis, as they are found."""
+    """Yields every strategy's decision at each value of an axis, as they are found."""
     for variant in variants(problem, axis):  # all are checked before the first is solved
         yield variant.value, {each: solve(variant.problem, each) for each in strategies_for(variant.problem)}
 
@@ -205,7 +205,7 @@ def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[fl
 def what_if_document(
     problem: PlanProblem, axis: Axis, value: float, decisions: Mapping[Strategy, Decision]
 ) -> dict[str, Any]:
-    """One value of an axis as plain JSON data."""
+    """Returns one value of an axis as plain JSON data."""
     device = {} if axis.device is None else {"device": axis.device}
     strategies = {name: _decision(problem, each) for name, each in decisions.items()}
     return {**device, axis.name: value, "strategies": strategies}
@@ -276,5 +276,5 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
 
 
 def _generation(problem: PlanProblem, planned: Planned) -> dict[str, Any]:
-    """What the plan does for sequences."""
+    """Returns the plan's figures for sequences."""
     return asdict(sequence_figures(problem, planned.stages, **step_figures(planned.figures)))

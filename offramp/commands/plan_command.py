@@ -1,4 +1,4 @@
-"""`offramp plan` and `offramp what-if`: plans and what-ifs as tables, times in milliseconds."""
+"""`offramp plan` and `offramp what-if` as tables, with times in milliseconds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from optimizer.what_if import Axis, with_batch_limit
 
 
 def run(job: PlanJob) -> None:
-    """Plan, write what is to be written, and print the plan."""
+    """Plans, writes the asked files, and prints the plan."""
     order = order_option(job.order)
     in_a_folder("out", job.out)
     in_a_folder("plot", job.plot)
@@ -73,7 +73,7 @@ def _tables(found: PlanAnswer | NoPlanAnswer) -> list[Table]:
 
 
 def run_what_if(job: WhatIfJob) -> None:
-    """Plan, and print what came of it."""
+    """Plans each value, and prints the results."""
     axis = _axis(job)
     asked = read_problem(job.problem).problem
     rows = what_if(asked, axis, solve)
@@ -108,7 +108,7 @@ def _axis(job: WhatIfJob) -> Axis:
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
-    """Of a plan of steps."""
+    """Returns the table of a plan for generation."""
     said, generation = sequence_figures(problem, stages, **step_figures(figures)), demand_of(problem)
     table = make_table("", "value", title="Generation")
     table.add_row("tokens", f"{said.tokens_per_s:.1f}/s, of {said.sequences_per_s:.2f} sequences/s")
@@ -142,7 +142,7 @@ AFTER_WORDS: dict[AfterAnswer, str] = {
 
 
 def plan_tables(answer: PlanAnswer) -> list[Table]:
-    """Stages, figures, and the other strategies."""
+    """Returns tables of stages, figures, and the other strategies."""
     tables = [_stages(answer), _figures(answer)]
     if answer.problem.generation is not None:
         tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
@@ -158,7 +158,7 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
 
 
 def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) -> Table:
-    """What the other strategies reach, and how many times better the best plan is."""
+    """Returns a table of the other strategies, and how many times better the best plan is."""
     names = ("strategy", *_decision_names(problem), "best is better by")
     table = make_table(*names, title="Other strategies")
     for each in comparisons:
@@ -168,14 +168,14 @@ def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) ->
 
 
 def no_plan_tables(answer: NoPlanAnswer) -> list[Table]:
-    """The other strategies, where one of them has a plan."""
+    """Returns a table of the other strategies if one of them has a plan."""
     if not any(isinstance(each.decision, Planned) for each in answer.comparisons):
         return []
     return [comparison_table(answer.problem, answer.comparisons)]
 
 
 def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:
-    """One row per value: what the best plan does, and what every other strategy reaches of the objective."""
+    """Returns a row per value: the best plan's figures, and the objective of every other strategy."""
     if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
         problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # at a rate, cost is sought
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
@@ -248,7 +248,7 @@ def _figures(answer: PlanAnswer) -> Table:
 
 
 def _soonest(table: Table, problem: PlanProblem, planned: Planned) -> None:
-    """What else is to say where early answers are sought."""
+    """Adds rows for problems that seek early answers."""
     allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
     table.add_row("mean answer time", f"{milliseconds(planned.figures.mean_latency_s)} ms")
     table.add_row("ramps", f"{planned.figures.ramp_overhead:.2%} of the blocks' time{allowed}")
@@ -256,7 +256,7 @@ def _soonest(table: Table, problem: PlanProblem, planned: Planned) -> None:
 
 
 def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
-    """Both views of the plan that was chosen, side by side."""
+    """Returns both views of the chosen plan, side by side."""
     shown = rescoring.chosen or rescoring.candidates[0]
     table = make_table("", "nested", "joint", title="By the exit records")
     pairs: list[tuple[str, ...]] = [
@@ -276,7 +276,7 @@ def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
 
 
 def _decision_names(problem: PlanProblem) -> tuple[str, ...]:
-    """Titles of a decision's cells: of the mean answer time, and what answered inputs do, where that is sought."""
+    """Returns titles of a decision's cells; problems that seek early answers have two more."""
     names = ("rate /s", "latency ms", "USD/h")
     return (*names, "mean ms", "answered") if isinstance(problem.objective, MinimizeLatency) else names
 
@@ -308,7 +308,7 @@ def _rate(per_s: float) -> str:
 
 
 def _ranges(ramps: Sequence[int]) -> str:
-    """Ramps in few characters: 0-2, 5, 7."""
+    """Returns ramps in few characters: 0-2, 5, 7."""
     starts = [ramp for ramp in ramps if ramp - 1 not in ramps]
     ends = [ramp for ramp in ramps if ramp + 1 not in ramps]
     return ", ".join(f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))

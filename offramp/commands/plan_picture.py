@@ -1,4 +1,4 @@
-"""The picture of a plan: stages and replicas along the blocks, and the batch with fusing and without."""
+"""Draws a plan: stages and replicas along the blocks, and the batch with and without fusing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 ENDINGS = (".svg", ".png", ".pdf")
 BANDS = ("#9ccc9c", "#f2a65a")
-"""Stages alternate."""
+"""Alternating colours of stages."""
 FUSED, SHRINKING, RAMP = "#3b6ea5", "#c05640", "#555555"
 
 
 def check_picture(path: Path) -> None:
-    """Raise InputError, before anything is planned, for an ending that is no format, or without matplotlib."""
+    """Raises InputError for an unknown ending, or without matplotlib, before anything is planned."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"--plot {path}; allowed endings: {', '.join(ENDINGS)}")
     load_pyplot()
 
 
 def draw_plan(planned: Planned, path: Path) -> None:
-    """Draw a plan in the format that the path ends in; raises InputError as `check_picture`, or where it cannot write.
+    """Draws a plan in the format of the path's ending; raises InputError as `check_picture`, or if it cannot write.
 
     The same plan gives the same file.
     """
@@ -54,7 +54,7 @@ def draw_plan(planned: Planned, path: Path) -> None:
 
 
 def load_pyplot() -> Any:
-    """Matplotlib without a display; raises InputError that says where to get it."""
+    """Returns pyplot without a display; raises InputError that says how to install it."""
     try:
         import matplotlib
     except ImportError as error:
@@ -66,7 +66,7 @@ def load_pyplot() -> Any:
 
 
 def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
-    """Every stage as a coloured band over its blocks."""
+    """Draws every stage as a coloured band over its blocks."""
     for index, stage in enumerate(stages):
         color = BANDS[index % len(BANDS)]
         for first, end in stage.ranges:
@@ -74,7 +74,7 @@ def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
 
 
 def batches_without_fusing(figures: Evaluation) -> list[float]:
-    """Expected batch at every block where the first batch just shrinks (E3 section 2.3), with the same active ramps."""
+    """Returns the expected batch at every block without fusing, where the first batch shrinks (E3 section 2.3)."""
     entry = _counted(figures.splits[0].split)
     return [
         entry * each.reached_by * batch / _counted(each.split)
@@ -84,7 +84,7 @@ def batches_without_fusing(figures: Evaluation) -> list[float]:
 
 
 def _draw_devices(axes: Axes, planned: Planned) -> None:
-    """One bar per split, a row per stage; active ramps as dashed lines."""
+    """Draws one bar per split, a row per stage, and active ramps as dashed lines."""
     if len(planned.figures.shares) == 1:
         draw_bands(axes, planned.stages)
     for index, stage in enumerate(planned.stages):
@@ -102,7 +102,7 @@ def _draw_devices(axes: Axes, planned: Planned) -> None:
 
 
 def _counted(split: Split) -> int:
-    """A split's batch as it is bounded: by tokens where it has a budget of them, else by inputs."""
+    """Returns a split's batch limit: its token budget if it has one, else its inputs."""
     return split.tokens or split.batch
 
 
@@ -126,7 +126,7 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
 
 
 def _draw_chains(axes: Axes, planned: Planned) -> None:
-    """A line for each of several chains."""
+    """Draws a line for each of several chains."""
     figures, first = planned.figures, 0
     for chain, stages in enumerate(chains_of(planned.stages, planned.stages[-1].end)):
         here = range(first, first + len(stages))

@@ -1,4 +1,4 @@
-"""`offramp profile`: seconds of every block and ramp of a model, measured on this machine."""
+"""`offramp profile`: measures the seconds of every block and ramp of a model on this machine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
-"""Weights of a block, in a model's file."""
+"""Name of a block's weights in a model's file."""
 
 
 def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | None:
-    """Seconds of every block at its largest batch, at the measured length that is nearest to the inputs' mean.
+    """Returns the seconds of every block at the largest batch and the length nearest to the inputs' mean.
 
     None where no profile is given. Raises DataError for one of another model.
     """
@@ -50,14 +50,14 @@ def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | 
 
 
 def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
-    """Sizes of the blocks, used as costs where none were measured; None where a network does not tell."""
+    """Returns the sizes of the blocks, as costs if none were measured; None if a network does not tell them."""
     sizes = [block_sizes(member) for member in card.members(folder)]
     told = all(len(each) == length for each, length in zip(sizes, card.chain.lengths, strict=True))
     return [of_block for each in sizes for of_block in each.values()] if told else None
 
 
 def block_sizes(folder: Path) -> dict[int, float]:
-    """By block, ascending, how many numbers a model's weights hold that are called so; those are its parameters."""
+    """Returns the number of parameters of each block, in ascending order, by the names of the weights."""
     from safetensors import safe_open
 
     sizes: dict[int, float] = {}
@@ -71,13 +71,13 @@ def block_sizes(folder: Path) -> dict[int, float]:
 CPU_FACTS = Path("/proc/cpuinfo")
 USUAL_LENGTHS = (16, 32, 64)
 STEPS_AND_PROMPTS = (1, 16)
-"""Of a decoder: a token of each sequence, and prompts of so many tokens times the batch."""
+"""Default lengths for decoders: a step of each sequence, and prompts of so many tokens times the batch."""
 FURTHER = 7
-"""Times as many more, after which a batch of steps is timed once more."""
+"""A batch of steps is timed again after this many times more tokens of context."""
 
 
 def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
-    """What a profile of the model needs; raises InputError for lengths that the model does not take."""
+    """Returns the splits to time for a profile; raises InputError for lengths that the model does not take."""
     from earlyexit.network.chain_network import keeps_sequences
 
     keeps = keeps_sequences(model)
@@ -95,7 +95,7 @@ def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
 
 
 def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int]) -> None:
-    """Raise InputError where prompts, or steps after so much context, are longer than the model's sequences."""
+    """Raises InputError if prompts, or steps after the context, are longer than the model's sequences."""
     prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
     if prompt > model.max_length:
         raise InputError(
@@ -109,7 +109,7 @@ def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int])
 def profile_model(
     folder: Path, job: ProfileJob, *, progress: Progress | None = None, clock: Clock | None = None
 ) -> tuple[LatencyProfile, tuple[Point, ...]]:
-    """Measure a model on this machine, on its device and backend as a stage's replica has it.
+    """Measures a model on this machine, on device and backend like a replica.
 
     The points are what the profile was computed from. Torch's threads are set for as long. Raises InputError where the
     device, the backend or a length is not to be had.
@@ -150,7 +150,7 @@ def profile_model(
 
 
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
-    """Of a decoder how many tokens came before a step, and memory for what is timed; None of all others."""
+    """Allocates memory for a decoder, and returns its tokens of context; None for other models."""
     from earlyexit.families.seq2seq import Seq2SeqBackbone
     from earlyexit.network.chain_network import keeps_sequences, open_memory
 
@@ -163,12 +163,12 @@ def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
 
 
 def write_points(points: Sequence[Point], path: Path) -> None:
-    """One JSON line per measured point."""
+    """Writes one JSON line per measured point."""
     path.write_text("".join(json.dumps(point.to_json()) + "\n" for point in points), encoding="utf-8")
 
 
 def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
-    """What to show of a profile: per length and batch size the full model, its mean block and its mean ramp.
+    """Returns what is shown of a profile: full model, mean block and mean ramp for each length and batch size.
 
     `spread` is the median of `Point.spread`: above a few percent, something else used the machine.
     """
@@ -220,7 +220,7 @@ def _device_facts(model: AnyNetwork) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """As the kernel names it; elsewhere the platform's word."""
+    """Returns the processor's name by the kernel, or else by the platform."""
     import platform
 
     lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.is_file() else []
@@ -229,7 +229,7 @@ def cpu_name() -> str:
 
 
 NOISY = 0.05
-"""Spread above which something else used the machine."""
+"""Above this spread, another program probably used the machine."""
 
 
 def run(job: ProfileOptions) -> None:
@@ -268,7 +268,7 @@ def profile_table(figures: dict[str, Any]) -> Table:
 
 
 def noise_text(figures: dict[str, Any]) -> str:
-    """How noisy the machine was, in one line, or two where it was too noisy."""
+    """Returns one line on how noisy the machine was, and a warning if it was too noisy."""
     text = f"spread {figures['spread']:.1%}, {figures['outliers']} outliers in {figures['timings']} timings"
     if figures["spread"] <= NOISY:
         return text

@@ -1,4 +1,4 @@
-"""`offramp train`: labelled rows and a backbone in, a model folder out."""
+"""`offramp train`: trains ramps on a backbone with labelled rows, and writes a model folder."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 
 HELD_OUT = "held_out"
-"""Of rows that are kept from training: their file's name, but for its ending."""
+"""Name, without ending, of the file with rows that are kept from training."""
 SAVED = "training.pt"
-"""How far a joint training is, in the model's folder, until it is done."""
+"""File in the model's folder with the state of a joint training that is not finished."""
 
 
 STYLES = ("adapted", "normed")
 FEW = 4
-"""Default number of ramps: each costs memory for its states while it learns, and a look at every token."""
+"""Default number of a decoder's ramps: each costs memory in training, and time for every token."""
 LONGEST = 128
-"""Tokens of a text that ramps learn from; the rest is left out."""
+"""Most tokens of a text that ramps learn from."""
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
     progress: Progress = no_progress,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> EarlyExitModel:
-    """Train and save, in place of whatever model the folder holds.
+    """Trains a model and saves it, in place of a model that the folder holds.
 
     `on_warning` is called where the model or its exits are of little use on the rows held out, or without them on
     the rows that ramps on a frozen backbone learned from. Raises DataError, ModelFolderError or InputError for what
@@ -86,7 +86,7 @@ def train(
 def _train(
     job: TrainJob, data: LabelledRows, out: Path, progress: Progress
 ) -> tuple[EarlyExitModel, dict[int, Tensor] | None, ValueArray]:
-    """Returns the model, what its exits look at where the backbone was frozen, and what they learned."""
+    """Returns the model, the exits' features if the backbone was frozen, and the targets of training."""
     model, options = _untrained(job, data, progress)
     codec = load_codec(model.info.codec, job, out)
     targets = data.targets(model.task, codec) if data.are_labelled else None
@@ -132,7 +132,7 @@ def _warnings(
 
 
 def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
-    """The model, or a copy in the float type that features are computed in; raises ModelFolderError as loading does."""
+    """Returns the model in the type for features; raises ModelFolderError if it cannot run in that type."""
     if job.dtype == "float32":
         return model
     if model.backbone.float32_only:
@@ -141,7 +141,7 @@ def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
 
 
 def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, RampTraining]:
-    """The model to begin with, what is random in it drawn by the seed, and how it is trained."""
+    """Returns the model before training, with random weights by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         by_data = job.task in BY_DATA and data.are_labelled
@@ -178,7 +178,7 @@ def _own_task(job: TrainJob, pretrained: Pretrained) -> LabelTask:
 
 
 def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
-    """As asked for, else the checkpoint's own, else as its network and the data say."""
+    """Returns the codec: as asked for, else the checkpoint's, else by its network and the data."""
     if job.codec is None and pretrained.codec is not None:
         return pretrained.codec
     backbone = pretrained.backbone
@@ -186,7 +186,7 @@ def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSp
 
 
 def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
-    """Train a decoder's ramps and save it; raises as `train`."""
+    """Trains a decoder's ramps and saves the model; raises what `train` raises."""
     model, options = _untrained(job, data, progress)
     model.requires_grad_(False)
     codec, task = load_codec(model.info.codec, job, out), model.task
@@ -205,7 +205,7 @@ def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progres
 
 
 def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:
-    """Tokens of every row's text, no more than `LONGEST`; of a chat, as what a user said, by the chat template.
+    """Returns tokens of every row's text, at most `LONGEST`; for a chat as a user message in the chat template.
 
     An encoder-decoder's end in the token that answers start with. Raises InputError where a model that has no template
     is to chat.
@@ -232,13 +232,13 @@ def _decoder_ramps(asked: RampOptions, backbone: Backbone) -> RampOptions:
 
 
 def spread(num_blocks: int) -> tuple[int, ...]:
-    """A few blocks that divide a model evenly."""
+    """Returns a few blocks that divide a model evenly."""
     places = (round(num_blocks * k / (FEW + 1)) - 1 for k in range(1, FEW + 1))
     return tuple(sorted({place for place in places if 0 <= place < num_blocks - 1}))
 
 
 def head_in_words(model: EarlyExitModel) -> str:
-    """Where the full model's head comes from, and whether the backbone learned with it where that is worth a try."""
+    """Returns where the full model's head comes from, and whether the backbone was trained with it."""
     facts = model.info.provenance
     if facts.get("head") != "checkpoint":
         backbone = "with its backbone" if facts.get("joint") else "its backbone as it came (--joint trains that too)"
@@ -267,7 +267,7 @@ def model_folder(out: Path) -> Iterator[None]:
 
 
 def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:
-    """As asked for, else as suits the kind of training."""
+    """Returns the options of training: as asked for, else what suits the kind of training."""
     options: RampTraining = RampTraining()
     if job.joint:
         options = replace(_joint_options(task, pretrained), augmentation=job.augmentation, patience=job.patience)
@@ -284,7 +284,7 @@ def _joint_options(task: Task, pretrained: Pretrained) -> JointOptions:
 
 @contextmanager
 def in_place_of(out: Path) -> Iterator[Path]:
-    """A folder to make a model in; its files come in the place of those in `out` where nothing was raised.
+    """Yields a folder to make a model in, whose files replace those in `out` unless an error is raised.
 
     The calibration of the model before goes then, too. Raises InputError where `out` cannot be a folder.
     """
@@ -297,7 +297,7 @@ def in_place_of(out: Path) -> Iterator[Path]:
 
 
 def run(job: TrainOptions) -> None:
-    """Train, and print what came of it."""
+    """Trains, and prints the result."""
     rows = job.read(job.data, label_column=None if job.task == TOKEN else job.label_column)
     held = None
     if job.hold_out is not None:
@@ -315,12 +315,12 @@ def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
 
 
 def unlabelled(rows: LabelledRows) -> LabelledRows:
-    """The rows without their labels."""
+    """Returns the rows without their labels."""
     return rows.with_labels("" for _ in rows.labels)
 
 
 def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> tuple[LabelledRows, LabelledRows]:
-    """Returns the rows to train on and the others, and writes those where calibration and tests find them."""
+    """Returns the rows to train on and the rows held out, which are also written to a file."""
     if rows.part_names:
         raise InputError("--hold-out writes rows and their labels; of images with joints or maps --part names a part")
     learned, held = rows.divide(share, job.seed)
