@@ -1,4 +1,4 @@
-"""`offramp bench`: load on a running service, and what came of it."""
+"""`offramp bench`: loads a running service, and reports the result."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from offramp.load.sustained import Bounds, Measured, Search
 
 ARRIVALS = ("poisson", "constant")
 START_PER_S, PROBE_S = 50.0, 10.0
-"""Where a search for the sustained rate begins, and how long a probe lasts."""
+"""First rate of a search for the sustained rate, and the duration of a probe in seconds."""
 SPAN = 1000.0
-"""How far from there it may end, as a ratio."""
+"""Largest ratio between the result and the first rate."""
 
 
 def run(job: BenchOptions) -> None:
-    """Send the load, and print what came of it; raises OfframpError where no request was answered."""
+    """Sends the load, and prints the report; raises OfframpError if no request was answered."""
     if not job.is_timed and job.arrivals not in ARRIVALS:
         raise InputError(f"--arrivals {job.arrivals!r}; allowed: {', '.join(ARRIVALS)}")
     send_times_s = _send_times_s(job.arrivals, job.seconds, job.seed) if job.is_timed else None
@@ -60,7 +60,7 @@ def run(job: BenchOptions) -> None:
 
 
 def _inputs(job: BenchOptions) -> tuple[Sequence[Input], Sequence[str] | None]:
-    """With their labels, where the file has some that are texts."""
+    """Returns inputs, with their labels if these are texts."""
     if job.data.suffix == ".txt":
         return read_texts(job.data), None
     rows = job.read(job.data)
@@ -68,7 +68,7 @@ def _inputs(job: BenchOptions) -> tuple[Sequence[Input], Sequence[str] | None]:
 
 
 def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float]:
-    """What `--arrivals` and `--seconds` ask for; raises InputError where one of them is missing."""
+    """Returns the send times of `--arrivals` and `--seconds`; raises InputError if one of them is missing."""
     if seconds is None or ":" not in arrivals:
         raise InputError("--seconds and an --arrivals that says its rate, like poisson:100, need each other")
     found = parse_arrivals(arrivals)
@@ -89,7 +89,7 @@ def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
 
 
 def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json: bool) -> None:
-    """Probe rate after rate, a line each on stderr, and print the highest that passed."""
+    """Probes rates, with a line each on stderr, and prints the highest that passed."""
     assert config.rate_rps is not None
     start_per_s = config.rate_rps
     low_per_s = min(start_per_s, max(start_per_s / SPAN, 1 / seconds))  # below one request a probe, it only waits

@@ -1,4 +1,4 @@
-"""`offramp calibrate`: thresholds of a model, or of exit records from elsewhere, and what they do, as tables."""
+"""`offramp calibrate`: finds thresholds of a model or of exit records, and prints what they do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run(job: CalibrateOptions) -> None:
-    """Calibrate, and print thresholds, what they do, and what speaks against using them."""
+    """Calibrates, and prints thresholds, their figures, and reasons against using them."""
     if job.records is not None:
         card, report = _calibrate_records(job.records, job)
     else:
@@ -44,7 +44,7 @@ def run(job: CalibrateOptions) -> None:
 
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    """Rows of a decoder are prompts, without labels. Rows of a model that keeps its answers may lack labels."""
+    """Calibrates a model. Rows of decoders are prompts without labels; models that keep their answers need none."""
     from offramp.commands.calibrate import calibrate  # which needs torch, as records from elsewhere do not
 
     if is_checkpoint(model):
@@ -99,7 +99,7 @@ def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCa
 
 
 def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
-    """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
+    """Returns the rows if the model knows their labels; raises ModelFolderError or DataError."""
     card = read_card(model)
     if card.task["name"] == TokenTask.name:
         raise InputError("--test is of rows with labels; of a decoder part of the prompts tests the thresholds already")
@@ -108,13 +108,13 @@ def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
 
 
 def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
-    """One table of thresholds and survival by block, one of figures; `report` as `offramp calibrate` builds it."""
+    """Returns a table of thresholds and survival by block, one of figures, and one of further calibrations."""
     beside = [_beside(report["beside"])] if "beside" in report else []
     return [_by_block(policy, report), _figures(report), *beside]
 
 
 def _beside(reports: Mapping[str, dict[str, Any]]) -> Table:
-    """Calibrations of which plans may pick another one."""
+    """Returns a table of the calibrations that plans may choose instead."""
     table = make_table("in the folder", "ramps after blocks", "mean blocks", "worst of all subsets", title="Besides")
     for name, report in reports.items():
         tested = report["tested"]
@@ -136,7 +136,7 @@ def _by_block(policy: Score, report: dict[str, Any]) -> Table:
 
 
 def leave_text(policy: Score, threshold: float | None) -> str:
-    """A ramp's threshold in a table; in a word where no score passes it, or every one."""
+    """Returns a ramp's threshold as text: `never` or `always` if no score passes it, or every one."""
     if threshold is None:
         return "-"
     rule = SCORES[policy]
@@ -165,7 +165,7 @@ FIGURES = {
         for of, whose in (("", ""), ("full_", " of the full model"))
     },
 }
-"""Of a report, in the order of the table."""
+"""Figures of a report with their titles, in the order of the table."""
 
 
 def _figures(report: dict[str, Any]) -> Table:

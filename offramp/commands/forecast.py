@@ -1,4 +1,4 @@
-"""`offramp forecast`: past windows from a file, and what the next one will show."""
+"""`offramp forecast`: forecasts the next window from past windows of a file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 
 INPUTS = "inputs"
-"""The column that says how many inputs a window had."""
+"""The column with the number of inputs of a window."""
 MOST_INPUTS = 1e15
-"""More than any window had: numbers beyond are mistakes, and would overflow."""
+"""Larger numbers of inputs are mistakes, and would overflow."""
 
 
 class Window(StrictDocument):
-    """What one past window was like."""
+    """A past window."""
 
     inputs: float = Field(ge=0, le=MOST_INPUTS)
     survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
@@ -42,7 +42,7 @@ class Window(StrictDocument):
 
 
 def read_series(path: Path) -> SurvivalHistory:
-    """Past windows, oldest first, of a .csv or .json file; raises DataError naming file, line and what is allowed.
+    """Reads past windows, oldest first, of a .csv or .json file; raises DataError with file, line and what is allowed.
 
     A CSV has the columns `inputs`, `0`, `1`, ... (one per block); a row without values is a window that nothing is
     known of, as is one of 0 inputs. JSON has {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}.
@@ -61,7 +61,7 @@ def read_series(path: Path) -> SurvivalHistory:
 
 
 def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
-    """The next window as plain JSON data."""
+    """Returns the forecast of the next window as plain JSON data."""
     return {
         "coverage": forecast.coverage,
         "inputs_to_come": forecast.inputs_to_come,
@@ -83,12 +83,12 @@ def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
 
 
 def window_rates(history: SurvivalHistory, window_s: float) -> FloatArray:
-    """Inputs per second (W); NaN in windows that nothing is known of."""
+    """Returns inputs per second (W); NaN for unknown windows."""
     return np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / window_s)
 
 
 def rate_document(forecast: RateForecast) -> dict[str, Any]:
-    """The rate of the next window as plain JSON data; an endless bound is null."""
+    """Returns the rate of the next window as plain JSON data; an infinite bound is null."""
     bounds = {"low": float(forecast.low_rps_H[0]), "high": float(forecast.high_rps_H[0])}
     return {
         "rate_rps": float(forecast.rate_rps_H[0]),
@@ -99,7 +99,7 @@ def rate_document(forecast: RateForecast) -> dict[str, Any]:
 
 
 class SeriesDocument(StrictDocument):
-    """A whole series."""
+    """A series of windows."""
 
     schema_version: Literal[1] = 1
     windows: list[Window | None] = Field(min_length=1)
@@ -163,7 +163,7 @@ def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> S
 
 
 def run(job: ForecastJob) -> None:
-    """Print the forecast of the next window."""
+    """Prints the forecast of the next window."""
     history = read_series(job.series)
     found = forecast_document(forecast_survival(history, coverage=job.coverage))
     if job.window_s is not None:
@@ -178,7 +178,7 @@ def run(job: ForecastJob) -> None:
 
 
 def forecast_table(forecast: dict[str, Any]) -> Table:
-    """One row per block; `forecast` as `forecast_document` gives it.
+    """Returns a table with a row per block; `forecast` as returned by `forecast_document`.
 
     A block's ramp is the one before it, which decides which inputs reach it.
     """
@@ -204,7 +204,7 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
 
 
 def rate_text(rate: dict[str, Any], coverage: float) -> str:
-    """The rate in one line; `rate` as `rate_document` gives it."""
+    """Returns the rate in one line; `rate` as returned by `rate_document`."""
     high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
     method = ": ".join(filter(None, (rate["method"], rate["reason"])))
     return f"rate: {rate['rate_rps']:.1f}/s, {coverage:.0%} interval {rate['low'] or 0:.1f}-{high} ({method})"

@@ -31,9 +31,9 @@ else:
     Augmentation = Any
 
 THREADS_PER_CPU = 4
-"""More threads only wait for each other; tens of thousands end the process."""
+"""Most threads per CPU: more only wait for each other, and tens of thousands end the process."""
 CONTEXT = 64
-"""Tokens that a sequence has come to before a step."""
+"""Default tokens of context of a step."""
 
 
 class ProfileJob(Job):
@@ -106,7 +106,7 @@ PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".th", ".joblib")
 MOST_BLOCKS = 12
 """Default number of blocks; a transformer of that many layers is the largest that planners are measured on."""
 RampStyleName = Literal["light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge", "normed", "adapted"]
-"""Those of `earlyexit.ramps.RAMPS` that can be trained for any head."""
+"""Names of `earlyexit.ramps.RAMPS` that can be trained for any head."""
 
 
 class RampJob(Printed, Rows):
@@ -179,7 +179,7 @@ class NewModel(Job):
         return RampOptions(style=self.ramp_style, pooling=self.pooling, at=self.ramps)
 
     def training(self, default: TrainingT, **more: Any) -> TrainingT:
-        """Returns how it is trained: the default, with `more` and with what the job says."""
+        """Returns the options of training: the default with `more`, and with the job's own."""
         said = {name: getattr(self, name, None) for name in ("epochs", "learning_rate", "batch")}
         given = {name: value for name, value in said.items() if value is not None}
         return replace(default, seed=self.seed, **given, **more)
@@ -208,7 +208,7 @@ class IntoFolder(Job):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
-        """Names what the folder and the rows name, and finds packaged checkpoints, defaults included."""
+        """Fills in the name by the folder and the source by the rows, and finds packaged checkpoints."""
         from offramp.commands.packaged import resolve_backbone
 
         defaults = {name: field.default for name, field in cls.model_fields.items()}
@@ -485,14 +485,14 @@ class CalibrateJob(Job):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What is promised; raises DataError."""
+        """The promise; raises DataError."""
         from optimizer.risk import Guarantee
 
         return Guarantee(budget=self.budget, confidence=self.confidence, among=self.among)
 
     @property
     def least_rows(self) -> int:
-        """Inputs that leave enough to test after the design part is taken; the design part gets one at least."""
+        """Fewest rows that leave enough test rows and at least one design row."""
         from optimizer.thresholds import design_rows
 
         least = self.guarantee.least_inputs
@@ -505,7 +505,7 @@ class CalibrateJob(Job):
         return f"{percent(1 - self.budget)} at {percent(self.confidence)}"
 
     def taken(self, ramps: Sequence[int]) -> tuple[int, ...]:
-        """Of these ramps, those that get thresholds; a chain's ends stand in `ramps` by their blocks."""
+        """Returns which of these ramps get thresholds; `ramps` names a chain's ends by their blocks."""
         return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
 
 

@@ -1,4 +1,4 @@
-"""What commands print, and checks of options that several of them share."""
+"""Prints results of commands, and checks options that several of them share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def make_table(
     *columns: Column | str, rows: Iterable[Iterable[str]] = (), narrow: bool = False, **options: Any
 ) -> Table:
-    """A table of `rich`; a narrow one has lines below its head only, for many columns in 80 characters."""
+    """Returns a table of `rich`; a narrow one has only a line below its head, for many columns in 80 characters."""
     from rich import box
     from rich.table import Table
 
@@ -33,14 +33,14 @@ def make_table(
 
 
 def show(*tables: Table) -> None:
-    """Print them, as wide as the terminal."""
+    """Prints tables, as wide as the terminal."""
     from rich.console import Console
 
     Console().print(*tables)
 
 
 def print_result(document: Any, tables: Callable[[], Iterable[Table]], *, as_json: bool) -> None:
-    """Print a result as one line of JSON, or as tables, which are made only then."""
+    """Prints a result as one line of JSON, or as tables, which are built only then."""
     if as_json:
         print(json.dumps(document))
     else:
@@ -48,7 +48,7 @@ def print_result(document: Any, tables: Callable[[], Iterable[Table]], *, as_jso
 
 
 def warn(words: str) -> None:
-    """Print a warning on stderr."""
+    """Prints a warning on stderr."""
     print(f"warning: {words}", file=sys.stderr)
 
 
@@ -63,12 +63,12 @@ def percent(share: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """With two digits; endless where it is infinite."""
+    """Returns milliseconds with two digits; `endless` for infinity."""
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
 
 
 def integers(name: str, value: str) -> tuple[int, ...]:
-    """Numbers separated by commas, ascending, each once; raises InputError."""
+    """Returns numbers separated by commas, ascending and without duplicates; raises InputError."""
     try:
         return tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError as error:
@@ -76,7 +76,7 @@ def integers(name: str, value: str) -> tuple[int, ...]:
 
 
 def numbers(name: str, value: str, *, zero: bool = False) -> tuple[float, ...]:
-    """Finite numbers above 0, or 0 where `zero` is one, by commas, in the order given; raises InputError."""
+    """Returns finite numbers above 0 (with `zero` also 0) separated by commas, in order; raises InputError."""
     try:
         found = tuple(float(part) for part in value.split(","))
     except ValueError as error:
@@ -87,7 +87,7 @@ def numbers(name: str, value: str, *, zero: bool = False) -> tuple[float, ...]:
 
 
 def in_a_folder(name: str, path: Path | None) -> None:
-    """Check a file that `--name` is to write; raises InputError where its folder does not exist or may not be."""
+    """Checks a file that `--name` is to write; raises InputError if its folder does not exist or is not writable."""
     if path is None:
         return
     try:

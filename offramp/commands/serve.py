@@ -1,4 +1,4 @@
-"""`offramp serve`: a model's folder, or a service file, on this machine."""
+"""`offramp serve`: serves a model's folder, or a service file, on this machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from offramp.spec.file import read_service
 from offramp.spec.jobs import ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
-"""Arguments of `offramp predict`, by codec."""
+"""Example arguments of `offramp predict`, by codec."""
 
 
 def run(job: ServeJob) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Serves until Ctrl-C or SIGTERM."""
     if job.model.is_file():
         found = read_service(job.model)
         settings, ingress = found.settings, found.ingress.model_copy(update=job.ports)
@@ -39,7 +39,7 @@ def run(job: ServeJob) -> None:
 
 
 def servable(model: Path) -> Path:
-    """Returns a model's folder; of a checkpoint of `transformers` one that is made now, and says how it gets exits."""
+    """Returns a model's folder; for a checkpoint of `transformers` makes one, and prints how it gets exits."""
     if (model / CARD_FILE).is_file():
         return model
     folder = model_folder_of(model)
@@ -48,7 +48,7 @@ def servable(model: Path) -> Path:
 
 
 def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str], None]) -> ServeSettings:
-    """Returns what serves a model's folder by these options; what they leave open is chosen for this machine."""
+    """Returns settings to serve a model's folder with these options; others are chosen for this machine."""
     asked, model, card = document.plan, document.model, read_card(folder)
     fields: dict[str, Any] = {"folder": str(folder)}
     if asked.plan is None and asked.device == "cpu" and card.chain.is_one and not card.generates:
@@ -99,7 +99,7 @@ def _serve_until_stopped(
 
 
 def _stop_once() -> list[int]:
-    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, the first of them alone: what it ends takes seconds.
+    """Makes the first Ctrl-C or SIGTERM raise KeyboardInterrupt; later ones are ignored, since the end takes seconds.
 
     Returns where its number will be, for an interrupt may be lost where Python can raise nothing, as in a destructor.
     """
@@ -116,14 +116,14 @@ def _stop_once() -> list[int]:
 
 
 def example_of(card: ModelCard) -> str:
-    """Returns a command that asks a model, but for the service's address."""
+    """Returns a command that asks a model, without the service's address."""
     if card.generates:
         return "offramp generate 'Why is the sky blue?'"
     return f"offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')}"
 
 
 def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
-    """End at once, for Ray's own end would wait for its head; in an environment, begin anew with the same command."""
+    """Ends at once, since Ray would wait for its head; with an environment, runs the same command again."""
     with contextlib.suppress(OSError):  # the reader of a pipe may be gone
         print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
         sys.stdout.flush()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def render(job: RenderJob) -> None:
-    """Print the file, or write it."""
+    """Prints or writes the file."""
     in_a_folder("out", job.out)
     found = _read(job)
     if job.settings:
@@ -63,7 +63,7 @@ def render(job: RenderJob) -> None:
 
 
 def deploy(job: DeployJob) -> None:
-    """Put the service among the applications of the cluster, and wait until it runs."""
+    """Adds the service to the applications of the cluster, and waits until it runs."""
     found = moved(_read(job), job.at)
     with _dashboard(job.address) as dashboard:
         serve = dashboard.serve()
@@ -74,7 +74,7 @@ def deploy(job: DeployJob) -> None:
 
 
 def status(job: StatusJob) -> None:
-    """Print the applications, and the plan in force where the service says it."""
+    """Prints the applications, and the plan in force if the service reports it."""
     with _dashboard(job.address) as dashboard:
         serve = dashboard.serve()
     headers = key_header(find_api_key(job.api_key_file))
@@ -87,7 +87,7 @@ def status(job: StatusJob) -> None:
 
 
 def delete(job: DeleteJob) -> None:
-    """Take the application away, and wait until it is gone."""
+    """Removes the application, and waits until it is gone."""
     with _dashboard(job.address) as dashboard:
         dashboard.put(without_application(dashboard.serve(), job.name))
         wait_until_gone(dashboard, job.name, _waiting(job.timeout_s))
@@ -101,7 +101,7 @@ def _read(job: OfService) -> Service:
 
 
 def moved(service: Service, at: str | None) -> Service:
-    """A service whose nodes find its files in another folder."""
+    """Returns a service whose nodes find its files in another folder."""
     if at is None:
         return service
     from offramp.spec.file import at_folder
@@ -127,7 +127,7 @@ def _environment(service: Service) -> dict[str, str]:
 
 
 def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
-    """On Kubernetes a service listens on every address of its pod, and every pod may be asked."""
+    """Returns KubeRay's manifest; there a service listens on every address of its pods."""
     mount = job.at or MOUNT
     service = moved(service, mount)
     kubernetes = Kubernetes(
@@ -156,7 +156,7 @@ def _waiting(limit_s: float) -> Waiting:
 
 
 def service_url(address: str, serve: dict[str, Any]) -> str:
-    """Serve's own port, on the machine of the dashboard."""
+    """Returns the address of Serve on the dashboard's machine."""
     port = (serve.get("http_options") or {}).get("port", 8000)
     parts = urlsplit(address)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname  # IPv6
@@ -164,7 +164,7 @@ def service_url(address: str, serve: dict[str, Any]) -> str:
 
 
 def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
-    """What the service says of its plan; None, and a line of why, where it says nothing."""
+    """Returns the service's plan; None, with a line on stderr, if it reports none."""
     try:
         response = httpx.get(f"{url}/plan", headers=headers, timeout=10.0)
         response.raise_for_status()
@@ -176,7 +176,7 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
 
 
 def status_tables(found: Mapping[str, Any]) -> list[Table]:
-    """Applications with their deployments, and the plan in force where a service said it."""
+    """Returns tables of applications with their deployments, and of the plan in force if there is one."""
     tables = [_applications(found["applications"])]
     plan = found["plan"]
     chains = _chains(plan)
@@ -206,7 +206,7 @@ def _applications(applications: list[dict[str, Any]]) -> Table:
 
 
 def _chains(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Returns the chains of a plan document, or of one that stands beside what else its service says."""
+    """Returns the chains of a plan document, also of one inside a service's report."""
     while isinstance(plan, Mapping) and "chains" not in plan:  # another server may listen there
         plan = plan.get("plan")
     return list(plan["chains"]) if isinstance(plan, Mapping) else []

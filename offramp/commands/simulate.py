@@ -1,4 +1,4 @@
-"""`offramp simulate`: a plan of a problem played against arrivals, and what became of it as JSON and as tables."""
+"""`offramp simulate`: plays arrivals against a plan, and prints the result as JSON or as tables."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ from simulator.simulate import PlayedSequences, Progress, generate, simulate
 
 SCHEMA_VERSION = 1
 MOST_INPUTS = MOST_ARRIVALS
-"""Of one simulation: hours, and several GB."""
+"""Most inputs of one simulation, which takes hours and several GB."""
 SAME_RATE = 0.01
-"""Share by which a plan's own prediction may differ from the problem's before it is said."""
+"""A plan's own prediction that differs by more than this share from the problem's is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """All that is needed to run, read and checked."""
+    """Everything that a simulation needs, read and checked."""
 
     job: SimulateJob
     scenario: Scenario
     played: PlayedPlan
     predicted: Evaluation
-    """By the cost model, with the problem's survival."""
+    """The cost model's prediction, with the problem's survival."""
     inputs: Inputs
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulated:
-    """What became of a simulation."""
+    """The result of a simulation."""
 
     document: dict[str, Any]
-    """As plain JSON data."""
+    """The result as plain JSON data."""
     tables: tuple[Table, ...]
     interrupted: bool
     notes: tuple[str, ...] = ()
-    """A sentence each, beside those of the simulation."""
+    """Further notes, a sentence each."""
 
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
-    """Read, plan and draw what a job names; raises InputError for what is wrong with it."""
+    """Reads and plans what a job names, and draws arrivals; raises InputError for a job that is wrong."""
     thresholds = None if job.thresholds is None else thresholds_option(job.thresholds)
     order = order_option(job.order)
     given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
@@ -117,7 +117,7 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
 
 
 def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | None:
-    """Play it. Interrupted (Ctrl-C), give what there is of it; None where that is nothing after the warm-up."""
+    """Runs a simulation. If it is interrupted (Ctrl-C), returns what there is; None if nothing after the warm-up."""
     if simulation.scenario.sequences is not None:
         found = generate(simulation.scenario, progress=progress)
         return _simulated_sequences(simulation, found) if found.said_K.any() else None
@@ -157,7 +157,7 @@ def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simu
 
 
 def _sequence_figures(scenario: Scenario, found: PlayedSequences) -> dict[str, Any]:
-    """What became of the sequences that arrived after the warm-up; seconds are None where there are none."""
+    """Returns figures of the sequences that arrived after the warm-up; None for seconds that are unknown."""
     lengths, generation = scenario.sequences, scenario.problem.generation
     assert lengths is not None
     assert generation is not None
@@ -181,7 +181,7 @@ def _sequence_figures(scenario: Scenario, found: PlayedSequences) -> dict[str, A
 
 
 def figures_so_far(outcome: Outcome) -> Figures | None:
-    """Of an interrupted simulation: figures until the last request of which anything is known; None without any.
+    """Returns figures of an interrupted simulation, until the last request with a known outcome; None without any.
 
     Requests that were under way then are counted as unanswered, those that had not arrived are left out.
     """
@@ -201,7 +201,7 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
 
 
 def document_of(simulation: Simulation, simulated: Simulated) -> dict[str, Any]:
-    """Everything as plain JSON data; equal jobs give equal documents, byte for byte, on one machine and commit."""
+    """Returns everything as plain JSON data; equal jobs give equal bytes on one machine and commit."""
     job, scenario, played, predicted = simulation.job, simulation.scenario, simulation.played, simulation.predicted
     plan = plan_document(played.plan) | ({} if played.policy is not None else {"policy": None})
     return {
@@ -237,7 +237,7 @@ def document_of(simulation: Simulation, simulated: Simulated) -> dict[str, Any]:
 
 
 def predicted_exits(simulation: Simulation) -> dict[int, float]:
-    """By the problem's survival, the share of inputs that leave after each active ramp, and after the last block."""
+    """Returns the shares of inputs that leave after each active ramp and the last block, by the problem's survival."""
     problem, plan = simulation.scenario.problem, simulation.played.plan
     reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
     last = problem.num_blocks - 1
@@ -245,7 +245,7 @@ def predicted_exits(simulation: Simulation) -> dict[int, float]:
 
 
 def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str, Any]]:
-    """What each network of a chain did: how many answered inputs reached it, and how many answers it gave.
+    """Returns, for each network of a chain, how many answered inputs reached it and how many answers it gave.
 
     `used`: whether the plan uses it. Empty where there is one network.
     """
@@ -263,7 +263,7 @@ def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str,
 
 
 def _without_arrivals(job: SimulateJob, problem: PlanProblem, played: PlayedPlan, inputs: Inputs) -> Scenario:
-    """Before millions of arrivals are drawn, so that a plan that does not fit is refused at once."""
+    """Returns the scenario without arrivals, so that a plan that does not fit is refused before they are drawn."""
     return Scenario(
         problem=problem,
         plan=played.plan,
@@ -294,7 +294,7 @@ def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
 
 
 def _plan_notes(problem: PlanProblem, played: PlayedPlan, predicted: Evaluation) -> tuple[str, ...]:
-    """What the problem's figures say of a plan that was made for others."""
+    """Returns notes on a plan that was made for other figures than the problem's."""
     broken = violations(problem, played.plan.stages, predicted)
     notes = (f"by the problem's figures the plan {'; '.join(broken)}",) if broken else ()
     own_per_s = played.plan.predicted.get("rate_per_s")
@@ -315,11 +315,11 @@ def _load_notes(simulation: Simulation, figures: Figures) -> tuple[str, ...]:
 
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 and the signal's number, as shells have it."""
+"""Exit status after Ctrl-C: 128 plus the signal's number, as in shells."""
 
 
 def run(job: SimulateJob) -> None:
-    """Simulate, and print what came of it; interrupted, what there is of it."""
+    """Simulates, and prints the result, or what there is of it after an interrupt."""
     simulated = None
     try:
         simulation = prepare(job)
@@ -373,7 +373,7 @@ def _splits_table(simulation: Simulation, figures: Figures) -> Table:
 def _sequence_tables(
     expected: SequenceFigures, figures: Mapping[str, Any], exits: Mapping[int, int], *, interrupted: bool
 ) -> tuple[Table, ...]:
-    """Sequences beside what the cost model says of them, and where tokens left."""
+    """Returns tables of sequences beside the cost model's figures, and of tokens by exit."""
     sequences = figures["sequences"]
     title = f"Simulated, {figures['seconds']:.4g} s, {sequences} sequences" + (", INTERRUPTED" if interrupted else "")
     rows = (
@@ -398,13 +398,13 @@ def _shown(seconds: float | None) -> str:
 
 
 def _fill(use: SplitUse) -> float:
-    """Of the budget of tokens, where there is one."""
+    """Returns the fill of batches, by the token budget if there is one."""
     by_tokens = None if use.lengths is None else use.lengths.fill
     return use.fill if by_tokens is None else by_tokens
 
 
 def _lengths_table(figures: Figures) -> list[Table]:
-    """What inputs of several lengths made of batches; nothing where they cost alike."""
+    """Returns a table of batches with inputs of several lengths; none if all inputs cost the same."""
     uses = [use for use in figures.splits if use.lengths is not None]
     if not uses:
         return []
@@ -449,7 +449,7 @@ def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, 
 
 
 def _networks_table(networks: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Of a chain, the share of what reached each network that it returned; nothing where there is one."""
+    """Returns a table of the answers by network of a chain; none for a single network."""
     rows = (
         (
             str(number),

@@ -1,4 +1,4 @@
-"""The inputs of a simulation: recorded ones by a policy, or inputs made up by the problem's survival."""
+"""The inputs of a simulation: recorded ones under a policy, or drawn ones by the problem's survival."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 
 
 ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
-"""At the top of what `offramp plan --json` prints; a plan file has them below `predicted`."""
+"""Keys at the top of what `offramp plan --json` prints; a plan file has them below `predicted`."""
 STAND_IN = PolicySpec(name="entropy", thresholds=0.0)
-"""Of plans without a policy. The simulator never reads it: its inputs leave as their decisions say."""
+"""Policy for plans without one. The simulator never reads it, since inputs leave by their decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPlan:
-    """A plan, and what it says itself."""
+    """A plan, its policy, and its source."""
 
     plan: Plan
     policy: PolicySpec | None
-    """None where it has active ramps and says nothing of when to leave."""
+    """The exit policy; None if the plan has active ramps and no policy."""
     words: str
-    """Where it comes from."""
+    """The source of the plan."""
 
 
 def planner_plan(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlayedPlan | NoPlanAnswer:
-    """What `offramp plan` answers to the problem."""
+    """Returns the planner's plan for the problem."""
     # With records, for these may prefer the plan of another strategy.
     compared = () if file.records is None else strategies_for(file.problem)
     found = answer(file, strategy, solve, compared=compared)
@@ -66,7 +66,7 @@ def planner_plan(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlayedP
 
 
 def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
-    """A plan file, or what `offramp plan --json` printed; raises PlanError for one that does not fit the problem."""
+    """Returns the plan of a file, or of `offramp plan --json`; raises PlanError if it does not fit the problem."""
     document = read_source(path, PlanError).document
     shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
     if isinstance(document, Mapping) and "no_plan" in document:
@@ -85,7 +85,7 @@ def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
 
 @contextmanager
 def said_of(played: PlayedPlan) -> Iterator[None]:
-    """Put the plan's file before the message of a PlanError raised inside."""
+    """Puts the plan's source before the message of a PlanError that is raised inside."""
     try:
         yield
     except PlanError as error:
@@ -93,7 +93,7 @@ def said_of(played: PlayedPlan) -> Iterator[None]:
 
 
 def thresholds_option(text: str) -> float | dict[int, float]:
-    """What `--thresholds` says: one number for all ramps, one each like 0=0.4,3=0.2, or a calibration's file.
+    """Returns the value of `--thresholds`: one number, one per ramp like 0=0.4,3=0.2, or those of a calibration.
 
     Raises InputError for anything else.
     """
@@ -114,7 +114,7 @@ def thresholds_option(text: str) -> float | dict[int, float]:
 
 
 def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer's plan as a plan file has it; it has no policy."""
+    """Returns the plan of an answer as in a plan file; it has no policy."""
     predicted = {key: document[key] for key in ANSWER_KEYS if key in document}
     keys = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
     plan = {key: document[key] for key in keys if key in document}
@@ -122,30 +122,30 @@ def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NUM_ROWS = 100_000
-"""Inputs that are drawn or made up; then they come again in the same order."""
+"""Number of drawn inputs, which are then repeated in the same order."""
 
 Thresholds = float | Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """Inputs in the order in which they come."""
+    """Inputs in the order of their arrival."""
 
     decisions: Decisions
     rows_N: IntArray
     words: str
     document: Mapping[str, Any]
-    """The words as plain data."""
+    """The same as plain data."""
     tokens_R: IntArray | None = None
-    """Tokens per row of the decisions, where they were recorded."""
+    """Recorded tokens per row of the decisions; None if there are none."""
     lengths_R: IntArray | None = None
-    """The same of what is simulated; None: inputs cost alike."""
+    """Simulated tokens per row; None if all inputs cost the same."""
 
 
 def exit_inputs(
     file: ProblemFile, played: PlayedPlan, path: Path | None, thresholds: Thresholds | None, rng: np.random.Generator
 ) -> Inputs:
-    """Inputs drawn from exit records (`path`, else those that the plan's policy or the problem names), or made up.
+    """Returns inputs drawn from exit records (`path`, else those of the plan or the problem), or by survival.
 
     Raises DataError for records of another model, InputError where it is not said, or not known, when inputs leave.
     """
@@ -173,7 +173,7 @@ def exit_inputs(
 
 
 def _find_records(path: Path | None, file: ProblemFile, played: PlayedPlan) -> tuple[str, ExitRecords] | None:
-    """Where the records come from, and they; None where nothing names any."""
+    """Returns the source of the records, and the records; None if there are none."""
     named = played.policy.records if played.policy is not None else None
     if path is None and named is not None:
         path = Path(named)
@@ -192,7 +192,7 @@ def _find_records(path: Path | None, file: ProblemFile, played: PlayedPlan) -> t
 def _policy(
     file: ProblemFile, played: PlayedPlan, records: ExitRecords, thresholds: Thresholds | None
 ) -> PolicySpec | None:
-    """When recorded inputs leave: by `thresholds`, else the plan's policy, else the problem's; None without ramps."""
+    """Returns the policy of recorded inputs: `thresholds`, else the plan's, else the problem's; None without ramps."""
     ramps = played.plan.ramps
     if thresholds is not None:
         known, named = file.problem.ramps, thresholds if isinstance(thresholds, Mapping) else ramps
@@ -211,7 +211,7 @@ def _policy(
 def _leaving(
     name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]
 ) -> tuple[Decisions, str]:
-    """When inputs leave, also in words; raises InputError for what scores and answers do not show."""
+    """Returns the decisions of inputs, also in words; raises InputError for policies that records do not show."""
     if policy is None or not ramps:
         return recorded(records, {}), "no ramp is active"
     if policy.name in ("voting", "own"):
@@ -246,20 +246,20 @@ def _per_ramp(given: float | Mapping[int, float], ramps: tuple[int, ...]) -> dic
 
 
 STREAM, SEQUENCE_STREAM = 2, 3
-"""Of the seed: what is drawn here leaves arrivals and exits as they are."""
+"""Streams of the seed, apart from those of arrivals and exits."""
 NUM_SEQUENCES = 20_000
-"""Sequences whose lengths are drawn; then they come again in the same order."""
+"""Number of sequences with drawn lengths, which are then repeated in the same order."""
 CHUNK: int = ServeSettings.model_fields["prompt_chunk"].default
 TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
 FORM = "mean,variance,low,high"
 
 
 GivenLengths = tuple[IntArray, str]
-"""What `--lengths` says: tokens (N), and the same in words."""
+"""Value of `--lengths`: tokens (N), and the same in words."""
 
 
 def given_lengths(text: str, seed: int) -> GivenLengths:
-    """A file's lengths, or drawn ones; raises InputError naming the option."""
+    """Returns a file's lengths, or drawn ones; raises InputError that names the option."""
     try:
         if "," not in text:
             tokens_N = tokens_of(Path(text))
@@ -272,7 +272,7 @@ def given_lengths(text: str, seed: int) -> GivenLengths:
 
 
 def with_lengths(file: ProblemFile, given: GivenLengths | None) -> ProblemFile:
-    """The problem of inputs with these lengths; raises InputError where its latencies do not say what such take."""
+    """Returns the problem with these lengths; raises InputError if its latencies are not known for them."""
     if given is None:
         return file
     try:
@@ -284,7 +284,7 @@ def with_lengths(file: ProblemFile, given: GivenLengths | None) -> ProblemFile:
 
 
 def lengthened(inputs: Inputs, file: ProblemFile, given: GivenLengths | None, seed: int) -> Inputs:
-    """The inputs with their lengths: the option's, or where the problem has lengths, the records' own or its own."""
+    """Returns the inputs with lengths: those of the option, or for a problem with lengths the recorded or its own."""
     lengths, rows = file.problem.lengths, inputs.decisions.num_rows
     if lengths is None:
         return inputs
@@ -319,7 +319,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
-    """Raise InputError for options that say what the problem's sequences say, or mean nothing of them."""
+    """Raises InputError for options that contradict the problem's sequences."""
     if problem.generation is None:
         return
     if job.lengths is not None:
@@ -332,7 +332,7 @@ def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
 
 
 def in_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> Scenario:
-    """The scenario, whose requests are the problem's sequences where it has any."""
+    """Returns the scenario with the problem's sequences as requests, if it has any."""
     generation = problem.generation
     if generation is None:
         return scenario
@@ -351,7 +351,7 @@ def in_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> 
 
 
 def _lengths(generation: Generation, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """As recorded, in turn; else drawn."""
+    """Returns recorded lengths in order, or drawn ones."""
     if generation.recorded is not None:
         pairs_K2 = np.array(generation.recorded, dtype=np.int64)
         return pairs_K2[:, 0], pairs_K2[:, 1]
@@ -359,7 +359,7 @@ def _lengths(generation: Generation, rng: np.random.Generator) -> tuple[IntArray
 
 
 def _drawn(lengths: Lengths, number: int, rng: np.random.Generator) -> IntArray:
-    """So many lengths, drawn by their shares; one, the mean, where no shares are known."""
+    """Returns lengths drawn by their shares, or only the mean if shares are unknown."""
     if lengths.shares is None:
         return np.full(1, max(1, round(lengths.mean)))
     kinds, shares = zip(*lengths.shares, strict=True)

@@ -1,4 +1,4 @@
-"""The application of a model's folder, as `offramp serve` starts it and a service file describes it."""
+"""Builds the settings of an application, for `offramp serve` and for service files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def application_settings(
     document: ApplicationDocument, plan: Plan, base: Path = Path(), **planned: Any
 ) -> ServeSettings:
-    """What an application is told; files that the document names are relative to `base`.
+    """Returns the settings of an application; paths in the document are relative to `base`.
 
     `planned` are the fields of which a model's folder alone says nothing.
     """
@@ -69,7 +69,7 @@ def resolve_plan(
     device: str | None = None,
     order: OrderSpec | None = None,
 ) -> Plan:
-    """A built-in plan, from the model's calibration, or the plan of a file; None stands for the built-in's default.
+    """Returns a built-in plan, by the model's calibration, or the plan of a file; None is the built-in's default.
 
     An `order` takes the place of the plan's own. Raises ModelFolderError, PlanError, or InputError for numbers that a
     file's plan has of its own.
@@ -111,7 +111,7 @@ def _built_in(asked: PlanOptions, model: Path) -> Plan:
 
 
 def with_environment(settings: ServeSettings, environment: Mapping[str, str] = os.environ) -> ServeSettings:
-    """The settings, by which keys of this machine's environment count where they name none."""
+    """Returns the settings, with API keys of this machine's environment if they name none."""
     access = settings.access or AccessSettings()
     if KEYS_VARIABLE not in environment or access.has_keys:
         return settings
@@ -121,7 +121,7 @@ def with_environment(settings: ServeSettings, environment: Mapping[str, str] = o
 def exposure_notes(
     host: str, *, has_keys: bool, ray_is_open: bool, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """What can be reached by more than one would think; `ray_is_open`: Ray's own ports are on every interface."""
+    """Returns notes on what can be reached from outside; `ray_is_open`: Ray's ports are on every interface."""
     notes = []
     if host not in LOOPBACK and not has_keys:
         notes.append(f"listening on {host} without API keys, every caller that reaches it may use it (--api-keys)")

@@ -1,4 +1,4 @@
-"""A service on a Ray cluster, through the REST API of its dashboard: put there, watched, taken away."""
+"""Deploys, watches and removes services on a Ray cluster through the REST API of its dashboard."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Tell = Callable[[str], None]
 
 
 class Dashboard:
-    """The REST API of one Ray cluster; whatever goes wrong is an error of one line that names the address."""
+    """The REST API of one Ray cluster; errors are one line that names the address."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def serve(self) -> dict[str, Any]:
-        """What Serve runs: `applications` by name, and its options."""
+        """Returns what Serve runs: `applications` by name, and its options."""
         return _fields(self._ask("GET", APPLICATIONS), "applications")
 
     def put(self, config: Mapping[str, Any]) -> None:
-        """Make this what Serve runs; applications that are not in it are ended."""
+        """Replaces what Serve runs; applications that are not in the config are ended."""
         self._ask("PUT", APPLICATIONS, json=config)
 
     def inventory(self) -> Inventory:
-        """What the cluster's nodes have."""
+        """Returns the hardware of the cluster's nodes."""
         rows = _fields(self._ask("GET", NODES, params={"limit": 10_000}), "data")["data"]["result"]["result"]
         return from_nodes(
             {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
@@ -58,7 +58,7 @@ class Dashboard:
 
 
 def _fields(response: httpx.Response, needed: str) -> dict[str, Any]:
-    """The fields of an answer, one of which is needed; raises OfframpError for an answer of another server."""
+    """Returns the fields of an answer, which must include `needed`; raises OfframpError for another server's answer."""
     try:
         found = response.json()
     except ValueError:
@@ -69,12 +69,12 @@ def _fields(response: httpx.Response, needed: str) -> dict[str, Any]:
 
 
 def dashboard_client(address: str, environment: Mapping[str, str] = os.environ) -> httpx.Client:
-    """A client of the dashboard at an address, with Ray's token where RAY_AUTH_MODE asks for one; raises InputError."""
+    """Returns a client of the dashboard, with Ray's token if RAY_AUTH_MODE asks for one; raises InputError."""
     return httpx.Client(base_url=address, headers=token_header(environment), timeout=60.0)
 
 
 def token_header(environment: Mapping[str, str]) -> dict[str, str]:
-    """What Ray's token authentication wants; the token is where Ray itself looks for it."""
+    """Returns the header of Ray's token authentication; the token is where Ray itself looks for it."""
     if environment.get("RAY_AUTH_MODE", "").lower() != "token":
         return {}
     token = environment.get("RAY_AUTH_TOKEN")
@@ -92,17 +92,17 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """How long and how often to ask."""
+    """How to wait: clock, sleep, limit and reports."""
 
     clock: Clock
     sleep: Sleep
     tell: Tell
-    """Takes a line whenever there is news."""
+    """Gets a line when there is news."""
     limit_s: float = 600.0
 
 
 def wait_until_running(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
-    """Come back when the application runs; raises OfframpError with Serve's words when it cannot, or in time."""
+    """Returns when the application runs; raises OfframpError with Serve's message if it fails, or after the limit."""
     said = ""
     end_s = waiting.clock.now_s() + waiting.limit_s
     while True:
@@ -122,7 +122,7 @@ def wait_until_running(dashboard: Dashboard, name: str, waiting: Waiting) -> Non
 
 
 def wait_until_gone(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
-    """Come back when Serve has no such application any more; raises OfframpError when it stays too long."""
+    """Returns when the application is gone; raises OfframpError after the limit."""
     end_s = waiting.clock.now_s() + waiting.limit_s
     while name in dashboard.serve()["applications"]:
         if waiting.clock.now_s() >= end_s:
@@ -131,7 +131,7 @@ def wait_until_gone(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
 
 
 def progress_words(application: Mapping[str, Any]) -> str:
-    """How far an application is."""
+    """Returns the progress of an application in words."""
     deployments = application.get("deployments", {}).values()
     healthy = sum(each["status"] == "HEALTHY" for each in deployments)
     running, wanted = sum(map(num_running, deployments)), sum(each["target_num_replicas"] for each in deployments)
@@ -140,12 +140,12 @@ def progress_words(application: Mapping[str, Any]) -> str:
 
 
 def num_running(deployment: Mapping[str, Any]) -> int:
-    """Replicas that serve."""
+    """Returns the number of running replicas."""
     return sum(each["state"] == "RUNNING" for each in deployment["replicas"])
 
 
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What Serve runs, as `offramp status --json` says it."""
+    """Returns what Serve runs, as `offramp status --json` prints it."""
     return [
         {
             "name": name,
@@ -168,13 +168,13 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_emulated(deployment: str) -> bool:
-    """Whether a deployment's replicas are on accelerators that are not there, by its name."""
+    """Returns whether a deployment's accelerators are emulated, by its name."""
     from optimizer.placement import deployment_name
 
     return deployment.startswith(deployment_name(EMULATED))
 
 
 def _one_line(text: str) -> str:
-    """The last line that says something: of a traceback, the error; of pydantic's words, not where to read on."""
+    """Returns the last line with content: the error of a traceback, or pydantic's message without its link."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and "For further information" not in line]
     return lines[-1][:300] if lines else "no reason given"

@@ -26,12 +26,12 @@ from profiles.table import LatencyTable
 
 _Planned = tuple[ServiceParts, PlanProblem, Plan]
 MODEL = "model"
-"""The model's folder, among what all nodes find in one place."""
+"""Name of the model's folder in the folder that all nodes have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service file, read: what the application is told, and what starting it needs."""
+    """A service file: the settings of the application, and what is needed to start it."""
 
     settings: ServeSettings
     inventory: Inventory
@@ -43,7 +43,7 @@ class Service:
 
 
 def read_service(path: Path, solve: Solve | None = None) -> Service:
-    """Read a service file, and plan its first plan unless it names one; `solve` is the planner's where not given.
+    """Reads a service file, and makes its first plan unless it names one; `solve`: None for the planner's.
 
     Raises InputError naming file, line, what is wrong and what is allowed or would do.
     """
@@ -54,7 +54,7 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
 
 
 def _planned(parts: ServiceParts, solve: Solve) -> _Planned:
-    """The first plan: of a chain with several calibrations, the one that is worth most of theirs."""
+    """Returns the first plan, the best one of a chain with several calibrations."""
     found: list[_Planned] = []
     refused: list[InputError] = []
     for each in calibrated_parts(parts):
@@ -124,7 +124,7 @@ def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
 
 
 def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
-    """The settings of nodes that find everything in one folder: `model/`; beside it other exit records, state, keys."""
+    """Returns settings for nodes that have all files in one folder: `model/`, other exit records, state and keys."""
     model, plan, control, access = Path(settings.model), settings.plan, settings.control, settings.access
     if plan.policy is not None:
         plan = replace(plan, policy=_moved(plan.policy, model, folder))

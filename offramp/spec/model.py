@@ -1,4 +1,4 @@
-"""When a service's inputs may leave, and what its latencies are: a service file's model, read and held together."""
+"""Reads the model of a service file: its exit policy, records and latencies, checked against each other."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exits:
-    """The exit policy, and the records that say what it does."""
+    """The exit policy of a service, with its exit records."""
 
     policy: PolicySpec
-    """With a threshold for every ramp that may be active."""
+    """The policy, with a threshold for every ramp that may be active."""
     thresholds: Mapping[int, float]
     records: ExitRecords
     alone: ExitRecords | None
-    """Of an ensemble the same inputs with nothing mixed, of pruned texts the whole ones."""
+    """For an ensemble the same inputs without mixing, for pruned texts the whole texts."""
     budget: float | None
-    """Of what is seen live, which is what ramps lose: less what the end loses by the records; None: there is none."""
+    """The budget for losses of ramps, without what an ensemble's end loses by the records; None for no budget."""
     confidence: float | None
-    """That the calibration's thresholds keep its budget of agreement; None where none was tested."""
+    """Confidence that the thresholds keep the budget of agreement; None if it was not tested."""
     prune: Mapping[int, float] = field(default_factory=dict)
-    """As of a plan: whose words are pruned, by end ramp."""
+    """Alphas of word pruning by end ramp, as in a plan."""
     kept: tuple[float, ...] = ()
-    """Of every network, the share of an input's tokens that is left there; (): all."""
+    """Share of an input's tokens that each network gets; () for all tokens."""
 
 
 def read_exits(
@@ -62,7 +62,7 @@ def read_exits(
     recorded: bool,
     beside: Path | None = None,
 ) -> Exits:
-    """Policy, thresholds and records of a service; `recorded`: emulated accelerators answer from the records.
+    """Reads policy, thresholds and records; `recorded`: emulated accelerators answer from the records.
 
     What the file leaves out is the calibration's: the model's own, or the one in the folder `beside` it. Raises
     InputError at the line of what does not fit the model.
@@ -108,7 +108,7 @@ def read_exits(
 
 
 def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
-    """Of a budget what is left to ramps, where the end of an ensemble loses some of it, which no probe sees."""
+    """Returns the budget that is left to ramps: an ensemble's end loses some of it, which no probe sees."""
     if budget is None or records.end_losses_N is None:
         return budget
     outcome = records.outcome(thresholds)
@@ -129,7 +129,7 @@ def _records(path: Path, card: ModelCard) -> ExitRecords:
 
 
 def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:
-    """Raise InputError where records cannot answer; `asked`: the file itself says policy recorded."""
+    """Raises InputError if the records hold no answers; `asked`: the file itself names the policy recorded."""
     if records.answers_NE is None:
         instead = f"policy {records.score}, and on emulated accelerators" if asked else "on emulated accelerators"
         raise InputError(
@@ -139,7 +139,7 @@ def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:
 
 
 def _check_of_calibration(path: Path, records: ExitRecords, calibration: CalibrationCard) -> None:
-    """Refuse records whose scores are not those that the calibration's thresholds are for."""
+    """Raises InputError for records with other scores than the calibration's thresholds."""
     if records.score != calibration.policy:
         raise InputError(f"the calibration's thresholds are of {calibration.policy}, {path} holds {records.score}")
     check_weights(records, calibration.weights, str(path))
@@ -174,7 +174,7 @@ def _thresholds(
 def latency_tables(
     document: ModelDocument, card: ModelCard, devices: tuple[str, ...], source: Source, base: Path
 ) -> dict[str, LatencyTable]:
-    """Seconds of every block and every ramp of the model, per device; raises InputError at the line of the device."""
+    """Returns the model's latency tables by device; raises InputError at the line of a device."""
     missing = [device for device in devices if device not in document.latency]
     with source.said_at(("model", "latency")):
         if missing:
@@ -201,18 +201,18 @@ def _table(device: str, document: ModelDocument, card: ModelCard, source: Source
 
 
 def with_rows(table: LatencyTable, ramps: tuple[int, ...], wanted: tuple[int, ...]) -> LatencyTable:
-    """The table with only the rows of some ramps; `ramps` are those it has."""
+    """Returns the table with only the rows of the wanted ramps; `ramps` are those it has."""
     rows = [ramps.index(ramp) for ramp in wanted]
     return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
 
 
 def slowed(table: LatencyTable, times: float) -> LatencyTable:
-    """The table of something that takes so many times as long."""
+    """Returns the table with all seconds multiplied."""
     return replace(table, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
 
 
 def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
-    """Per block, what one input carries to the next stage when a stage ends there."""
+    """Returns for each block the bytes of one input over a hop after it."""
     if document.bytes_per_sample is not None:
         return (document.bytes_per_sample,) * card.num_blocks
     lengths = [entry.length for entry in document.latency.values() if entry.length is not None]
@@ -222,7 +222,7 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
 
 
 def check_models(document: ModelDocument, model: Path, card: ModelCard, source: Source, base: Path) -> None:
-    """Raise InputError where the models that the file names are not those that the folder's chain consists of."""
+    """Raises InputError if the file names other models than the folder's chain consists of."""
     if document.models is None:
         return
     with source.said_at(("model", "models")):
@@ -238,7 +238,7 @@ def _told(folders: list[Path]) -> str:
 
 
 def check_memory(document: ModelDocument, model: Path, card: ModelCard, inventory: Inventory, source: Source) -> None:
-    """Raise InputError, with figures, where a replica does not fit its accelerator."""
+    """Raises InputError, with figures, if a replica does not fit its accelerator."""
     with source.said_at(("model", "folder")):
         needed_bytes = document.memory_bytes or _parameter_bytes(model, card, document.dtype)
     with source.said_at(("model",)):
@@ -256,12 +256,12 @@ def _of_parameters(document: ModelDocument, card: ModelCard) -> str:
 
 
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
-    """Of all networks: a replica of a chain holds each of them."""
+    """Returns the bytes of all networks, since a replica of a chain holds each of them."""
     return sum(_bytes_of_one(folder, read_card(folder), dtype) for folder in card.members(model))
 
 
 def _bytes_of_one(model: Path, card: ModelCard, dtype: str) -> int:
-    """From the checkpoint's size, which holds float32, and those of the network's own files, which stay as they are."""
+    """Returns bytes by the size of the float32 weights, and of the network's own files, which are not converted."""
     weights, *others = (model / name for name in (WEIGHTS_FILE, *card.network_files))
     missing = [path.name for path in (weights, *others) if not path.is_file()]
     if missing:
@@ -276,22 +276,22 @@ def _gigabytes(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceParts:
-    """What a service file names, read."""
+    """The content of a service file and of the files that it names."""
 
     document: ServiceDocument
     source: Source
     base: Path
-    """The file's folder, which what it names is relative to."""
+    """The file's folder; paths in the file are relative to it."""
     model: Path
     card: ModelCard
     inventory: Inventory
     tables: Mapping[str, LatencyTable]
-    """Per device with every ramp of the model, in the file's seconds."""
+    """Latency tables by device, with every ramp of the model, in the file's seconds."""
     exits: Exits
 
 
 def read_parts(path: Path) -> ServiceParts:
-    """Read a service file and what it names; raises InputError naming file, line and what is wrong."""
+    """Reads a service file and the files that it names; raises InputError with file, line and what is wrong."""
     source = read_source(path, InputError)
     refuse_unknown_fields(source, ServiceDocument)
     document = source.parse(ServiceDocument, called="the service")
@@ -328,7 +328,7 @@ def _inventory(document: str | InventoryDocument, source: Source, base: Path) ->
 
 
 def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
-    """The same by each of the model's calibrations, its own first; by the file's where that says what there is to say.
+    """Returns the parts for each of the model's calibrations, its own first, or only as the file itself says.
 
     Blocks of networks that measure attention take as many times as long as was found at the calibration. Raises
     InputError where `accuracy.prune` asks for what cannot be, and for a calibration of other models.
@@ -349,13 +349,13 @@ def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
 
 
 def _given(parts: ServiceParts) -> str | None:
-    """What the file says itself that calibrations say."""
+    """Returns the first field of the file that replaces a calibration; None without one."""
     names = ("policy", "thresholds", "records")
     return next((name for name in names if getattr(parts.document.accuracy, name) is not None), None)
 
 
 def _why_whole(parts: ServiceParts) -> str | None:
-    """What speaks against pruned texts, in words."""
+    """Returns why texts cannot be pruned; None if they can."""
     document = parts.document
     if parts.card.chain.is_one:
         return f"{parts.card.name} is a single model; words are pruned where inputs go on to another"
@@ -374,7 +374,7 @@ def _why_whole(parts: ServiceParts) -> str | None:
 
 
 def _recorded(parts: ServiceParts) -> bool:
-    """Whether emulated accelerators answer from records."""
+    """Returns whether emulated accelerators answer from records."""
     return parts.document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in parts.tables)
 
 

@@ -1,4 +1,4 @@
-"""A service's plan problem and its first plan, in its file's seconds; and the same problem in a clock's."""
+"""A service's plan problem and its first plan, in the file's seconds, and the problem in wall-clock seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ cores (`experiments.costs.crossings@654e280`). By a clock, also where accelerato
 
 
 def service_problem(parts: ServiceParts) -> PlanProblem:
-    """What the planner is asked, in the file's seconds."""
+    """Returns the problem for the planner, in the file's seconds."""
     _check_generating(parts)
     document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
     ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
@@ -62,7 +62,7 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
 
 
 def _check_generating(parts: ServiceParts) -> None:
-    """Raise InputError for what is not planned of a model that generates."""
+    """Raises InputError for options that are not planned for models that generate."""
     if not parts.card.generates:
         return
     planner, why = parts.document.planner, "of a model that generates, whose inputs are steps of sequences"
@@ -78,7 +78,7 @@ def _check_generating(parts: ServiceParts) -> None:
 
 
 def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
-    """The problem with the lengths of the file, where it has any; raises InputError for those of no input."""
+    """Returns the problem with the file's lengths, if any; raises InputError for impossible lengths."""
     document, card, exits = parts.document, parts.card, parts.exits
     if document.lengths is None:
         return problem
@@ -112,7 +112,7 @@ def _supply(parts: ServiceParts, objective: Objective) -> dict[str, Supply]:
 
 
 def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
-    """The plan to begin with: the file's, or the best one.
+    """Returns the first plan: the file's, or the best one.
 
     Its order of inputs, and its dispatch, are those that every later plan takes over.
     """
@@ -128,7 +128,7 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
 
 
 def _used(plan: Plan) -> Counter[str]:
-    """Replicas by accelerator type."""
+    """Returns the number of replicas by accelerator type."""
     return Counter(stage.device for stage in plan.stages for _ in range(stage.replicas))
 
 
@@ -152,7 +152,7 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
 
 
 def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
-    """A plan's figures where every second takes `scale` seconds."""
+    """Returns a plan's figures with every second stretched to `scale` seconds."""
     return replace(
         figures,
         rate_per_s=figures.rate_per_s / scale,
@@ -183,7 +183,7 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
 
 
 def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
-    """The same problem where every second takes `scale` seconds: what an emulated cluster is on a clock."""
+    """Returns the problem with every second stretched to `scale` seconds, as an emulated cluster runs by the clock."""
     if problem.asked_per_s is not None:
         problem = problem.with_rate(problem.asked_per_s / scale)
     return replace(
