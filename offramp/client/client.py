@@ -45,9 +45,9 @@ __all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 BROKEN = "the server's stream broke off"
 READY_POLL_S = 0.2
-"""Well below the seconds a model takes to load, and no load for the server."""
+"""Interval in seconds; much shorter than loading a model, and no load for the server."""
 POLL_S = 0.5
-"""Below the seconds that a version takes to start or to end."""
+"""Interval in seconds; shorter than the start or the end of a version."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -99,7 +99,7 @@ class _Blocking:
 
 
 _Wire: TypeAlias = _Awaited | _Blocking
-"""What calls need of an HTTP library and of time; `send` reads the response, except a stream of status 200."""
+"""HTTP and sleeping for calls; `send` reads the response, except for a stream with status 200."""
 
 
 class AsyncPieces:
@@ -121,11 +121,11 @@ class AsyncPieces:
         return self._pieces
 
     async def close(self) -> None:
-        """Tell the server that the stream is no longer read."""
+        """Closes the stream, which ends the sequence on the server."""
         await self._wire.close(self._response)
 
     def whole(self) -> Generation:
-        """The answer, once all of it was read; raises OfframpError before."""
+        """Returns the answer, once all of it was read; raises OfframpError before."""
         return self._reading.whole()
 
     async def _read(self) -> AsyncGenerator[Piece, None]:
@@ -171,19 +171,19 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What a call sends, as often as it has to."""
+    """The request of a call, which may be sent several times."""
 
     method: str
     path: str
     request_id: str
     body: dict[str, object] | TensorBody | None = None
     tells_timeout: bool = True
-    """Whether the body says how long we shall wait."""
+    """Whether the body contains the timeout."""
     streams: bool = False
     """Whether the caller reads an answer of status 200: the reply's payload is then the open response."""
 
     def arguments(self, timeout_s: float) -> dict[str, Any]:
-        """Spell it for `httpx.Client.build_request`."""
+        """Returns the arguments of `httpx.Client.build_request`."""
         body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
         arguments = {"method": self.method, "url": self.path, "headers": headers, "timeout": timeout_s}
         if isinstance(body, TensorBody):
@@ -211,9 +211,9 @@ class Calls:
         self._clock = clock or MonotonicClock()
         self._rng = rng or random.Random()
         self._known: dict[str, Any] = {}
-        """The model's metadata, once it was asked for."""
+        """The model's metadata, after it was requested."""
         self._known_name: str | None = None
-        """The model's, likewise."""
+        """The model's name, after it was requested."""
 
     async def predict(
         self,
@@ -224,7 +224,7 @@ class Calls:
         request_id: str | None = None,
         in_words: bool = False,
     ) -> Prediction:
-        """Answer one input: a text, a pair of texts, an image file's bytes or path, an array, or several by name.
+        """Returns the answer to one input: a text, a pair of texts, an image (bytes or path), or arrays.
 
         `truncate` cuts a text beyond the model's length instead of refusing it. Answers of many numbers are arrays;
         `in_words`, those to image files are what `POST /predict` says in JSON: a class map is a PNG file in base64,
@@ -243,7 +243,7 @@ class Calls:
         request_id: str | None = None,
         in_words: bool = False,
     ) -> list[Prediction]:
-        """Answer several inputs of one kind, in their order, as one request; they are answered, or fail, together."""
+        """Returns the answers to several inputs of one kind, in order, from one request that fails as a whole."""
         if isinstance(given, str | bytes | Path | Mapping):
             raise InputError("predict_many takes a list of inputs; predict takes one")
         rows = list(given)
@@ -253,60 +253,60 @@ class Calls:
         return await self._predictions(body, len(rows), timeout_s, request_id)
 
     async def live(self) -> bool:
-        """Whether the server runs; a server that cannot be reached does not."""
+        """Returns whether the server runs and can be reached."""
         return _is_ok(await self._ask("live", self._timeout_s))
 
     async def ready(self) -> bool:
-        """Whether the server would take a prediction now."""
+        """Returns whether the server is ready for predictions."""
         return _is_ok(await self._ask("ready", self._timeout_s))
 
     async def metadata(self, name: str | None = None) -> dict[str, Any]:
-        """Ask what the server knows of the model `name`, or about the one it serves."""
+        """Returns the metadata of the model `name`, or of the served model."""
         return dict(await self._order("model_metadata", model=name or await self._served_model()))
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Return as soon as the server is ready; raises DeadlineError after `timeout_s`."""
+        """Returns as soon as the server is ready; raises DeadlineError after `timeout_s`."""
         if not await self._asked_until(_is_ok, "ready", self._clock.now_s() + timeout_s, READY_POLL_S):
             raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     async def generates(self) -> dict[str, Any]:
-        """What the server says of a model that generates: its `max_model_len`, and in `offramp` its `ramps`."""
+        """Returns facts about a model that generates, such as `max_model_len`, and its `ramps` in `offramp`."""
         return dict((await self._order("models"))["data"][0])
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """Go on with a text, or answer messages; `Options` says what may be asked."""
+        """Continues a text, or answers messages; see `Options` for the options."""
         request_id = options.get("request_id") or _new_id()
         return read_generation(await self._generated(prompt, options, request_id, streams=False), request_id)
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncPieces:
-        """The same, piece by piece: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
+        """Streams the answer in pieces: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
         request_id = options.get("request_id") or _new_id()
         response = await self._generated(prompt, options, request_id, streams=True)
         return AsyncPieces(self._wire, response, Reading(request_id))
 
     async def versions(self) -> list[Row]:
-        """Every model and version on the server's cluster, and its state."""
+        """Returns all models and versions on the server's cluster, with their states."""
         return list(await self._order("index", {}))
 
     async def canary(self) -> dict[str, Any]:
-        """The default version and the canary, side by side."""
+        """Returns the figures of the default version and the canary."""
         return await self._order_of_model("canary")
 
     async def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
-        """Let a version answer a share of the requests that name none; ask both for `compare_share` of them."""
+        """Lets a version answer a share of the requests that name none; both answer `compare_share` of them."""
         body: dict[str, object] = {"version": version, "share": share, "compare_share": compare_share}
         return await self._order_of_model("set_canary", body)
 
     async def end_canary(self) -> dict[str, Any]:
-        """Let the default version answer all requests that name none."""
+        """Lets the default version answer all requests that name none."""
         return await self._order_of_model("end_canary")
 
     async def promote(self, version: str) -> dict[str, Any]:
-        """Make a version the default one."""
+        """Makes a version the default."""
         return await self._order_of_model("set_default", {"version": version})
 
     async def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
-        """Start a version, by its settings as JSON or from the server's folder, and wait until it is ready."""
+        """Starts a version, by settings as JSON or from the server's folder, and waits until it is ready."""
         parameters = {"version": version} if settings is None else {"version": version, "config": settings}
         await self._order("load", {"parameters": parameters}, model=model)
 
@@ -321,12 +321,12 @@ class Calls:
             raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
 
     async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
-        """End a version, and wait until it is gone."""
+        """Ends a version, and waits until it is gone."""
         await self._order("unload", {"parameters": {"version": version}}, model=model)
         await self._wait(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
 
     async def _wait(self, model: str, version: str, is_so: Callable[[Row | None], bool], timeout_s: float) -> None:
-        """Until the index has it so; raises DeadlineError."""
+        """Waits until the index shows the wanted state; raises DeadlineError."""
         until_s = self._clock.now_s() + timeout_s
         while True:
             rows = await self.versions()
@@ -373,7 +373,7 @@ class Calls:
         return await self._exchange(request, options.get("timeout_s", self._timeout_s))
 
     async def _served_model(self) -> str:
-        """The model's name in an answer to `GET /v2`: the first of its `models`, else the server's own name."""
+        """Returns the model's name from `GET /v2`: the first of its `models`, else the server's own name."""
         match server := await self._order("server_metadata"):
             case {"models": [str(name), *_]} | {"models": [{"name": str(name)}, *_]} | {"name": str(name)}:
                 return name
@@ -383,11 +383,11 @@ class Calls:
         return dict(await self._order(operation, body, model=await self._served_model()))
 
     async def _order(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
-        """The server's answer to an operation that may be repeated; `named` are the parts of its path."""
+        """Returns the server's answer to an operation that may be repeated; `named`: the parameters of its path."""
         return await self._exchange(_request(operation, body, **named), self._timeout_s)
 
     async def _exchange(self, request: _Request, timeout_s: float) -> Any:
-        """Send, again where that may help, always under the same id; the answer's JSON, or the error it means."""
+        """Sends a request, with retries under the same id; returns the answer's JSON, or raises its error."""
         until_s, left_s, attempt = self._clock.now_s() + timeout_s, timeout_s, 0
         while True:
             attempt += 1
@@ -404,7 +404,7 @@ class Calls:
     async def _asked_until(
         self, is_so: Callable[[Outcome], bool], operation: str, until_s: float, poll_s: float, **named: str
     ) -> bool:
-        """Ask again and again until the answer is as wanted; False where the time is up before."""
+        """Repeats a request until the answer is as wanted; returns False after the time limit."""
         left_s = until_s - self._clock.now_s()
         while left_s > 0:
             if is_so(await self._ask(operation, left_s, **named)):
@@ -415,7 +415,7 @@ class Calls:
         return False
 
     async def _ask(self, operation: str, timeout_s: float, **named: str) -> Outcome:
-        """What comes of an operation that is sent once."""
+        """Sends an operation once, and returns its outcome."""
         return await self._attempt(_request(operation, None, **named), timeout_s)
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
@@ -461,12 +461,12 @@ class AsyncClient(Calls):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._http.aclose()
 
 
 def _finished(call: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that never suspends."""
+    """Returns the result of a coroutine that never suspends."""
     try:
         call.send(None)
     except StopIteration as done:
@@ -516,7 +516,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         self._http.close()
 
     predict = _blocking(Calls.predict)
@@ -536,7 +536,7 @@ class Client:
     wait_until_ready = _blocking(Calls.wait_until_ready)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Pieces:
-        """The same, piece by piece: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
+        """Streams the answer in pieces: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
         return Pieces(_finished(self._calls.stream(prompt, **options)))
 
 
@@ -550,7 +550,7 @@ def _is_ok(outcome: Outcome) -> bool:
 
 
 def _is_served(outcome: Outcome) -> bool:
-    """Whether a version answers under its path; one with a route prefix of its own is not found there.
+    """Returns whether a version answers under its path; one with its own route prefix is not found there.
 
     Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
     """

@@ -1,4 +1,4 @@
-"""What clients say to a model that generates, and how they read its streams; free of any HTTP library."""
+"""Requests to models that generate, and reading of their streams, without an HTTP library."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from offramp.client.protocol import Reply, error_of
 
 DATA, DONE = "data: ", "[DONE]"
 STREAM_STATUS = 500
-"""What an error in mid-stream would have been, had nothing been said before it."""
+"""Status of an error in mid-stream."""
 
 Message: TypeAlias = Mapping[str, str]
 """A `role` and its `content`."""
 Prompt: TypeAlias = str | Sequence[Message]
-"""A text that is gone on with, or messages that are answered."""
+"""A text to continue, or messages to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some text of a stream."""
+    """A piece of text of a stream."""
 
     text: str
     exits: tuple[int, ...] = ()
-    """The blocks after which its tokens left, counted from 0: several where a token alone makes no character."""
+    """The blocks after which its tokens left, counted from 0; several if one token alone is no character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,36 +35,36 @@ class Generation:
 
     text: str
     ended: str
-    """`stop`: by itself, or at a stop string; `length`: at `max_tokens`, or at a limit of time: see `cut_short`."""
+    """`stop`: by itself or at a stop string; `length`: at `max_tokens` or a time limit, see `cut_short`."""
     exits: tuple[int, ...]
-    """Of every token the block after which it left."""
+    """For every token, the block after which it left."""
     num_prompt: int
-    """Tokens."""
+    """Tokens of the prompt."""
     cut_short: str | None = None
-    """Which limit of time ended the answer, where one did."""
+    """The time limit that ended the answer, if any."""
     request_id: str = field(default="", compare=False)
 
 
 class Options(TypedDict, total=False):
-    """How a text is asked for."""
+    """Options of generation."""
 
     max_tokens: int
-    """At most; the server's default is 16 for a text and 256 for messages."""
+    """Most tokens of the answer; the server's default is 16 for a text and 256 for messages."""
     temperature: float
-    """0, the default here: always the likeliest token."""
+    """Temperature of sampling; 0, the default here, always takes the likeliest token."""
     top_p: float
-    """Of the likeliest tokens that come to this probability together."""
+    """Sample from the likeliest tokens whose probabilities reach this sum."""
     seed: int
     """The same seed draws the same tokens."""
     stop: Sequence[str]
-    """Texts that end the answer, and are not said."""
+    """Texts that end the answer, and are not part of it."""
     timeout_s: float
-    """For the whole answer; streams have no such limit by default."""
+    """Timeout of the whole answer in seconds; streams have none by default."""
     request_id: str
 
 
 def generate_body(prompt: Prompt, model: str, options: Options, *, streams: bool) -> dict[str, object]:
-    """The JSON; raises InputError for an empty prompt."""
+    """Returns the JSON of a request; raises InputError for an empty prompt."""
     if not prompt:
         raise InputError("the prompt is empty")
     said = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(message) for message in prompt]}
@@ -74,7 +74,7 @@ def generate_body(prompt: Prompt, model: str, options: Options, *, streams: bool
 
 
 def read_generation(payload: Any, request_id: str) -> Generation:
-    """A whole answer; raises OfframpError for what is none."""
+    """Returns a whole answer; raises OfframpError if the payload is none."""
     try:
         [choice] = payload["choices"]
         return Generation(
@@ -90,7 +90,7 @@ def read_generation(payload: Any, request_id: str) -> Generation:
 
 
 class Reading:
-    """A stream on its way: lines in, pieces out, and the answer as a whole once it has ended."""
+    """Reads a stream: takes lines, returns pieces, and the whole answer at the end."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -102,7 +102,7 @@ class Reading:
         self._is_done = False
 
     def line(self, line: str) -> Piece | None:
-        """A line of the stream; None where it brings no text. Raises the error that the server tells of."""
+        """Takes a line of the stream; returns None if it has no text, and raises an error that the server reports."""
         if not line.startswith(DATA):
             return None
         data = line.removeprefix(DATA)
@@ -132,7 +132,7 @@ class Reading:
         return None
 
     def whole(self) -> Generation:
-        """What came; raises OfframpError where the stream broke off."""
+        """Returns the whole answer; raises OfframpError if the stream broke off."""
         if not self._is_done or self._ended is None:
             raise self._noted(OfframpError("the server's stream broke off before its end"))
         return Generation(

@@ -1,4 +1,4 @@
-"""What clients ask about: texts and pairs of texts travel as JSON, images and arrays as tensors of bytes."""
+"""Inputs of clients: texts and pairs of texts are sent as JSON, images and arrays as tensors of bytes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBody:
-    """The body of `POST /v2/models/{model}/infer`, its tensors as bytes behind the JSON."""
+    """The body of `POST /v2/models/{model}/infer`, with tensors as bytes behind the JSON."""
 
     model: str
     inputs: tuple[Mapping[str, object], ...]
     tail: bytes
     parameters: Mapping[str, object] = field(default_factory=dict)
     outputs: tuple[Mapping[str, object], ...] | None = None
-    """Those wanted, each with its parameters; None: all of them, in JSON."""
+    """The wanted outputs with their parameters; None for all outputs in JSON."""
 
     @property
     def path(self) -> str:
         return path_of("infer", model=self.model)
 
     def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:
-        """The bytes and headers, with the time that its sender waits; Triton counts it in microseconds."""
+        """Returns bytes and headers, with the timeout, which Triton counts in microseconds."""
         timeout = {} if timeout_s is None else {"timeout": max(1, int(timeout_s * 1e6))}
         outputs = {} if self.outputs is None else {"outputs": self.outputs}
         head = json.dumps({"inputs": self.inputs, "parameters": {**self.parameters, **timeout}, **outputs}).encode()
@@ -52,7 +52,7 @@ class TensorBody:
 
 
 def travel_as_json(rows: Sequence[Input]) -> bool:
-    """Whether the inputs are texts, or pairs of texts."""
+    """Returns whether the inputs are texts, or pairs of texts."""
     return all(
         isinstance(row, str) or (isinstance(row, tuple | list) and all(isinstance(each, str) for each in row))
         for row in rows
@@ -60,7 +60,7 @@ def travel_as_json(rows: Sequence[Input]) -> bool:
 
 
 def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: Mapping[str, object]) -> TensorBody:
-    """The body of images or arrays, by the model's own metadata; raises InputError for rows of several kinds."""
+    """Returns the body for images or arrays, by the model's metadata; raises InputError for rows of several kinds."""
     columns = _columns(rows, metadata["inputs"])
     inputs, tails = [], []
     for name, (datatype, column) in columns.items():
@@ -78,19 +78,19 @@ def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: 
 
 
 def files_as_json(rows: Sequence[Input]) -> list[str] | None:
-    """Image files as `POST /predict` takes them; None where the inputs are others."""
+    """Returns image files as `POST /predict` takes them; None for other inputs."""
     if not all(isinstance(row, bytes | Path) for row in rows):
         return None
     return [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
 
 
 def answers_are_large(metadata: Mapping[str, Any]) -> bool:
-    """Whether some of a model's outputs have many numbers for an input, as class maps and keypoints do."""
+    """Returns whether a model's outputs have many numbers per input, as class maps and keypoints do."""
     return any(map(_is_large, metadata.get("outputs", ())))
 
 
 def _outputs(described: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, object], ...] | None:
-    """Those of many numbers come as bytes."""
+    """Returns the wanted outputs, with those of many numbers as bytes; None if there are no such outputs."""
     if not any(map(_is_large, described)):
         return None
     return tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in described)
@@ -101,7 +101,7 @@ def _is_large(described: Mapping[str, Any]) -> bool:
 
 
 def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
-    """The rows of a data set's columns: single texts, files or arrays, pairs of texts, or arrays by name."""
+    """Returns the rows of a data set's columns: texts, files, arrays, pairs of texts, or arrays by name."""
     rows = list(zip(*columns.values(), strict=True))
     if len(columns) == 1:
         return [row[0] for row in rows]
@@ -111,7 +111,7 @@ def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
 
 
 def read_tensors(payload: Any) -> list[dict[str, Any]]:
-    """Answers of v2 as one object per input, those of many numbers as arrays.
+    """Returns answers of v2 as one object per input, with many numbers as arrays.
 
     Raises what a payload of another form brings about.
     """
@@ -120,7 +120,7 @@ def read_tensors(payload: Any) -> list[dict[str, Any]]:
 
 
 def with_tail(head: Any, tail: memoryview) -> Any:
-    """An answer of v2 whose tensors are, some of them, in the bytes behind its JSON, with all of them in it.
+    """Puts tensors of a v2 answer that follow as bytes into its JSON, and returns it.
 
     Raises what an answer of another form brings about.
     """
@@ -163,7 +163,7 @@ def _only(wanted: Mapping[str, str]) -> str:
 
 
 def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
-    """Rows as one array of the datatype that the model prefers; as what they are where that is BYTES."""
+    """Returns rows as one array of the model's datatype; arrays keep theirs if that is BYTES."""
     shapes = {np.shape(row) for row in rows}
     if len(shapes) > 1:
         raise InputError(f"the arrays of a request are of one shape, not {sorted(shapes)}")

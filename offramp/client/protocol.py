@@ -1,4 +1,4 @@
-"""What clients and server say to each other, free of any HTTP library: bodies, answers, errors and when to retry."""
+"""The protocol between clients and server, without an HTTP library: bodies, answers, errors and retries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST_ID_HEADER = "X-Request-ID"
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 
 RETRIED_STATUSES = frozenset({502, 503})
-"""What a second attempt may cure; a 504 is not among them: its deadline has passed for the next attempt too."""
+"""Statuses for which a retry may help; not 504, since the deadline has passed for a retry, too."""
 FIRST_BACKOFF_S = 0.1
 """About the time in which a batch is served and the queue has room again."""
 LONGEST_BACKOFF_S = 2.0
@@ -51,7 +51,7 @@ ERRORS_BY_KIND: dict[str, type[OfframpError]] = {
     "execution": ExecutionError,
 }
 OPENAI_CODES = {"invalid_api_key": "unauthorized", "model_not_found": "unknown_model"}
-"""OpenAI's names of kinds of errors; others are ours."""
+"""OpenAI's names of our kinds of errors; other names are the same."""
 _ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
     401: UnauthorizedError,
     404: UnknownModelError,
@@ -62,7 +62,7 @@ _ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
 
 
 class Prediction:
-    """The answer to one input; what the model's task says of it are attributes: `label` and `score`, or `value`.
+    """The answer to one input, with the values of the model's task as attributes: `label` and `score`, or `value`.
 
     Of tasks that answer many numbers they are arrays: `class_map`, uint8 (height, width); `keypoints`, float32 (J, 3).
     """
@@ -81,7 +81,7 @@ class Prediction:
 
     @property
     def score(self) -> float:
-        """How sure the exit was; of a label its probability."""
+        """The confidence of the exit; for a label its probability."""
         return float(self._of_the_task("score"))
 
     def __getattr__(self, name: str) -> Any:
@@ -110,17 +110,17 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a server answered, good or bad."""
+    """A server's answer, or error."""
 
     status: int
     payload: Any
-    """The body's JSON, or its text where it is not JSON."""
+    """The body's JSON, or its text if it is not JSON."""
     retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReply:
-    """Why a request was left without an answer."""
+    """Why a request got no answer."""
 
     kind: Literal["connection", "timeout"]
     message: str
@@ -130,7 +130,7 @@ Outcome: TypeAlias = Reply | NoReply
 
 
 def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] | None = None) -> dict[str, object]:
-    """Build the JSON of `POST /predict`, but for its `timeout_s`, which depends on when it is sent."""
+    """Returns the JSON of `POST /predict` without `timeout_s`, which depends on the time of sending."""
     body: dict[str, object] = {"inputs": inputs}
     if truncate:
         body["truncate"] = True
@@ -140,7 +140,7 @@ def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] |
 
 
 def read_reply(status: int, content: bytes, retry_after: str | None, json_length: str | None = None) -> Reply:
-    """Build a reply from its raw parts; a `Retry-After` that is a date, not seconds, is as good as none.
+    """Returns a reply from its raw parts; a `Retry-After` that is a date is ignored.
 
     `json_length`: of v2's JSON, where bytes of tensors follow it.
     """
@@ -149,7 +149,7 @@ def read_reply(status: int, content: bytes, retry_after: str | None, json_length
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
-    """Read the answer to one input or to many, of `/predict` or of v2.
+    """Returns the predictions in an answer of `/predict` or of v2.
 
     Raises OfframpError where it is not `num_inputs` predictions.
     """
@@ -165,7 +165,7 @@ def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[
 
 
 def retry_wait_s(outcome: Outcome, *, attempt: int, max_attempts: int, left_s: float, jitter: float) -> float | None:
-    """Seconds to wait before sending again; None to give up.
+    """Returns the seconds to wait before a retry; None to give up.
 
     It is what the server asked for, plus a random share (`jitter`, 0 to 1) of a backoff that doubles with every
     attempt (the first is attempt 1): clients that failed together come back apart. A wait that would use up
@@ -179,7 +179,7 @@ def retry_wait_s(outcome: Outcome, *, attempt: int, max_attempts: int, left_s: f
 
 
 def error_kind(outcome: Outcome) -> str | None:
-    """Name what an outcome is counted under; None for an answer."""
+    """Returns the kind of an outcome without an answer; None for an answer."""
     if isinstance(outcome, NoReply):
         return outcome.kind
     if 200 <= outcome.status < 300:
@@ -188,7 +188,7 @@ def error_kind(outcome: Outcome) -> str | None:
 
 
 def error_of(outcome: Outcome) -> OfframpError:
-    """Find the error of the tree that an outcome without an answer means."""
+    """Returns the error of the tree for an outcome without an answer."""
     if isinstance(outcome, NoReply):
         return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
     kind, message = _kind_and_message(outcome)
@@ -257,7 +257,7 @@ KEY_VARIABLE = "OFFRAMP_API_KEY"
 
 
 def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The file's key, else the variable's, else none; raises InputError for a file that cannot be taken."""
+    """Returns the file's key, else the variable's, else None; raises InputError for an unusable file."""
     if file is None:
         return environment.get(KEY_VARIABLE) or None
     from deployments.keys import read_secret
@@ -266,7 +266,7 @@ def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ)
 
 
 def key_header(api_key: str | None) -> dict[str, str]:
-    """What carries a key; raises InputError for one that no header can, without quoting it."""
+    """Returns the header with a key; raises InputError, without the key, if no header can carry it."""
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():

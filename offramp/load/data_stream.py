@@ -1,4 +1,4 @@
-"""Inputs one after the other from a file, a folder or a pipe, of which no more is held than is being asked about."""
+"""Streams inputs from a file, a folder or a pipe; only those of running requests are in memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ARRAYS = (".npy", ".npz")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An input, and what its row of the output begins with."""
+    """An input, and the first columns of its row in the output."""
 
     shown: Mapping[str, object]
     value: Input
 
 
 def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[Given]:
-    """The inputs of a path by its ending, in its order; no label is needed.
+    """Yields the inputs of a path, in order; its ending names the format, and labels are not needed.
 
     `columns` maps the names of the model's inputs to columns of the file. Arrays have the names of the inputs.
     Raises DataError at once for a file that cannot be read, and at its line for a row that holds no input.
@@ -40,14 +40,14 @@ def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = 
 
 
 def shown_columns(path: Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """What `Given.shown` of a path's inputs holds."""
+    """Returns the columns of `Given.shown` for a path's inputs."""
     if path is not None and is_images(path):
         return ("image",)
     return ("row",) if path is not None and path.suffix in ARRAYS else tuple(names)
 
 
 def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None) -> Iterator[tuple[str, ...]]:
-    """The texts of a file's rows, one per column."""
+    """Yields the texts of a file's rows, one per column."""
     if path.suffix not in (*STREAMED, CLINC):
         raise DataError(
             f"{path}: unknown ending {path.suffix!r}; known: {', '.join((*STREAMED, *ARRAYS))}, .json (CLINC150's "
@@ -64,7 +64,7 @@ def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None)
 
 
 def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
-    """One text a line; lines of white space alone are none. Raises DataError where the bytes are not UTF-8."""
+    """Yields one text per line that is not blank; raises DataError if the bytes are not UTF-8."""
     try:
         yield from (line.rstrip("\r\n") for line in file if line.strip())
     except UnicodeDecodeError as error:
