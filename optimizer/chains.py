@@ -234,6 +234,8 @@ class ChainSearch:
     others: list[Found] = field(default_factory=list)
     """Other plans that were met, best first."""
     _ramps: tuple[int, ...] = ()
+    _sure: list[PricedChain] = field(default_factory=list)
+    """The best chain of each accelerator type: a candidate of every master problem."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -297,8 +299,12 @@ class ChainSearch:
         return slower * (self._most_chains - 1)
 
     def _of_parts(self, graph: Graph) -> list[PricedChain]:
-        """Chains on each accelerator type, on each pair, and on all of them."""
+        """Chains on each accelerator type, on each pair, and on all of them.
+
+        On several types, chains are sought that are faster than the best chains of each type together.
+        """
         found: list[PricedChain] = []
+        alone: dict[str, float] = {}
         for names in self._parts():
             is_whole = names == self.names
             bounded = self._whole if is_whole else self._highest_rate(names)
@@ -307,8 +313,14 @@ class ChainSearch:
             devices = [graph.device_names.index(name) for name in names]
             part = graph if is_whole else graph.only(np.isin(graph.moves.device_M, devices))
             reach = self._reach(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
-            found += [] if is_whole else candidates_of(part, reach)[1]
-            found += self._at_rates(part, reach._replace(count_C=self._count_C(graph)))
+            chains = [] if is_whole else candidates_of(part, reach)[1]
+            low = sum(alone.get(name, 0.0) for name in names) if len(names) <= self._most_chains else 0.0
+            chains += self._at_rates(part, reach._replace(count_C=self._count_C(graph)), low)
+            if len(names) == 1 and self.problem.asked_per_s is None:
+                best = mixed(self.problem, chosen(chains), self.names, 1)
+                alone[names[0]] = 0.0 if best is None else best.found.figures.rate_per_s
+                self._sure += () if best is None else best.used
+            found += chains
         return found
 
     def _parts(self) -> list[tuple[str, ...]]:
@@ -406,16 +418,16 @@ class ChainSearch:
     def _mixed(self, candidates: Sequence[PricedChain], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
         several = candidates if len(candidates) <= self._most_chains * MOST_COLUMNS else chosen(candidates)
-        for found in self._mixtures(several):
+        for found in self._mixtures(list(dict.fromkeys([*self._sure, *several]))):
             self.others.append(found.found)
             if best is None or merit(self.problem, found.found.figures) > merit(self.problem, best.found.figures):
                 best = found
         return best
 
     def _mixtures(self, candidates: Sequence[PricedChain]) -> Iterator[Mixed]:
-        """Of several chains, and, where the search for these may end early, of one."""
-        for most_chains in sorted({1, self._most_chains}):
-            found = mixed(self.problem, candidates, self.names, most_chains)
+        """Of several chains, and, because the search for these may end early, of one and of the best of each type."""
+        for most_chains, several in ((1, candidates), (self._most_chains, self._sure), (self._most_chains, candidates)):
+            found = mixed(self.problem, several, self.names, most_chains)
             if found is not None:
                 yield found
 

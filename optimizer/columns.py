@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.compiled import compiled
+from optimizer.compiled import compiled, inlined
 from optimizer.moves import MoveArrays
 from optimizer.step import FloatArray, IntArray
 
@@ -60,6 +60,24 @@ class ChainLabels(NamedTuple):
     real_LF: FloatArray
 
 
+@inlined
+def _least_by(
+    moves: MoveArrays, limits: ChainLimits, closed_P: FloatArray, open_PC: FloatArray, move: int
+) -> tuple[float, float]:
+    """The least price to the end by a move, as the first split of a stage and as a further one."""
+    end, device, target = closed_P.size - 1, moves.device_M[move], moves.to_M[move]
+    rest = closed_P[end] if target == end else np.inf
+    if target != end and limits.may_hop:
+        rest = closed_P[target] + limits.price_latency * moves.hop_M[move]
+    if target != end and limits.may_split:
+        rest = min(rest, open_PC[target, device])
+    price = limits.price_C[device] * moves.work_M[move] + rest
+    price += limits.price_latency * (moves.seconds_M[move] + moves.cross_M[move])
+    wait_s = moves.wait_M[move] / limits.rate
+    further_s = wait_s if moves.pooled_M[move] else moves.seconds_M[move]
+    return price + limits.price_latency * wait_s, price + limits.price_latency * further_s
+
+
 @compiled
 def least_prices(moves: MoveArrays, limits: ChainLimits) -> tuple[FloatArray, FloatArray]:
     """By node, and by node and device of the open stage: the least price from there to the end."""
@@ -68,19 +86,30 @@ def least_prices(moves: MoveArrays, limits: ChainLimits) -> tuple[FloatArray, Fl
     closed_P[end] = 0.0
     for node in range(end - 1, -1, -1):
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            device, target = moves.device_M[move], moves.to_M[move]
-            rest = closed_P[end] if target == end else np.inf
-            if target != end and limits.may_hop:
-                rest = closed_P[target] + limits.price_latency * moves.hop_M[move]
-            if target != end and limits.may_split:
-                rest = min(rest, open_PC[target, device])
-            price = limits.price_C[device] * moves.work_M[move] + rest
-            price += limits.price_latency * (moves.seconds_M[move] + moves.cross_M[move])
-            wait_s = moves.wait_M[move] / limits.rate
-            closed_P[node] = min(closed_P[node], price + limits.price_latency * wait_s)
-            further_s = wait_s if moves.pooled_M[move] else moves.seconds_M[move]
-            open_PC[node, device] = min(open_PC[node, device], price + limits.price_latency * further_s)
+            device = moves.device_M[move]
+            first, further = _least_by(moves, limits, closed_P, open_PC, move)
+            closed_P[node] = min(closed_P[node], first)
+            open_PC[node, device] = min(open_PC[node, device], further)
     return closed_P, open_PC
+
+
+@compiled
+def _in_order(
+    moves: MoveArrays, limits: ChainLimits, closed_P: FloatArray, open_PC: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    """The moves of each node, and by how much each raises the least price of a chain at least; the least come first."""
+    order_M, dearer_M = np.empty(moves.to_M.size, dtype=np.int64), np.empty(moves.to_M.size)
+    for node in range(closed_P.size - 1):
+        here = slice(moves.first_move_P[node], moves.first_move_P[node + 1])
+        for move in range(here.start, here.stop):
+            first, further = _least_by(moves, limits, closed_P, open_PC, move)
+            dearer_M[move] = np.inf
+            if first < np.inf:
+                dearer_M[move] = first - closed_P[node]
+            if further < np.inf:
+                dearer_M[move] = min(dearer_M[move], further - open_PC[node, moves.device_M[move]])
+        order_M[here] = here.start + np.argsort(dearer_M[here])
+    return order_M, dearer_M
 
 
 @compiled
@@ -93,6 +122,7 @@ def search(
     more than `most_labels` in all.
     """
     closed_P, open_PC = least_prices(moves, limits)
+    order_M, dearer_M = _in_order(moves, limits, closed_P, open_PC)
     end, slots = moves.first_move_P.size - 2, max(MOST_STAGES, limits.price_C.size)
     labels = ChainLabels(np.zeros((1 << 12, 6), dtype=np.int64), np.zeros((1 << 12, WORKS + 2 * slots)))
     head_P = np.full(end + 1, -1)
@@ -103,7 +133,10 @@ def search(
         is_complete, kept_L = undominated(head_P[node], labels, most_alike)
         outcome = outcome if is_complete else SOME
         for label in kept_L:
-            for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
+            most = limits.most_price - labels.real_LF[label, TOTAL]
+            for move in order_M[moves.first_move_P[node] : moves.first_move_P[node + 1]]:
+                if dearer_M[move] > most:
+                    break
                 if labels.whole_LI[label, DEVICE] not in (CLOSED, moves.device_M[move]):
                     continue
                 if count + 2 > labels.whole_LI.shape[0]:
