@@ -76,6 +76,8 @@ def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | N
         for count in range(1, model["max_parts"] + 1)
         for pipeline in best_pipelines(segments_of(model, names, tables, survival), count)
     ]
+    if len({place for place, _ in found}) < len(models):  # a model's SLO is kept by none
+        return {"id": problem["id"], "objective": 0.0, "gap": 0.0, "seconds": 0.0, "pipelines": [[] for _ in models]}
     columns = [pipeline.column(place, whole_devices=models[place]["whole_gpus"]) for place, pipeline in found]
     cluster = Cluster(count_C=np.array([float(problem["gpus"][name]) for name in names]), usd_C=np.zeros(len(names)))
     demands = [Demand(weight=model["weight"], most_chains=None) for model in models]
@@ -216,7 +218,7 @@ def tell(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, A
     rows, ratios = [], defaultdict(list)
     for problem, result in zip(problems, results, strict=True):
         objective, of = result["objective"], problem["reference"]["objective"]
-        exits, name = result["with_exits"] / objective, problem["id"].replace("_sla-multiplier-5", "")
+        exits, name = result["with_exits"] / (objective or math.inf), problem["id"].replace("_sla-multiplier-5", "")
         figures = objective, of["v4"], f"{objective / of['v4']:.4f}", f"{result['gap']:.2%}", f"{result['seconds']:.2f}"
         rows.append((name[:20] + ".." + name[-50:], *figures, f"{exits:.2f}"))
         ratios["ours with exits / without"].append(exits)
