@@ -1,13 +1,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.core.routes import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
-from earlyexit.network.boundary import Budget
+from deployments.ingress.core.routes import (
+    MOST_BATCHES,
+    PARTS,
+    FillFirst,
+    StageReplicas,
+    fill_first,
+    least_to_call,
+    weight_of,
+)
+from deployments.wire.messages import assignments_on
+from earlyexit.network.boundary import Budget, Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
 
 BATCH = 16
 
@@ -157,3 +169,32 @@ def test_unknown_replicas_have_no_load_and_none_is_chosen_from_none() -> None:
     router.add(3)
     router.load(2, 5)
     assert router.choose(1, BATCH) == 3
+
+
+@dataclass(eq=False)
+class Fake:
+    name: str
+    is_up: bool = True
+
+
+def test_a_replica_that_comes_back_to_a_stage_still_has_the_load_of_its_calls() -> None:
+    a, b = Fake("a"), Fake("b")
+    replicas = StageReplicas[Fake](0.0)
+    replicas.offer([a])
+    first = replicas.take(3, BATCH)
+    replicas.offer([b])  # the first one hosts another stage for a while
+    replicas.offer([a, b])
+    second = replicas.take(1, BATCH)
+    assert (first.replica, second.replica) == (a, b)
+    replicas.done(first, 3)
+    assert replicas.take(1, BATCH).replica is a
+
+
+def test_a_replica_that_starts_during_a_change_gets_the_stages_of_both_plans_the_coming_ones_first() -> None:
+    def stage(device: str, first: int, end: int) -> Stage:
+        return Stage(device=device, replicas=1, splits=(Split(first=first, end=end, batch=4),))
+
+    followed = PlacedPlan(plan=Plan(stages=(stage("cpu", 0, 2), stage("cpu", 2, 4)), epoch=1))
+    coming = PlacedPlan(plan=Plan(stages=(stage("V100", 0, 2), stage("cpu", 2, 4)), epoch=2))
+    made = [(each.epoch, each.stage.splits[0].first) for each in assignments_on("cpu", [coming, followed])]
+    assert made == [(2, 2), (1, 0)]

@@ -31,7 +31,7 @@ class Handle:
     """A controller that replies the same to everything."""
 
     def __init__(self, reply: Any) -> None:
-        self.current = self.describe = self.history = Method(reply)
+        self.current = self.coming = self.describe = self.history = Method(reply)
 
 
 def link(reply: Any) -> ControllerLink:
@@ -44,6 +44,7 @@ def link(reply: Any) -> ControllerLink:
 
 async def test_a_controller_is_asked_by_its_name() -> None:
     assert await link({"plan": 1}).current() == {"plan": 1}
+    assert await link([{"plan": 2}, {"plan": 1}]).coming() == [{"plan": 2}, {"plan": 1}]
     assert await link({"epoch": 1}).describe() == {"epoch": 1}
     assert await link("row").history(3) == ["row", 3]
 
@@ -51,6 +52,7 @@ async def test_a_controller_is_asked_by_its_name() -> None:
 @pytest.mark.parametrize("reply", ["never", ConnectionError("died")], ids=["mute", "dead"])
 async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(reply: Any) -> None:
     assert await link(reply).current() is None
+    assert await link(reply).coming() == []
 
 
 async def test_a_controller_that_is_gone_is_said_to_be() -> None:
