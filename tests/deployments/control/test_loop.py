@@ -169,9 +169,8 @@ async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_
     await scene.ticks(1, EASY)
     assert scene.fleet.log == ["scale cpu to 3", *SWITCH]
     assert scene.loop.state.placed.plan.stages == halves(2, 1)
-    # Where they were as the replica was lost, not as an earlier plan was made.
     hosted = {"cpu#0": "split-cpu-0", "cpu#1": "split-cpu-0", "cpu#2": "split-cpu-1"}
-    assert scene.loop.state.placed.hosted == hosted
+    assert scene.loop.state.placed.hosted == hosted  # by the reports of now
     assert scene.history.plans(2)[-1].words == "the same splits on what still runs"
     assert len(scene.said("keep")) == 2
 

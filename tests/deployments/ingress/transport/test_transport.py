@@ -10,41 +10,34 @@ import pytest
 from deployments.ingress.core.routes import KVPlacement, KVPlacements
 from deployments.ingress.link import LinkTransport, ReplicaLinks
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Chunk
 from earlyexit.errors import PlanError, SequenceLostError
 from earlyexit.network.boundary import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
-from tests.deployments.wire_fakes import Asked, FakeReplica, answered, call_of, names, soon, turns
+from tests.deployments.wire_fakes import Asked, FakeReplica, call_of, soon, turns
 
 BATCH = 4
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
 class Call:
-    """A call to the slot, and the parts that came."""
+    """A call to the slot."""
 
     def __init__(
         self,
         transport: LinkTransport,
         sample_ids: str,
-        weight: int | None = None,
         placements: KVPlacements | None = None,
     ) -> None:
-        self.parts: list[Chunk] = []
         self.task = asyncio.create_task(
             transport.call(
                 call_of(sample_ids),
-                weight=len(sample_ids) if weight is None else weight,
+                weight=len(sample_ids),
                 batch=BATCH,
-                take=self.parts.append,
+                take=lambda _: None,
                 placements=placements,
             )
         )
-
-    @property
-    def names(self) -> list[str]:
-        return names(self.parts)
 
 
 def placed(*replicas: int, epoch: int = 1, avoided: Sequence[str] = (), **hosted: str) -> PlacedPlan:
@@ -91,9 +84,8 @@ class Slot:
         """These get no work from now on."""
         self.links.follow(placed(1, avoided=replicas))
 
-    def call(self, sample_ids: str, *, weight: int | None = None, slot: str = FIRST) -> Call:
-        """`weight`: the call's; None: its inputs."""
-        self._calls.append(Call(self.links[slot], sample_ids, weight))
+    def call(self, sample_ids: str, *, slot: str = FIRST) -> Call:
+        self._calls.append(Call(self.links[slot], sample_ids))
         return self._calls[-1]
 
     def call_of(self, *homes: KVPlacement) -> Call:
@@ -114,9 +106,9 @@ class Slot:
         """The next call that reaches a replica."""
         return await soon(self._asked.get())
 
-    async def sent(self, sample_ids: str, *, weight: int | None = None, slot: str = FIRST) -> tuple[Call, Asked]:
+    async def sent(self, sample_ids: str, *, slot: str = FIRST) -> tuple[Call, Asked]:
         """A call, and the replica that it reached."""
-        call = self.call(sample_ids, weight=weight, slot=slot)
+        call = self.call(sample_ids, slot=slot)
         return call, await self.asked()
 
     async def taker(self, sample_ids: str, *, slot: str = FIRST) -> str:
@@ -149,16 +141,6 @@ async def slot() -> AsyncIterator[Slot]:
 # Which replica
 
 
-async def test_idle_replicas_come_first_and_then_batches_fill_one_after_the_other(slot: Slot) -> None:
-    await slot.has("a", "b", "c")
-    assert {await slot.taker("x"), await slot.taker("x"), await slot.taker("x")} == {"a", "b", "c"}
-    fuller = await slot.taker("xy")  # 3, 1, 1
-    assert await slot.taker("x") == fuller  # 4, 1, 1
-    next_one = await slot.taker("xy")  # 4, 3, 1
-    assert next_one != fuller
-    assert await slot.taker("xy") not in {fuller, next_one}  # 4, 3, 3: two more do not fit the batch of 3
-
-
 @pytest.mark.parametrize("how", ["answered", "refused", "given-up"])
 async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) -> None:
     await slot.has("a", "b")
@@ -172,31 +154,6 @@ async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) ->
         call.task.cancel()
     await asyncio.wait([call.task], timeout=10.0)
     assert await slot.taker("x") == first.replica  # idle again
-
-
-async def test_avoided_replicas_get_calls_where_there_are_no_others(slot: Slot) -> None:
-    await slot.has("a", "b")
-    slot.avoid("a", "b")
-    assert {await slot.taker("x"), await slot.taker("x")} == {"a", "b"}
-    slot.avoid("a")
-    await slot.has("a")
-    assert await slot.taker("x") == "a"
-    await slot.has("a", "c")
-    assert await slot.taker("x") == "c"
-
-
-async def test_a_call_is_a_load_by_its_weight_until_the_last_of_its_inputs_has_left(slot: Slot) -> None:
-    await slot.has("a", "b")
-    long, first = await slot.sent("xy", weight=3)
-    _, second = await slot.sent("vw", weight=1)
-    assert first.replica != second.replica
-    first.say(answered("x"))
-    await turns()
-    # Of batches of 4 the first one's has room for one more, the other's for three: the fullest that fits comes first.
-    assert [await slot.taker("u"), await slot.taker("tuv")] == [first.replica, second.replica]
-    first.say(answered("y"))
-    await soon(long.task)
-    assert await slot.taker("rst") == first.replica  # it holds 1, the other one 4
 
 
 async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) -> None:
