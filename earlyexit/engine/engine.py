@@ -250,7 +250,7 @@ class BatchEngine(Generic[P]):
         self._hosting = tuple((split.first + (split.first in self._starts), split.end) for split in splits)
         self._dispatch = dispatch
         self._entry = entry
-        self._order = order.build()
+        self._order = order
         self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
         self._passing = {}
         for queue in before:

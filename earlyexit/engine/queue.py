@@ -145,7 +145,10 @@ X = TypeVar("X", bound=Waiting)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSpec:
-    """An order and its numbers; raises PlanError for numbers that the order does not take."""
+    """An order and its numbers; raises PlanError for numbers that the order does not take.
+
+    It has no state: the same waiting inputs make the same batch.
+    """
 
     name: OrderName = "deadline"
     eta: float | None = None
@@ -181,9 +184,46 @@ class OrderSpec:
         eta = eta if self.eta is None else self.eta
         return eta, 1 - eta if self.q is None else self.q
 
-    def build(self) -> Order:
-        """Returns the order itself."""
-        return Order(self)
+    @property
+    def waits_s(self) -> float:
+        """Seconds after which an input is overdue."""
+        return OVERDUE_S if self.overdue_s is None else self.overdue_s
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        """Returns positions of the next batch in `waiting`, which is sorted by deadline.
+
+        It has at least one input if any waits, and is within the budget, unless a single input is larger. Equally long
+        inputs are picked by deadline, equal deadlines by arrival.
+        """
+        lengths = _lengths(waiting)
+        if self.name == "arrival":
+            since_s = list(map(_since_of, waiting))
+            return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), lengths, budget)
+        if self.name == "deadline":
+            if not waiting or self.takes_front(waiting, now_s):
+                return _first_ones(range(len(waiting)), lengths, budget)
+            without = range(_oldest_without(waiting), len(waiting))
+            lead = _overdue_among(waiting, without, now_s - self.waits_s, lengths, budget)
+            return _first_ones(_led_by(lead, range(len(waiting))), lengths, budget)
+        live = _in_time(waiting, now_s)
+        lead = _overdue_among(waiting, live, now_s - self.waits_s, lengths, budget)
+        if self.name == "shortest":
+            return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
+        eta, q = self.shares
+        return das(lengths, live, budget, eta=eta, q=q, lead=lead)
+
+    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
+        """Whether the next batch is the first `number_in_front` inputs; at least one input must wait.
+
+        By deadline it nearly always is. Inputs with a deadline wait no longer than that, but an input without one can
+        be overdue: new inputs with deadlines would otherwise go before it for ever.
+        """
+        if self.name != "deadline":
+            return False
+        # No input can be overdue where all have a deadline; without any deadline the oldest stand in front.
+        if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
+            return True
+        return waiting[_oldest_without(waiting)].since_s > now_s - self.waits_s
 
     @classmethod
     def parse(cls, text: str) -> OrderSpec:
@@ -199,53 +239,6 @@ class OrderSpec:
 DEFAULT: Final = OrderSpec()
 
 
-class Order:
-    """Chooses batches. It has no state: the same waiting inputs make the same batch."""
-
-    __slots__ = ("_eta", "_name", "_q", "overdue_s", "spec")
-
-    def __init__(self, spec: OrderSpec = DEFAULT) -> None:
-        self.spec = spec
-        self.overdue_s = OVERDUE_S if spec.overdue_s is None else spec.overdue_s
-        self._name = spec.name
-        self._eta, self._q = spec.shares
-
-    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        """Returns positions of the next batch in `waiting`, which is sorted by deadline.
-
-        It has at least one input if any waits, and is within the budget, unless a single input is larger. Equally long
-        inputs are picked by deadline, equal deadlines by arrival.
-        """
-        lengths = _lengths(waiting)
-        if self._name == "arrival":
-            since_s = list(map(_since_of, waiting))
-            return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), lengths, budget)
-        if self._name == "deadline":
-            if not waiting or self.takes_front(waiting, now_s):
-                return _first_ones(range(len(waiting)), lengths, budget)
-            without = range(_oldest_without(waiting), len(waiting))
-            lead = _overdue_among(waiting, without, now_s - self.overdue_s, lengths, budget)
-            return _first_ones(_led_by(lead, range(len(waiting))), lengths, budget)
-        live = _in_time(waiting, now_s)
-        lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
-        if self._name == "shortest":
-            return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
-        return das(lengths, live, budget, eta=self._eta, q=self._q, lead=lead)
-
-    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        """Whether the next batch is the first `number_in_front` inputs; at least one input must wait.
-
-        By deadline it nearly always is. Inputs with a deadline wait no longer than that, but an input without one can
-        be overdue: new inputs with deadlines would otherwise go before it for ever.
-        """
-        if self._name != "deadline":
-            return False
-        # No input can be overdue where all have a deadline; without any deadline the oldest stand in front.
-        if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
-            return True
-        return waiting[_oldest_without(waiting)].since_s > now_s - self.overdue_s
-
-
 def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
     """Returns how many inputs from the front make a batch: as many as fit, and at least one if any waits."""
     if budget.tokens is None:
@@ -258,7 +251,7 @@ def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
     return len(waiting)
 
 
-def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> list[X]:
+def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) -> list[X]:
     """Removes and returns the next batch of a list that is sorted by deadline."""
     if order.takes_front(waiting, now_s):
         number = number_in_front(waiting, budget)
@@ -474,7 +467,7 @@ class Queue(Generic[P]):
         """Expected tokens of its next batch, if it fills: waiting members' own tokens, and `mean_tokens` for others."""
         return self.budget.tokens_when_full(mean_tokens, len(self.members), _sum_of(self.members))
 
-    def take(self, order: Order, now_s: float) -> tuple[tuple[Member[P], ...], int]:
+    def take(self, order: OrderSpec, now_s: float) -> tuple[tuple[Member[P], ...], int]:
         """Returns the next batch and its tokens, and counts it as run; at least one member must wait."""
         counts = self.counts
         members = tuple(take_from(self.members, order, self.budget, now_s))

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, StageRoute, least_to_call
-from earlyexit.engine.queue import Order, take_from
+from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.engine.times import MOST_BATCHES, patience
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget
@@ -185,7 +185,7 @@ class WaitQueue:
             since_s[length] = min(since_s.get(length, now_s), each.since_s)
         return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
 
-    def leave(self, budget: Budget, order: Order, now_s: float) -> list[PendingInput]:
+    def leave(self, budget: Budget, order: OrderSpec, now_s: float) -> list[PendingInput]:
         """Removes and returns the next inputs, as many as a batch holds: at least one, if any waits."""
         if not self.length:
             return []

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine.queue import OVERDUE_S, Order, OrderSpec, any_two_fit, das, first_fit_decreasing, take_from
+from earlyexit.engine.queue import OVERDUE_S, OrderSpec, any_two_fit, das, first_fit_decreasing, take_from
 from earlyexit.network.boundary import Budget
 
 
@@ -30,8 +30,8 @@ class Asked:
 NAMES = ["arrival", "deadline", "shortest", "das"]
 
 
-def order(name: str, overdue_s: float | None = None) -> Order:
-    return OrderSpec(name=name, overdue_s=overdue_s).build()  # type: ignore[arg-type]
+def order(name: str, overdue_s: float | None = None) -> OrderSpec:
+    return OrderSpec(name=name, overdue_s=overdue_s)  # type: ignore[arg-type]
 
 
 def waiting(*told: tuple[int, float, float]) -> list[Asked]:

@@ -13,7 +13,7 @@ from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
 
-DEFAULT = OrderSpec().build()
+DEFAULT = OrderSpec()
 TWO = Budget(inputs=2)
 NAMES: list[OrderName] = ["arrival", "deadline", "shortest", "das"]
 
@@ -38,7 +38,7 @@ def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
     queue = queue_of(
         pending("a", 0.0, 9.0, 40), pending("b", 1.0, 8.0, 20), pending("c", 2.0, 6.0, 30), pending("d", 3.0, 7.0, 10)
     )
-    assert gone(queue, order=OrderSpec(name=name).build(), now_s=0.9) == expected
+    assert gone(queue, order=OrderSpec(name=name), now_s=0.9) == expected
     assert (queue.length, queue.tokens) == (2, 100 - {"ab": 60, "cd": 40, "db": 30}[expected])
     assert [each.key for each in queue] == [each for each in "cdba" if each not in expected]
 
@@ -53,7 +53,7 @@ def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> Non
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tokens", [None, 50])
 def test_no_input_is_lost_whichever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
-    rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name).build()
+    rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name)
     queue: WaitQueue = WaitQueue()
     waiting: dict[str, PendingInput] = {}
     for step in range(400):
