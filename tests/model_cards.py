@@ -1,4 +1,4 @@
-"""Model cards for whoever needs one and no model."""
+"""Model cards for tests that need a card and no model."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def side_by_side(parent: str) -> Graph:
-    """Which subfolders of a folder import which; what lies in the folder itself is everybody's, or above all."""
+    """Which subfolders of a folder import which. Modules of the folder itself are shared by all, or import all."""
     graph: dict[str, set[str]] = {}
     depth = parent.count(".") + 2
     for module in modules_in(parent.replace(".", "/")):

@@ -34,7 +34,7 @@ def ran(
 
 
 def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | None]]:
-    """Per step who left, who is inside, and what block they wait for."""
+    """Per step, which inputs left, which are inside, and what block they wait for."""
     return [
         (
             "".join(each.sample_id for each in step.answers),

@@ -40,7 +40,7 @@ class Stage:
         )
 
     def moments(self, batch: Batch[EmulatedPiece]) -> list[tuple[str, object]]:
-        """Who left, and when, to rounding."""
+        """Which inputs left, and when, to rounding."""
         return [
             ("".join(said.sample_id for said in step.answers), pytest.approx(self.clock.now_s()))
             for step in self.runner.run(batch)

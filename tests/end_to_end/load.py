@@ -59,7 +59,7 @@ class Load:
 
 @contextmanager
 def under_load(texts: Sequence[str], *, clients: int, per_request: int = 1, timeout_s: float = 50.0) -> Iterator[Load]:
-    """Nobody may be refused."""
+    """No request may be refused."""
     load = Load(texts, clients, per_request, timeout_s)
     threads = [threading.Thread(target=load.ask, args=(7 * client,)) for client in range(clients)]
     for thread in threads:

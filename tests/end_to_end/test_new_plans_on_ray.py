@@ -95,7 +95,7 @@ def test_plans_change_under_load_and_every_answer_stays_what_it_was(
 
 
 def num_asked(history: list[dict[str, Any]]) -> int:
-    """Plans that somebody asked for."""
+    """Plans that an operator asked for."""
     return len([row for row in history if row["reason"] == "asked"])
 
 

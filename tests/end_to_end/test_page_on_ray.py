@@ -80,7 +80,7 @@ def test_the_page_follows_the_service_through_load_and_a_change(browser: Browser
         page.wait_for_connection("live")
         page.page.locator("#exits-table summary").click()
         began, answered, left = page.serial(), int(page.figure("answered").replace(",", "")), exits_in_table(page)
-        before = in_time(page)  # whoever was asked while replicas died, or plans changed, may not have been
+        before = in_time(page)  # requests sent while replicas died, or plans changed, may not have been
         exits = load(tiny.texts, LOAD_S)
         assert page.serial() - began >= LOAD_S - 2, "about one update a second"
         page.wait_for_updates(2)
@@ -123,7 +123,7 @@ def check_change(page: Opened, verdict: dict[str, Any]) -> None:
 
 
 def check_that_it_rests(page: Opened) -> None:
-    """Nobody looks for a while: whoever looks next finds that hardly any look was taken meanwhile."""
+    """No viewer looks for a while: the next one finds that hardly any look was taken meanwhile."""
     page.page.goto("about:blank")
     before = first_state()
     time.sleep(3.0)  # nothing may happen: there is nothing to poll

@@ -116,7 +116,7 @@ def ends_of(cascade: TinyCascade) -> tuple[list[int], list[int]]:
 
 
 async def all_seen(core: IngressCore, number: int) -> Observations:
-    """Whole texts are on their way yet when everybody has an answer."""
+    """Whole texts are still on their way when every caller has an answer."""
     parts = [empty(SHAPE)]
     async with asyncio.timeout(30):
         while sum(map(len, parts)) < number:

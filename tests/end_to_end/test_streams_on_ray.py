@@ -1,4 +1,4 @@
-"""Streams of a small decoder on a real Ray: token by token through whoever stands before it, and through kill -9.
+"""Streams of a small decoder on a real Ray: token by token through every kind of front, and through kill -9.
 
 And one that is a probe, of which the controller learns.
 """
@@ -122,7 +122,7 @@ def settings(tales: Tales, *stages: Stage, policy: PolicySpec = OWN_POLICY, **ch
 
 @dataclass(kw_only=True)
 class Reader:
-    """One who asks for a tale, and keeps what came."""
+    """Asks for a tale, and keeps what came."""
 
     url: str
     tales: Tales
@@ -173,7 +173,7 @@ async def first_chunk_comes_alone(url: str, tales: Tales, permits: Permits) -> N
 
 
 async def all_read(url: str, tales: Tales, permits: Permits, disturb: Callable[[], Any]) -> None:
-    """Every tale is read to its end, although somebody disturbs when a few tokens have come."""
+    """Every tale is read to its end, although something is disturbed when a few tokens have come."""
     readers = [Reader(url=url, tales=tales, index=index) for index in range(NUM_PROMPTS)]
     permits.give(NUM_PROMPTS)
     reading = asyncio.gather(*(reader.read() for reader in readers))
@@ -235,7 +235,7 @@ def one_stage(one_ray: OneRay, tales: Tales) -> Iterator[tuple[str, str]]:
 
 async def test_one_stage_streams_token_by_token(tales: Tales, permits: Permits, one_stage: tuple[str, str]) -> None:
     async with httpx.AsyncClient(base_url=one_stage[0], timeout=PATIENCE_S) as http:
-        await no_page_is_held(http, 2)  # and nobody warms up any more, which takes permits too
+        await no_page_is_held(http, 2)  # and no replica warms up any more, which takes permits too
         for url in one_stage:
             await first_chunk_comes_alone(url, tales, permits)
             await no_page_is_held(http, 2)
@@ -287,7 +287,7 @@ async def test_an_ingress_that_is_killed_ends_its_own_stream_and_leaves_no_page_
 
 
 async def an_ingress_is_killed(url: str, tales: Tales, permits: Permits, ingresses: dict[int, int]) -> None:
-    """With a tale that it is telling, whose pages nobody else could give back."""
+    """With a tale that it is telling, whose pages no other process could give back."""
     reader = Reader(url=url, tales=tales, index=0)
     permits.give(2)
     async with reader.asking() as chunks:

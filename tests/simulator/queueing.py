@@ -8,21 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.errors import DataError
-
 FloatArray = npt.NDArray[np.float64]
 
+NUM_STATES = 256
+"""Queues up to this length are counted with."""
 TAIL = 1e-12
-"""Probability of the longest queue that is counted with."""
-MOST_STATES = 1024
+"""Most probability of the longest of them."""
 
 
 def fixed_service_wait_s(rate_per_s: float, service_s: float) -> float:
-    """Mean wait before one server that takes a fixed time, Poisson arrivals (M/D/1, Pollaczek and Khinchine).
-
-    Raises DataError for more than it can serve.
-    """
-    load = _stable(rate_per_s * service_s)
+    """Mean wait before one server that takes a fixed time, Poisson arrivals (M/D/1, Pollaczek and Khinchine)."""
+    load = rate_per_s * service_s
     return load * service_s / (2 * (1 - load))
 
 
@@ -40,38 +36,27 @@ def batch_latency_s(rate_per_s: float, service_s: Sequence[float]) -> float:
 
     `service_s`: of a batch, by its size less 1. The numbers left behind by ends of batches are a Markov chain; from its
     stationary probabilities and the mean number in the system between two ends (renewal reward) follows the mean time
-    (Little's law). Raises DataError for more than it can serve.
+    (Little's law).
     """
-    _stable(rate_per_s * service_s[-1] / len(service_s))
-    num_states = 64
-    while num_states <= MOST_STATES:
-        left_S = _stationary(_transitions(rate_per_s, service_s, num_states))
-        if left_S[-1] < TAIL:
-            return _mean_number(rate_per_s, service_s, left_S) / rate_per_s
-        num_states *= 2
-    raise DataError(f"queues of more than {MOST_STATES} are likely: too near to what can be served")
+    left_S = _stationary(_transitions(rate_per_s, service_s))
+    assert left_S[-1] < TAIL, "longer queues are likely"
+    return _mean_number(rate_per_s, service_s, left_S) / rate_per_s
 
 
-def _stable(load: float) -> float:
-    if not 0 < load < 1:
-        raise DataError(f"a load of {load:g} has no mean wait; it must be above 0 and below 1")
-    return load
-
-
-def _transitions(rate_per_s: float, service_s: Sequence[float], num_states: int) -> FloatArray:
+def _transitions(rate_per_s: float, service_s: Sequence[float]) -> FloatArray:
     """Per number left behind, the probability of the next; the last state stands for all longer queues."""
-    arrivals_BS = [_poisson(rate_per_s * seconds, num_states) for seconds in service_s]
-    chances_SS = np.zeros((num_states, num_states))
-    for left in range(num_states):
+    arrivals_BS = [_poisson(rate_per_s * seconds) for seconds in service_s]
+    chances_SS = np.zeros((NUM_STATES, NUM_STATES))
+    for left in range(NUM_STATES):
         size = min(max(left, 1), len(service_s))  # after an idle time a batch of one starts
         stay = max(left, 1) - size
-        chances_SS[left, stay:] = arrivals_BS[size - 1][: num_states - stay]
+        chances_SS[left, stay:] = arrivals_BS[size - 1][: NUM_STATES - stay]
         chances_SS[left, -1] += 1 - chances_SS[left].sum()
     return chances_SS
 
 
-def _poisson(mean: float, number: int) -> FloatArray:
-    counts = np.arange(number)
+def _poisson(mean: float) -> FloatArray:
+    counts = np.arange(NUM_STATES)
     log_factorials = np.array([math.lgamma(count + 1) for count in counts])
     chances_S: FloatArray = np.exp(counts * math.log(mean) - mean - log_factorials)
     return chances_S

@@ -100,27 +100,9 @@ def test_a_stage_that_stays_empty_tells_what_is_gone() -> None:
     assert left(missing, WITHOUT_STAGE, 4.0) == 3  # 1 of the 4 that the plan needs runs
 
 
-def test_a_stage_that_is_back_at_the_next_look_lost_nothing() -> None:
-    missing = Missing()
-    left(missing, ALL, 0.0)
-    assert [left(missing, running, 2.0) for running in (WITHOUT_STAGE, ALL, WITHOUT_STAGE, ALL)] == [6, 6, 6, 6]
-
-
-def test_fewer_replicas_in_a_stage_are_left_to_serve() -> None:
-    missing = Missing()
-    left(missing, ALL, 0.0)
-    assert [left(missing, {"cpu": 2}, at_s) for at_s in (2.0, 4.0, 6.0)] == [6, 6, 6]
-
-
 def test_a_stage_that_has_not_started_yet_is_waited_for() -> None:
     missing = Missing()
     assert [left(missing, WITHOUT_STAGE, at_s) for at_s in (0.0, 2.0, 4.0)] == [6, 6, 6]
-
-
-def test_in_a_change_over_nothing_is_missed() -> None:
-    missing = Missing()
-    left(missing, ALL, 0.0)
-    assert [missing.left({"cpu": 6}, WITHOUT_STAGE, None, at_s)["cpu"] for at_s in (2.0, 4.0, 6.0)] == [6, 6, 6]
 
 
 def test_once_ray_has_noticed_its_own_count_is_taken() -> None:

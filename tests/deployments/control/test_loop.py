@@ -75,17 +75,6 @@ async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_pat
     assert [(row.epoch, row.outcome) for row in scene.history.plans(9)] == [(1, "proposed"), (0, "in force")]
 
 
-async def test_a_jump_of_difficulty_is_planned_for_at_once(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1))
-    assert len(scene.asked) == 1
-    scene.best = halves(2, 2)
-    await scene.ticks(1, HARD)
-    assert scene.said("reaction") == ["10.0% of 100 inputs left by ramp 1, 58.0% to 61.9% were expected"]
-    # Only the probes since the jump are believed: all are of the last look.
-    assert scene.asked[1].survival_N == pytest.approx((1.0, 1.0, 0.9, 0.9))
-    assert scene.fleet.log == SWITCH
-
-
 async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.hands_over = 20
@@ -143,21 +132,6 @@ async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> No
     await scene.ticks(1, EASY)
     assert scene.fleet.log == ["scale cpu to 4", *SWITCH]
     assert scene.fleet.followed.plan.stages == whole(3)
-
-
-async def test_lost_accelerators_are_planned_around_and_used_again_when_they_return(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, solve_as=as_many_as_there_are)
-    scene.fleet.alive = {"cpu": 3}
-    scene.fleet.replicas["cpu"] = 3
-    await scene.ticks(1, EASY)
-    scene.fleet.alive = {"cpu": 4}
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == whole(4)
-    assert scene.said("capacity") == [
-        "capacity lost: {'cpu': 4} before, {'cpu': 3} now",
-        "capacity changed: {'cpu': 3} before, {'cpu': 4} now",
-    ]
-    assert [each for each in scene.fleet.log if each.startswith("follow")] == ["follow 1", "follow 2"]
 
 
 async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_path: Path) -> None:

@@ -97,12 +97,6 @@ def epoch_and_splits(replica: Replica) -> tuple[int, list[tuple[int, int]]]:
     return stats["epoch"], [(split["first"], split["end"]) for split in stats["splits"]]
 
 
-async def test_a_replica_without_an_assignment_does_as_its_first_call_says(replica: Replica) -> None:
-    assert epoch_and_splits(replica) == (NOTHING, [])
-    assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("ab", "cd")
-    assert epoch_and_splits(replica) == (3, [(0, 2)])
-
-
 async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Replica) -> None:
     staying = [replace(split, after_answer="stay") for split in (FIRST, LAST)]
     assert await replica.told("abcd", replica.assignment(1, FIRST)) == ("ab", "cd")
@@ -137,17 +131,6 @@ async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
     assert [answer.exit for answer, _ in last.answers] == [3, 3]
 
 
-async def test_a_call_of_an_older_plan_is_run_by_its_own_splits_and_not_followed(replica: Replica) -> None:
-    await replica.call("d", replica.assignment(4, LAST), next_block=2)
-    assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("abcd", "")  # c and d found block 2 here
-    assert epoch_and_splits(replica) == (4, [(2, 4)])
-
-
-async def test_a_block_that_no_split_hosts_is_refused(replica: Replica) -> None:
-    with pytest.raises(PlanError, match="holds block 2"):
-        await replica.call("d", replica.assignment(4, FIRST), next_block=2)
-
-
 def both(replica: Replica, epoch: int) -> list[Assignment]:
     """Two stages of one plan."""
     first, last = replica.assignment(epoch, FIRST), replica.assignment(epoch, LAST)
@@ -168,23 +151,6 @@ async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_befo
     assert (replica.host.epoch, replica.host.slot) == (NOTHING, "")
     assert replica.host.report(replica="r", node="n").times == ()  # warming is no work
     assert await replica.told("abcd", replica.assignment(7, FIRST)) == ("ab", "cd")
-
-
-async def test_a_replica_hosts_another_stage_of_the_same_plan_when_it_is_told(replica: Replica) -> None:
-    first, last = both(replica, 7)
-    replica.host.follow(first)
-    replica.host.follow(last)
-    assert (replica.host.slot, epoch_and_splits(replica)) == ("split-emulated-V100-1", (7, [(2, 4)]))
-    replica.host.follow(replace(first, epoch=6))
-    assert replica.host.slot == "split-emulated-V100-1"
-    assert await replica.told("abcd", first) == ("ab", "cd")
-    assert epoch_and_splits(replica) == (7, [(0, 2)])
-
-
-async def test_preparing_a_later_assignment_leaves_the_present_one_in_force(replica: Replica) -> None:
-    replica.host.follow(replica.assignment(7, FIRST))
-    await replica.host.prepare([replica.assignment(8, LAST)])
-    assert epoch_and_splits(replica) == (7, [(0, 2)])
 
 
 async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:

@@ -23,8 +23,9 @@ from earlyexit.errors import (
 )
 from earlyexit.network.boundary import Answer, Encoded, TensorSpec
 from optimizer.plan import stock_plan
-from tests.deployments.ingress.dispatch.dispatcher_scene import Ring, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import Ring, StageCallLog
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
+from tests.deployments.wire_fakes import turns
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
 MAX_LENGTH = 5

@@ -12,6 +12,7 @@ from deployments.api.events import Departure, EventStream
 from deployments.api.http import build_api
 from deployments.api.live_page import Viewer, assets
 from tests.deployments.ingress.dashboard.fake_service import FakeService
+from tests.deployments.wire_fakes import turns
 
 MOST_BYTES = 150_000
 
@@ -95,11 +96,6 @@ class Connection:
             await asyncio.Event().wait()
 
 
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def stream_to(viewer: Viewer, connection: Connection, *, stuck_s: float = 60.0) -> None:
     stream = EventStream(viewer, Departure(connection.receive, viewer.leave), stuck_s=stuck_s)
     await stream({}, connection.receive, connection.send)
@@ -116,7 +112,7 @@ async def streamed(what: str) -> tuple[Connection, bool]:
     connection.blocked = what == "it takes nothing"
     viewer.offer(b"data: 1\n\n")
     streaming = asyncio.create_task(stream_to(viewer, connection, stuck_s=0.01 if connection.blocked else 60.0))
-    await settle()
+    await turns()
     if what == "it leaves":
         connection.gone.set()
     elif what == "it is let go":

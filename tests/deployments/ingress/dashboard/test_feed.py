@@ -8,6 +8,7 @@ import pytest
 from deployments.api.live_page import BEAT, HEARTBEAT_S, PERIOD_S, TROUBLE, Feed, Viewer
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OverloadedError
+from tests.deployments.wire_fakes import turns
 
 
 class Scene:
@@ -39,24 +40,19 @@ class Scene:
 
     async def advance(self, seconds: float, *, step_s: float = 0.5) -> None:
         until_s = self.clock.now_s() + seconds
-        await settle()
+        await turns()
         while self.clock.now_s() < until_s:
             self.clock.advance(step_s)
             for sleeper in [each for each in self._sleepers if each[0] <= self.clock.now_s()]:
                 self._sleepers.remove(sleeper)
                 sleeper[1].set()
-            await settle()
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+            await turns()
 
 
 async def taken(viewer: Viewer) -> bytes | None:
     """What the viewer gets at once; None for nothing."""
     waiting = asyncio.ensure_future(anext(viewer, b"the end"))
-    await settle()
+    await turns()
     if waiting.done():
         return waiting.result()
     waiting.cancel()

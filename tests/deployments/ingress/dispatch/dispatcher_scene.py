@@ -23,7 +23,7 @@ from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape
-from tests.deployments.wire_fakes import FixedLinks
+from tests.deployments.wire_fakes import FixedLinks, turns
 
 BATCH = 4
 PLAN = Plan(
@@ -211,9 +211,3 @@ class Scene:
 
     def _settle(self, flight: PendingInput, outcome: Answer | OfframpError) -> None:
         self.outcomes.append((flight.key, outcome))
-
-
-async def turns() -> None:
-    """Let every task run until it waits for the test."""
-    for _ in range(20):
-        await asyncio.sleep(0)

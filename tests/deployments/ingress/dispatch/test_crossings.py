@@ -18,7 +18,8 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.chained_texts import chained
-from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog
+from tests.deployments.wire_fakes import turns
 
 SURE = PolicySpec(name="confidence", thresholds=0.9)
 SMALL, LARGE = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4, batch=4, tokens=12)

@@ -23,8 +23,8 @@ from tests.deployments.ingress.dispatch.dispatcher_scene import (
     Ring,
     Scene,
     survivors,
-    turns,
 )
+from tests.deployments.wire_fakes import turns
 
 
 async def test_requests_that_arrive_in_the_same_turn_of_the_loop_leave_in_one_call() -> None:

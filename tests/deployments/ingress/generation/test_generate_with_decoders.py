@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
-from deployments.api.generation import GenerateRequest, GenerateService, Stream
+from deployments.api.generation import CutShortError, GenerateRequest, GenerateService, Stream
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.dispatcher import Dispatcher
@@ -17,10 +19,12 @@ from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from earlyexit.clock import MonotonicClock
+from earlyexit.errors import ContextLengthError, DeadlineError, InputError, OverloadedError, StageUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.sequence import Chosen, Said
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -49,7 +53,7 @@ def a_decoder() -> EarlyExitModel:
 
 
 class Replica:
-    """One that lives in this process."""
+    """A replica that lives in this process."""
 
     def __init__(self, number: int, slot: str, model: EarlyExitModel) -> None:
         self.name = f"{slot}#{number}"
@@ -91,9 +95,13 @@ class Service:
         new_model: Callable[[], EarlyExitModel] = a_decoder,
         start: int | None = None,
         probe_share: float = 0.0,
+        **settings: Any,
     ) -> None:
         """`start`: what answers start with, of an encoder-decoder."""
         self.placed = placed
+        self.settings = ServeSettings.model_validate(
+            {"model": "none", "plan": placed.plan, "prompt_chunk": 8, "max_queued": 100} | settings
+        )
         self.probe_share = probe_share
         self.task = TokenTask(VOCABULARY, start=start)
         self.board = ReplicaDirectory()
@@ -116,6 +124,7 @@ class Service:
         rules = Rules(
             calls_per_replica=2,
             max_attempts=8,
+            max_queued=self.settings.max_queued,
             admits=False,
             shape=shape,
             loss=self.task.loss,
@@ -123,19 +132,18 @@ class Service:
         )
         core = IngressCore("i", self.placed, rules, random.Random(0))
         self.dispatcher = Dispatcher(core, links, MonotonicClock())
-        settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
         self.service = GenerateService(
             byte_tokenizer(),
             self.task,
             MAX_LENGTH,
             self.dispatcher,
-            settings,
+            self.settings,
             MonotonicClock(),
             rng=random.Random(0),
         )
 
-    def begin(self, prompt: tuple[int, ...]) -> Stream:
-        return self.service.start(GenerateRequest(prompt=prompt, max_tokens=MAX_TOKENS))
+    def begin(self, prompt: tuple[int, ...], **asked: Any) -> Stream:
+        return self.service.start(GenerateRequest(**{"prompt": prompt, "max_tokens": MAX_TOKENS} | asked))
 
     async def all_free(self) -> None:
         """Every page of every replica is, or soon: replicas are told, and have threads of their own."""
@@ -145,6 +153,11 @@ class Service:
                 return
             await asyncio.sleep(0.005)
         raise AssertionError(f"pages are still held: {[memory.use() for memory in held]}")
+
+    def die(self) -> None:
+        """End every connection to a replica, and take no new one."""
+        for replica in (replica for replicas in self.replicas.values() for replica in replicas):
+            replica.die()
 
     async def stop(self) -> None:
         self.board.announce({})
@@ -166,12 +179,21 @@ def expected() -> dict[tuple[int, ...], list[tuple[int, int]]]:
     return {prompt: [(each.chosen.token, each.exit) for each in said[k]] for k, prompt in enumerate(prompts, 1)}
 
 
+@asynccontextmanager
+async def served(*given: Any, **options: Any) -> AsyncIterator[Service]:
+    """A running service, made as `Service` is."""
+    service = Service(*given, **options)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
 @pytest.fixture(params=[None, 2, 3], ids=["one stage", "two stages, cut behind a ramp", "two stages, cut elsewhere"])
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
-    service = Service(plan(request.param))
-    await service.start()
-    yield service
-    await service.stop()
+    async with served(plan(request.param)) as service:
+        yield service
 
 
 async def all_of(stream: Stream) -> list[tuple[int, int]]:
@@ -220,3 +242,71 @@ async def test_readers_that_leave_give_their_pages_back_in_mid_batch_too(
     said = await soon(asyncio.gather(*map(all_of, streams[3:])))
     assert said == list(expected.values())[3:]
     await service.all_free()
+
+
+# Streams that end before their last token
+
+LIMITS = {
+    "between tokens": ({"token_timeout_s": 0.2}, {}, "0.2 s for the next token"),
+    "on the whole": ({}, {"timeout_s": 0.3}, "0.3 s for the whole answer"),
+}
+
+
+@pytest.mark.parametrize(("settings", "asked", "limit"), LIMITS.values(), ids=LIMITS)
+async def test_a_stream_that_reaches_a_limit_is_cut_there_and_says_which(
+    settings: dict[str, float], asked: dict[str, float], limit: str
+) -> None:
+    async with served(plan(), **settings) as service:
+        stream = service.begin((1, 2, 3), **asked)
+        await soon(anext(stream))
+        service.die()
+        with pytest.raises(
+            CutShortError, match=rf"after \d+ tokens? and 0\.\d s: the next one exceeds the limit of {limit}"
+        ):
+            await soon(all_of(stream))
+        assert service.service.loop.counts.ended == {"cut_short": 1}
+        assert service.dispatcher.core.num_unanswered == 0
+
+
+async def test_without_a_first_token_within_its_limit_the_request_is_refused() -> None:
+    async with served(plan(), default_timeout_s=0.2) as service:
+        service.die()
+        with pytest.raises(
+            DeadlineError, match=r"no token came within 0\.2 s: the first one exceeds the limit of 0\.2 s"
+        ):
+            await soon(anext(service.begin((1,))))
+
+
+async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
+    async with served(plan(), max_queued=1) as service:
+        for prompt, asked, error in (
+            ((), {}, InputError),
+            ((1,) * MAX_LENGTH, {}, ContextLengthError),
+            ((1,), {"max_tokens": 0}, InputError),
+            ((1,), {"timeout_s": 0.0}, InputError),
+            ((1,), {"timeout_s": 1e6}, InputError),
+        ):
+            with pytest.raises(error):
+                service.begin(prompt, **asked)
+        assert service.service.loop.counts.begun == 0
+        service.begin((1,))
+        with pytest.raises(OverloadedError):
+            service.begin((2,))
+        service.dispatcher.suspend("nothing is left")
+        with pytest.raises(StageUnavailableError):
+            service.begin((3,))
+        assert service.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
+
+
+async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what_was_not_read() -> None:
+    aborted: list[str] = []
+    stream = Stream(1)
+    stream.when_aborted = lambda: aborted.append("told")
+    said = Said(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
+    for _ in range(2):
+        stream.put(said)
+    async with aclosing(stream) as reading:
+        assert await anext(reading) is said
+    stream.abort()
+    stream.put(said)
+    assert (aborted, [each async for each in stream]) == (["told"], [])

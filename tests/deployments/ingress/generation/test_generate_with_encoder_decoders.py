@@ -13,10 +13,10 @@ from tests.deployments.ingress.generation.test_generate_with_decoders import (
     MAX_TOKENS,
     NUM_PAGES,
     THRESHOLD,
-    Service,
     all_of,
     one_dies_in_mid_stream,
     plan,
+    served,
 )
 from tests.deployments.wire_fakes import soon
 from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, sequence
@@ -47,11 +47,9 @@ def expected() -> dict[tuple[int, ...], list[tuple[int, int]]]:
 async def test_streams_say_what_the_model_says_alone_also_where_a_replica_dies(
     expected: dict[tuple[int, ...], list[tuple[int, int]]], cut: int | None
 ) -> None:
-    service = Service(plan(cut), an_encoder_decoder, PAD[KIND])
-    await service.start()
-    said = await soon(asyncio.gather(*(all_of(service.begin(source)) for source in expected)))
-    assert said == list(expected.values())
-    assert len({exit_block for each in said for _, exit_block in each}) > 1
-    await service.all_free()
-    await one_dies_in_mid_stream(service, expected, -1)
-    await service.stop()
+    async with served(plan(cut), an_encoder_decoder, PAD[KIND]) as service:
+        said = await soon(asyncio.gather(*(all_of(service.begin(source)) for source in expected)))
+        assert said == list(expected.values())
+        assert len({exit_block for each in said for _, exit_block in each}) > 1
+        await service.all_free()
+        await one_dies_in_mid_stream(service, expected, -1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -26,6 +25,7 @@ from tests.deployments.ingress.generation.test_generate_with_decoders import (
     all_of,
     expected,
     plan,
+    served,
 )
 from tests.deployments.wire_fakes import soon
 from tests.earlyexit.families.decoders import NUM_BLOCKS, backbone_of, decoder, hf_decoder
@@ -45,22 +45,10 @@ def alone(expected: dict[tuple[int, ...], Said]) -> dict[tuple[int, ...], Genera
     return dict(zip(expected, generate(model, list(expected), asked), strict=True))
 
 
-@asynccontextmanager
-async def served(new_model: Callable[[], EarlyExitModel], *, probe_share: float = 0.0) -> AsyncIterator[Service]:
-    service = Service(plan(), new_model, probe_share=probe_share)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
-
-
 @pytest.fixture(params=[None, 2, 3], ids=["one stage", "two stages, cut behind a ramp", "two stages, cut elsewhere"])
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
-    service = Service(plan(request.param), probe_share=1.0)
-    await service.start()
-    yield service
-    await service.stop()
+    async with served(plan(request.param), probe_share=1.0) as service:
+        yield service
 
 
 def rows_of(generated: Generated) -> list[Row]:
@@ -148,7 +136,7 @@ async def test_keys_and_values_of_a_probe_are_the_full_models_and_nothing_waits_
     homes: list[KVPlacement] = []
     prompt = tuple(range(1, 20))
     shown = len(prompt) + MAX_TOKENS - 1
-    async with served(new_model, probe_share=1.0) as service:
+    async with served(plan(), new_model, probe_share=1.0) as service:
         monkeypatch.setattr(service.dispatcher, "end", homes.append)  # so that replicas keep what they have
         await soon(all_of(service.begin(prompt)))
         number = homes[0].number

@@ -27,10 +27,9 @@ from deployments.ops.tracing.tracer import Tracer
 from deployments.versions.choice import Fork, Tally
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.clock import ManualClock
-from earlyexit.errors import DeadlineError
 from earlyexit.network.boundary import Answer, Encoded
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
-from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on, piece_of
+from tests.deployments.wire_fakes import answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
 RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, compute_s=0.5)
@@ -108,31 +107,6 @@ def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
     assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
 
 
-def visit_of(*chunks: Chunk, reason: str | None = None) -> Visit:
-    """What is noted of input a, a second before each part of the reply."""
-    scene = Scene(1)
-    _, inputs = scene.tracer.sent("r1", call_of([FIRST, SECOND]))
-    for chunk in chunks:
-        scene.clock.advance(1.0)
-        scene.tracer.came_back(chunk, inputs)
-    if reason is not None:
-        scene.tracer.failed(reason, inputs)
-    [visit] = scene.record.inputs[0].visits
-    return visit
-
-
-def test_a_visit_ends_by_an_answer_a_survivor_an_early_answer_or_a_loss() -> None:
-    visit = visit_of(answered([SECOND]), replace(answered([FIRST]), runs=((FIRST, (RUN,)),)))
-    assert (visit.ended_s, visit.exit, visit.timing, visit.runs, visit.error) == (102.0, 1, TIMING, (RUN,), None)
-    assert (visit.replica, visit.attempt, visit.call_inputs, visit.at_s) == ("r1", 0, 2, 100.0)
-    visit = visit_of(going_on([FIRST, SECOND]))
-    assert (visit.ended_s, visit.exit, visit.timing, visit.error) == (101.0, None, TIMING, None)
-    visit = visit_of(Chunk(early=answered([FIRST]).answers), going_on([FIRST, SECOND]))
-    assert (visit.ended_s, visit.exit) == (101.0, 1)
-    assert visit_of(Chunk(lost=((FIRST, DeadlineError("too late")),))).error == "deadline: too late"
-    assert visit_of(answered([SECOND]), reason="the replica died").error == "the replica died"
-
-
 def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
     scene = Scene(1, starts=(0, 4))
@@ -171,34 +145,11 @@ def flat(spans: Sequence[Span]) -> list[tuple[str, float, float]]:
     return [(span.name, span.begin_s, span.end_s) for span in spans]
 
 
-def test_a_stage_is_half_of_its_hop_what_it_says_itself_and_the_other_half() -> None:
-    told = replace(sent(12.0), ended_s=20.0, timing=Timing(queue_s=1.0, compute_s=3.0), exit=1)
-    [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=20.0)
-    waiting, stage = each.children
-    assert flat((waiting, stage)) == [("queue", 11.0, 12.0), ("stage cpu-0", 12.0, 20.0)]
-    hops = [("hop", 12.0, 14.0), ("stage queue", 14.0, 15.0), ("compute", 15.0, 18.0), ("hop", 18.0, 20.0)]
-    assert flat(stage.children) == hops
-    assert stage.attributes == {
-        **{"offramp.slot": "cpu-0", "offramp.replica": "r1", "offramp.plan_epoch": 3, "offramp.attempt": 1},
-        **{"offramp.block": 0, "offramp.call_inputs": 4, "offramp.exit": 1},
-        **{"offramp.queue_s": 1.0, "offramp.compute_s": 3.0, "offramp.hop_s": 4.0},
-    }
-
-
 def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
     told = replace(sent(12.0), ended_s=13.0, timing=Timing(queue_s=0.5, compute_s=0.75), exit=1)
     [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=13.0)
     assert each.children[-1].attributes["offramp.hop_s"] == 0.0
     assert [span.seconds for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
-
-
-def test_inputs_that_are_not_awaited_any_more_end_with_the_request() -> None:
-    lost, waiting = InputRecord(submitted_s=11.0, under_way=sent(12.0)), InputRecord(submitted_s=11.0)
-    prepare, first, second, reply = spans_of(lost, waiting, ended_s=20.0)
-    assert flat(first.children) == [("queue", 11.0, 12.0), ("stage cpu-0", 12.0, 20.0)]
-    assert flat(second.children) == [("queue", 11.0, 20.0)]
-    assert (first.error, first.children[1].error, second.error) == ("no answer", "given up", "no answer")
-    assert (prepare.seconds, reply.seconds) == (1.0, 0.0)
 
 
 def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them() -> None:

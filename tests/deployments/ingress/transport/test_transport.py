@@ -1,23 +1,23 @@
-"""Which replicas host a stage, which of them takes a call, and which one the inputs of sequences."""
+"""Which of a stage's replicas takes a call, and which one the inputs of sequences."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
 from deployments.ingress.core.routes import KVPlacement, KVPlacements
 from deployments.ingress.link import LinkTransport, ReplicaLinks
 from deployments.wire.directory import ReplicaDirectory
-from earlyexit.errors import PlanError, SequenceLostError
+from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.wire_fakes import Asked, FakeReplica, call_of, soon, turns
 
 BATCH = 4
-FIRST, SECOND = "split-cpu-0", "split-cpu-1"
+FIRST = "split-cpu-0"
 
 
 class Call:
@@ -40,22 +40,18 @@ class Call:
         )
 
 
-def placed(*replicas: int, epoch: int = 1, avoided: Sequence[str] = (), **hosted: str) -> PlacedPlan:
-    """Stages of one block each."""
-    stages = (
-        Stage(device="cpu", replicas=each, splits=(Split(first=block, end=block + 1, batch=BATCH),))
-        for block, each in enumerate(replicas)
-    )
-    plan = Plan(stages=tuple(stages), epoch=epoch)
-    return PlacedPlan(plan=plan, avoided=dict.fromkeys(avoided, "cpu"), hosted=hosted)
+def placed(*avoided: str) -> PlacedPlan:
+    """A stage of one block, whose replicas of these names rest."""
+    stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=1, batch=BATCH),))
+    return PlacedPlan(plan=Plan(stages=(stage,), epoch=1), avoided=dict.fromkeys(avoided, "cpu"))
 
 
 class Slot:
     """A stage's fake replicas, their board, and the links that follow it."""
 
-    def __init__(self, *replicas: int) -> None:
+    def __init__(self) -> None:
         self.board = ReplicaDirectory()
-        self.links = ReplicaLinks(placed(*replicas or (1,)), ["cpu"], phase=0.0)
+        self.links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
         self.links.connect("cpu", self.board)
         self.transport = self.links[FIRST]
         self.replicas: dict[str, FakeReplica] = {}
@@ -72,7 +68,7 @@ class Slot:
             await soon(replica.words.get())
 
     def make(self, name: str) -> FakeReplica:
-        """One that does not listen yet, and that no link knows of."""
+        """A replica that does not listen yet and is not announced."""
         replica = self.replicas[name] = FakeReplica(name, asked=self._asked)
         return replica
 
@@ -82,10 +78,10 @@ class Slot:
 
     def avoid(self, *replicas: str) -> None:
         """These get no work from now on."""
-        self.links.follow(placed(1, avoided=replicas))
+        self.links.follow(placed(*replicas))
 
-    def call(self, sample_ids: str, *, slot: str = FIRST) -> Call:
-        self._calls.append(Call(self.links[slot], sample_ids))
+    def call(self, sample_ids: str) -> Call:
+        self._calls.append(Call(self.transport, sample_ids))
         return self._calls[-1]
 
     def call_of(self, *homes: KVPlacement) -> Call:
@@ -106,20 +102,15 @@ class Slot:
         """The next call that reaches a replica."""
         return await soon(self._asked.get())
 
-    async def sent(self, sample_ids: str, *, slot: str = FIRST) -> tuple[Call, Asked]:
+    async def sent(self, sample_ids: str) -> tuple[Call, Asked]:
         """A call, and the replica that it reached."""
-        call = self.call(sample_ids, slot=slot)
+        call = self.call(sample_ids)
         return call, await self.asked()
 
-    async def taker(self, sample_ids: str, *, slot: str = FIRST) -> str:
-        """Returns the replica that takes a call, which stays open."""
-        _, asked = await self.sent(sample_ids, slot=slot)
+    async def taker(self, sample_ids: str) -> str:
+        """The replica that takes a call, which stays open."""
+        _, asked = await self.sent(sample_ids)
         return asked.replica
-
-    @property
-    def is_mute(self) -> bool:
-        """Whether no call has reached a replica that the test does not know of."""
-        return self._asked.empty()
 
     async def end(self) -> None:
         for call in self._calls:
@@ -144,7 +135,7 @@ async def slot() -> AsyncIterator[Slot]:
 @pytest.mark.parametrize("how", ["answered", "refused", "given-up"])
 async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) -> None:
     await slot.has("a", "b")
-    call, first = await slot.sent("wxyz")  # a batch, behind which no call would wait
+    call, first = await slot.sent("wxyz")  # a full batch
     await slot.taker("x")
     if how == "answered":
         first.answer()
@@ -199,82 +190,8 @@ async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_other
     assert full == {"a", "b", "c"}
 
 
-# Which stage a replica hosts
-
-
-@pytest.fixture
-async def two_stages() -> AsyncIterator[Slot]:
-    scene = Slot(2, 1)
-    yield scene
-    await scene.end()
-
-
-async def told(replica: FakeReplica) -> tuple[int, str]:
-    return await soon(replica.hosted.get())
-
-
-async def test_replicas_share_the_stages_and_are_told_which(two_stages: Slot) -> None:
-    await two_stages.has("a", "b", "c")
-    assert {await two_stages.taker("x"), await two_stages.taker("x")} == {"a", "b"}
-    assert await two_stages.taker("x", slot=SECOND) == "c"
-    hosted = [two_stages.replicas[name].hosted for name in "abc"]
-    last = [[each.get_nowait() for _ in range(each.qsize())][-1] for each in hosted]
-    assert last == [(1, FIRST), (1, FIRST), (1, SECOND)]
-    two_stages.links.follow(placed(1, 2, epoch=2, a=FIRST, b=FIRST, c=SECOND))
-    assert [await told(two_stages.replicas[name]) for name in "abc"] == [(2, FIRST), (2, SECOND), (2, SECOND)]
-    two_stages.links.follow(placed(1, 2, epoch=2, a=FIRST, b=FIRST, c=SECOND))
-    await turns()
-    assert all(each.empty() for each in hosted)
-
-
-async def test_where_the_only_replica_of_a_stage_dies_another_hosts_it_at_once(two_stages: Slot) -> None:
-    await two_stages.has("a", "b", "c")
-    call, _ = await two_stages.sent("x", slot=SECOND)
-    two_stages.replicas["c"].die()  # Serve has not noticed it
-    with pytest.raises(ConnectionError):
-        await soon(call.task)
-    assert [await two_stages.taker("x", slot=SECOND), await two_stages.taker("x")] == ["b", "a"]
-
-
-async def test_calls_to_a_stage_without_a_replica_wait_for_one_and_fail_when_the_plan_drops_it(
-    two_stages: Slot,
-) -> None:
-    await two_stages.has("a")
-    waiting = two_stages.call("x", slot=SECOND)
-    await turns()
-    assert two_stages.is_mute
-    await two_stages.has("a", "b")
-    assert (await two_stages.asked()).replica == "b"
-    await two_stages.has("a")
-    dropped = two_stages.call("y", slot=SECOND)
-    await turns()
-    two_stages.links.follow(placed(1, epoch=2))
-    with pytest.raises(ConnectionError, match="no longer has it"):
-        await soon(dropped.task)
-    assert not waiting.task.done()
-
-
-async def test_a_call_of_an_earlier_plan_fails_at_once_where_the_plan_has_dropped_its_stage(two_stages: Slot) -> None:
-    await two_stages.has("a", "b", "c")
-    late = two_stages.call("x", slot=SECOND)  # its task runs after the change of plan
-    two_stages.links.follow(placed(1, epoch=2))
-    with pytest.raises(ConnectionError, match="no longer has it"):
-        await soon(late.task)
-
-
-async def test_a_sequence_is_lost_with_its_replicas_stage_and_its_pages_are_given_back(two_stages: Slot) -> None:
-    await two_stages.has("a", "b", "c")
-    [home], name = await two_stages.begun(1)
-    slots = {each: SECOND if each == name else FIRST for each in "abc"}
-    two_stages.links.follow(placed(2, 1, epoch=2, **slots))
-    with pytest.raises(SequenceLostError, match=f"{name} takes no calls any more"):
-        await soon(two_stages.call_of(home).task)
-    two_stages.transport.end(name, 1)
-    assert await soon(two_stages.replicas[name].over.get()) == (1,)
-
-
 def test_a_plan_on_types_without_replicas_is_refused() -> None:
-    links = ReplicaLinks(placed(1), ["cpu"], phase=0.0)
+    links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
     elsewhere = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=1),))
     with pytest.raises(PlanError, match=r"needs replicas on \['V100'\]; there are some on \['cpu'\]"):
         links.follow(PlacedPlan(plan=Plan(stages=(elsewhere,))))
