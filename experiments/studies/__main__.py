@@ -7,9 +7,10 @@ Without a name, those that there are. `python -m experiments.report` runs all of
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -40,6 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"a study: {', '.join(studies.FIGURES)}")
     effort: Effort = "quick" if options.quick else "full"
     run_study(studies.load(options.name), effort, options.out or FOLDERS[effort])
+
+
+def run_logged(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    """Runs this command in a process of its own, whose output goes to the log.
+
+    `environment` is the caller's, which may be newer than this process's.
+    """
+    os.environ.update(environment)
+    with log.open("wb") as output:
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+    main(arguments)
 
 
 def run_study(study: Study, effort: Effort, folder: Path) -> None:

@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
-from experiments.studies.sides import BATCHES, Workload, decide, equal_cluster, facing, mixed_cluster, simulated, sst2
+from experiments.studies.sides import (
+    BATCHES,
+    Length,
+    Workload,
+    decide,
+    equal_cluster,
+    facing,
+    mixed_cluster,
+    short,
+    simulated,
+    sst2,
+)
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts, largest, ratio
 from optimizer.decision import Planned, Strategy
 from optimizer.planner import solve
@@ -75,7 +86,9 @@ def as_fast_as_dear(problem: PlanProblem, equal: PlanProblem) -> PlanProblem:
     return replace(problem, latency=latency)
 
 
-def at_batches(case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...]) -> dict[int, AtBatch]:
+def at_batches(
+    case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...], length: Length
+) -> dict[int, AtBatch]:
     """Every batch limit.
 
     A service on one type keeps the smaller batches that it had: what suits a K80 is its own to choose.
@@ -85,7 +98,7 @@ def at_batches(case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, 
     alone: dict[str, Mapping[str, float]] = {name: dict.fromkeys(BASELINES, 0.0) for name in mixed.devices}
 
     def rates(problem: PlanProblem, names: tuple[Strategy, ...]) -> Rates:
-        row = simulated(problem, decide(problem, names), inputs, "quick")
+        row = simulated(problem, decide(problem, names), inputs, length)
         return {name: point.rate_per_s for name, point in row.items()}
 
     for batch in batches:
@@ -113,10 +126,10 @@ def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str,
 def run(effort: Effort) -> StudyResult:
     """Recorded exits on E3's clusters, by every reading of it; in full at the largest batch also every other case."""
     case, pipelines = (mixed_cluster(), equal_cluster(), sst2()), PIPELINES[effort]
-    found = at_batches(case, BATCHES[effort], pipelines)
+    found = at_batches(case, BATCHES[effort], pipelines, short(effort))
     others = cases(*case) if effort == "full" else {}
     in_cases = {
-        name: at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",))[LARGEST_BATCH]
+        name: at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",), short(effort))[LARGEST_BATCH]
         for name, other in others.items()
     }
     return StudyResult(
@@ -124,7 +137,7 @@ def run(effort: Effort) -> StudyResult:
         pictures=(_goodputs(found, pipelines), _readings(found)),
         e3=_ratios(found, "e3"),
         best=_ratios(found, "best") if "best" in pipelines else Ratios(),
-        tables=(_of_clusters(*case[:2]), _of_chains(case[0], case[2], found)),
+        tables=(_of_clusters(*case[:2]), *([_of_chains(case[0], case[2], found)] if effort == "full" else [])),
     )
 
 

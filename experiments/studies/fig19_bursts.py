@@ -35,7 +35,7 @@ UTILISATION = 0.5
 BURSTY_HOUR_S = 1_436_400
 """Where an hour of the Twitter trace begins in which four minutes have 4.4 times the rate of the rest."""
 HOUR_S = 3600
-EVERY = {"full": 12, "quick": 90}
+EVERY = {"full": 12, "quick": 360}
 """An hour is played in so much less time: bursts and lulls keep their heights and shares, not their lengths."""
 PAPER = Ratios(over_stock=1.16, over_early_exit=1.29)
 

@@ -35,6 +35,7 @@ from experiments.studies.sides import (
     NUM_ROWS,
     SEED,
     Case,
+    Length,
     Row,
     Rows,
     Workload,
@@ -49,6 +50,7 @@ from experiments.studies.sides import (
     ratios_of,
     savings,
     series_of,
+    short,
     simulated,
     sst2,
     times,
@@ -87,10 +89,10 @@ AT_LARGEST = f"batch {LARGEST_BATCH}"
 
 BEYOND = 16
 """A batch that broke E3's SLO."""
-CONTENDERS: dict[Effort, tuple[Strategy, ...]] = {
-    "full": ("stock", "early-exit", "e3", "serial", "best"),
-    "quick": ("stock", "early-exit", "e3"),
-}
+PAPERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3")
+"""The contenders of E3's own figures."""
+COMPARED: dict[Effort, tuple[Strategy, ...]] = {"full": (*PAPERS, "best"), "quick": PAPERS}
+CONTENDERS: dict[Effort, tuple[Strategy, ...]] = {"full": (*PAPERS, "serial", "best"), "quick": PAPERS}
 FIG07_PAPER = Ratios(over_stock=1.30, over_early_exit=1.44)
 PAPER_AT_ONE = 0.97
 """e3 over early-exit at batch 1 (sections 5.1.1 and 5.9)."""
@@ -115,7 +117,7 @@ def fig07_run(effort: Effort) -> StudyResult:
             "+ dear ramps": (dear, even),
             "exits at once": (dear, exits_at_once(problem)),
         }
-    of_cases = _in_cases(others, ("stock", "early-exit", "e3", "best"))
+    of_cases = _in_cases(others, COMPARED["full"])
     with_beyond = {**rows, **beyond}
     return StudyResult(
         comparisons=tuple(_by_batch_comparisons(rows, of_cases, FIG07_PAPER)),
@@ -131,7 +133,7 @@ def fig07_run(effort: Effort) -> StudyResult:
 
 def _in_cases(others: Mapping[str, Case], strategies: Sequence[Strategy]) -> dict[str, Rows]:
     choose = partial(decide, strategies=strategies)
-    return {name: by_batch(*case, (1, LARGEST_BATCH), "quick", choose) for name, case in others.items()}
+    return {name: by_batch(*case, (1, LARGEST_BATCH), "short", choose) for name, case in others.items()}
 
 
 def _by_batch_comparisons(rows: Rows, of_cases: Mapping[str, Rows], paper: Ratios) -> Iterator[Comparison]:
@@ -222,7 +224,8 @@ def fig08_run(effort: Effort) -> StudyResult:
             "exits at once": (problem, exits_at_once(problem)),
             "exits at once, flat times": (flat(problem, LARGEST_BATCH), exits_at_once(problem)),
         }
-    rows, of_cases = by_batch(*case, BATCHES[effort], effort), _in_cases(others, ("stock", "early-exit", "e3"))
+    rows = by_batch(*case, BATCHES[effort], effort, partial(decide, strategies=COMPARED[effort]))
+    of_cases = _in_cases(others, PAPERS)
     return StudyResult(
         comparisons=tuple(_by_batch_comparisons(rows, of_cases, FIG08_PAPER)),
         pictures=(batch_bars("ResNet-50 on 16 V100, recorded exits", rows),),
@@ -434,16 +437,12 @@ LIMITS = (8, 24, 128)
 """Largest batches that are tried; the last one leaves the batch to the planner."""
 LOOSE_S = 0.5
 """From this SLO on only the last one is: where all were tried, no other was better by more than precision."""
-FIG24_SIDES: dict[Effort, tuple[Strategy, ...]] = {
-    "full": ("stock", "early-exit", "e3", "best"),
-    "quick": ("stock", "early-exit", "e3"),
-}
 FIG24_PAPER = Ratios(over_stock=1.34, over_early_exit=1.63)
 """e3 over early-exit at a batch of 1, which is all that E3's strictest SLO allows."""
 
 
 def by_limits(
-    problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], names: Sequence[Strategy]
+    problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], names: Sequence[Strategy], length: Length
 ) -> tuple[Rows, Rows]:
     """Returns contenders under each SLO, by its words, in short runs.
 
@@ -457,7 +456,7 @@ def by_limits(
         decisions = {
             f"{name}, batch {limit}": solve(with_batch_limit(under, limit), name) for limit in limits for name in names
         }
-        tried = simulated(under, decisions, inputs, "quick")
+        tried = simulated(under, decisions, inputs, length)
         points = {name: [tried[f"{name}, batch {limit}"] for limit in limits] for name in names}
         words = f"{1e3 * slo_s:g} ms"
         tuned[words] = {name: max(of, key=lambda point: point.rate_per_s or 0.0) for name, of in points.items()}
@@ -468,10 +467,10 @@ def by_limits(
 def fig24_run(effort: Effort) -> StudyResult:
     """Recorded exits on E3's cluster; in full also E3's circumstances, under a few of the SLOs."""
     problem, slos_s = equal_cluster(), FIG24_SLOS_S[effort]
-    tuned, planned = by_limits(problem, sst2(), slos_s, FIG24_SIDES[effort])
+    tuned, planned = by_limits(problem, sst2(), slos_s, COMPARED[effort], short(effort))
     of_cases: dict[str, Rows] = {}
     if effort == "full":
-        of_e3, _ = by_limits(like_e3(problem), even_exits(problem), OTHER_SLOS_S, FIG24_SIDES["quick"])
+        of_e3, _ = by_limits(like_e3(problem), even_exits(problem), OTHER_SLOS_S, PAPERS, "short")
         of_cases["E3's circumstances"] = of_e3
     shown = {"recorded exits": tuned, "the planner's batches": planned, **of_cases}
     gains = {
@@ -556,9 +555,9 @@ def fig25_run(effort: Effort) -> StudyResult:
             "+ flat times": (unfilled, even),
             "exits at once": (unfilled, exits_at_once(problem)),
         }
-    rows = by_batch(problem, inputs, BATCHES[effort], "quick", ramp_variants)
+    rows = by_batch(problem, inputs, BATCHES[effort], short(effort), ramp_variants)
     at_largest = {"recorded": rows[AT_LARGEST]} | {
-        name: by_batch(*case, (LARGEST_BATCH,), "quick", ramp_variants)[AT_LARGEST] for name, case in others.items()
+        name: by_batch(*case, (LARGEST_BATCH,), "short", ramp_variants)[AT_LARGEST] for name, case in others.items()
     }
     by_label = {**rows, **{f"{name}, {AT_LARGEST}": at_largest[name] for name in others}}
     return StudyResult(
@@ -628,22 +627,22 @@ def in_turn(problem: PlanProblem, planned: Planned) -> Planned:
     return Planned(strategy="serial", stages=stages, figures=figures, bound=sought(problem, figures), gap=0.0)
 
 
-def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float]) -> dict[str, Row]:
+def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], length: Length) -> dict[str, Row]:
     """Returns a row per SLO, batches up to E3's largest."""
     limited = with_batch_limit(facing(problem, inputs), LARGEST_BATCH)
     under = {f"SLO {1e3 * slo_s:g} ms": with_slo(limited, slo_s) for slo_s in slos_s}
-    return {label: simulated(each, with_and_without_pipelines(each), inputs, "quick") for label, each in under.items()}
+    return {label: simulated(each, with_and_without_pipelines(each), inputs, length) for label, each in under.items()}
 
 
 def fig26_run(effort: Effort) -> StudyResult:
     """By batch under E3's SLO, by SLO at E3's largest batch; in full also in E3's circumstances."""
     problem, inputs = equal_cluster(), sst2()
-    at_batch = by_batch(problem, inputs, BATCHES[effort], "quick", with_and_without_pipelines)
-    under_slo = by_slo(problem, inputs, FIG26_SLOS_S[effort])
+    at_batch = by_batch(problem, inputs, BATCHES[effort], short(effort), with_and_without_pipelines)
+    under_slo = by_slo(problem, inputs, FIG26_SLOS_S[effort], short(effort))
     rows: dict[str, Row] = {**at_batch, **under_slo}
     if effort == "full":
         slos_s = (problem.slo.latency_s, 2 * problem.slo.latency_s)
-        of_e3 = by_slo(like_e3(problem), even_exits(problem), slos_s)
+        of_e3 = by_slo(like_e3(problem), even_exits(problem), slos_s, "short")
         rows |= {f"E3's circumstances, {label}": row for label, row in of_e3.items()}
     x, title = tuple(1e3 * slo_s for slo_s in FIG26_SLOS_S[effort]), f"BERT-base on 16 V100, {AT_LARGEST}"
     return StudyResult(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import bert12_sst2, mixed_rows
 from experiments.studies.picture import Bars
 from experiments.studies.study import Effort, Ratios, Table, largest_ratios, ratio
-from experiments.sustained import Capacity, highest_rate
+from experiments.sustained import PRECISION, Capacity, highest_rate
 from optimizer.decision import Decision, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
@@ -32,12 +33,16 @@ E3_SLOWER = 6.5
 """TensorRT's V100 takes 1.23 ms for BERT-base at batch 1. E3 does not print its V100's time; 8 ms is an estimate."""
 NUM_ROWS = 20_000
 """Inputs of a workload; then they come again."""
-INPUTS = {"full": 60_000, "quick": 12_000}
+Length = Effort | Literal["short"]
+"""How long simulations last. Full studies have short ones too, which tell rates 1 % higher."""
+INPUTS: Mapping[Length, int] = {"full": 60_000, "short": 12_000, "quick": 2_000}
 """Of one simulation."""
 WARM_UP_SLOS = 2
 """Until then the queues are shorter than they will be."""
-LEAST_SLOS = 40
+LEAST_SLOS: Mapping[Length, int] = {"full": 40, "short": 40, "quick": 4}
 """A simulation is at least so many SLOs long: what cannot be sustained must have the time to show it."""
+QUICK_PRECISION = 0.05
+"""Of goodputs with quick effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,11 +158,16 @@ def scenario(
     )
 
 
-def poisson(problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, effort: Effort) -> Scenario:
+def short(effort: Effort) -> Length:
+    """Returns the length of a study's short simulations."""
+    return "short" if effort == "full" else effort
+
+
+def poisson(problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, length: Length) -> Scenario:
     """A plan under a Poisson rate, without admission."""
     slo_s = problem.slo.latency_s
     warm_up_s = WARM_UP_SLOS * slo_s
-    duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
+    duration_s = warm_up_s + max(INPUTS[length] / rate_per_s, LEAST_SLOS[length] * slo_s)
     arrivals_s = poisson_arrivals(rate_per_s, duration_s, SEED)
     return scenario(problem, planned, inputs, arrivals_s, duration_s, warm_up_s=warm_up_s)
 
@@ -170,10 +180,12 @@ def serve(offered: Scenario) -> Outcome:
     return outcome
 
 
-def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, effort: Effort) -> Capacity:
+def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, length: Length) -> Capacity:
     """The highest Poisson rate of which 99 % is answered within the SLO, without admission."""
     return highest_rate(
-        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, effort), planned.figures.rate_per_s
+        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, length),
+        planned.figures.rate_per_s,
+        precision=QUICK_PRECISION if length == "quick" else PRECISION,
     )
 
 
@@ -233,7 +245,7 @@ Rows = Mapping[str, Row]
 
 
 def simulated(
-    problem: PlanProblem, decisions: Mapping[str, Decision], inputs: Workload, effort: Effort
+    problem: PlanProblem, decisions: Mapping[str, Decision], inputs: Workload, length: Length
 ) -> dict[str, Point]:
     """Every contender's goodput; equal plans are simulated once."""
     known: dict[tuple[Stage, ...], Capacity] = {}
@@ -242,18 +254,18 @@ def simulated(
         capacity = None
         if isinstance(decision, Planned):
             if decision.stages not in known:
-                known[decision.stages] = goodput(problem, decision, inputs, effort)
+                known[decision.stages] = goodput(problem, decision, inputs, length)
             capacity = known[decision.stages]
         row[name] = Point(decision=decision, capacity=capacity)
     return row
 
 
 def by_batch(
-    problem: PlanProblem, inputs: Workload, batches: Sequence[int], effort: Effort, choose: Choose = decide
+    problem: PlanProblem, inputs: Workload, batches: Sequence[int], length: Length, choose: Choose = decide
 ) -> dict[str, Row]:
     """A row per largest batch: "batch 8"."""
     limited = {batch: with_batch_limit(facing(problem, inputs), batch) for batch in batches}
-    return {f"batch {batch}": simulated(each, choose(each), inputs, effort) for batch, each in limited.items()}
+    return {f"batch {batch}": simulated(each, choose(each), inputs, length) for batch, each in limited.items()}
 
 
 def times(row: Row, one: str, other: str) -> float | None:

@@ -63,7 +63,7 @@ def normalised(line: str) -> str:
 
 @dataclass
 class Reader:
-    """Somebody who types the commands, one after the other, in a folder."""
+    """Types the commands, one after the other, in a folder."""
 
     folder: Path
     environment: dict[str, str]
@@ -90,11 +90,12 @@ class Reader:
             self.seconds[step.command] = time.monotonic() - began_s
             _hold(step, said)
 
-    def stop(self) -> str:
-        """End the service as Ctrl-C does; what it said last."""
+    def stop(self, by: signal.Signals = signal.SIGINT) -> str:
+        """End the service, by Ctrl-C or by another signal to its process alone; returns what it said last."""
         assert self.service is not None
         ending, self.service = self.service, None
-        os.killpg(ending.pid, signal.SIGINT)
+        send = os.killpg if by is signal.SIGINT else os.kill
+        send(ending.pid, by)
         rest, _ = ending.communicate(timeout=STOP_S)
         return rest
 

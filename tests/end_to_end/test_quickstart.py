@@ -7,6 +7,7 @@ the reader makes one.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from offramp.client.client import Client
 from tests.end_to_end.documented import Reader, Step, normalised, read_steps
-from tests.end_to_end.one_ray import MARK, kill_remaining
+from tests.end_to_end.one_ray import MARK, kill_remaining, remaining
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("interruptible")]
 
@@ -24,14 +25,14 @@ PORT = 8254
 NEWCOMER = "From a clone to your own CSV"
 MOST_COMMANDS = 10
 SERVING = ("offramp serve", "offramp predict")
-READY_S = 20.0
+READY_S, END_S = 20.0, 5.0
 INSTALLS = os.environ.get("OFFRAMP_TEST_INSTALL") == "1"
 ROWS_PER_LABEL = {"runs/mine.csv": 80, "runs/words.csv": 30}
 """Of the first the calibration gets a few more than the 306 rows that it needs."""
 
 
 def change(command: str) -> str | None:
-    """Port and front that disturb nobody, few rows, and nothing that installs."""
+    """A port and a front that disturb no other process, few rows, and nothing that installs."""
     if command.startswith("git clone"):
         return f"git clone --quiet --local --no-hardlinks {ROOT} offramp"
     if command == "make setup" or command.startswith("source"):
@@ -52,7 +53,7 @@ def change(command: str) -> str | None:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """Somebody with the environment that runs the tests, whose processes are all ended."""
+    """A reader with the environment that runs the tests, all of whose processes are ended."""
     folder = tmp_path_factory.mktemp("reader")
     mark = str(folder)
     environment = os.environ | {
@@ -84,12 +85,13 @@ def test_the_model_is_served_and_answers_the_csv(reader: Reader, steps: list[Ste
     reader.follow(steps)
 
 
-def test_a_lost_head_only_interrupts_the_service(reader: Reader, steps: list[Step]) -> None:
+def test_a_lost_head_only_interrupts_the_service_and_sigterm_ends_all_of_it(reader: Reader, steps: list[Step]) -> None:
     reader.follow(steps)
     assert "was killed by SIGKILL" in reader.lose_head()
     with Client(f"http://127.0.0.1:{PORT}") as client:
         client.wait_until_ready(timeout_s=READY_S)
-    assert "stopped" in reader.stop()
+    assert "stopped" in reader.stop(signal.SIGTERM)
+    assert remaining(str(reader.folder), patience_s=END_S) == {}
 
 
 @pytest.mark.slow

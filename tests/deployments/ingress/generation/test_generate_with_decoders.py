@@ -143,7 +143,8 @@ class Service:
         )
 
     def begin(self, prompt: tuple[int, ...], **asked: Any) -> Stream:
-        return self.service.start(GenerateRequest(**{"prompt": prompt, "max_tokens": MAX_TOKENS} | asked))
+        fields: dict[str, Any] = {"prompt": prompt, "max_tokens": MAX_TOKENS} | asked
+        return self.service.start(GenerateRequest(**fields))
 
     async def all_free(self) -> None:
         """Every page of every replica is, or soon: replicas are told, and have threads of their own."""
@@ -232,7 +233,16 @@ async def test_a_replica_that_dies_in_mid_stream_costs_no_token_and_repeats_none
     await one_dies_in_mid_stream(service, expected, stage)
 
 
-async def test_readers_that_leave_give_their_pages_back_in_mid_batch_too(
+async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room(
+    expected: dict[tuple[int, ...], list[tuple[int, int]]],
+) -> None:
+    sizes = iter((8, NUM_PAGES))
+    async with served(plan(), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
+        said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
+        assert (said, service.num_lost) == (list(expected.values()), 0)
+
+
+async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(
     service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]]
 ) -> None:
     streams = [service.begin(prompt) for prompt in expected]
