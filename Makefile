@@ -105,7 +105,7 @@ bench-peers: $(COMPILED)  ## Against Ray Serve, LitServe and mosec, on OFFRAMP_D
 report: $(COMPILED)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
 	$(BIN)/python -m experiments.report --jobs 2
 
-report-quick: $(COMPILED)  ## The same on fewer points, into runs/report-quick (minutes)
+report-quick: $(COMPILED)  ## The same on fewer points, into runs/report-quick (a minute)
 	$(BIN)/python -m experiments.report --quick --jobs 2
 
 runs/demo/model/calibration.json: | $(COMPILED)
