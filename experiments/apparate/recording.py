@@ -21,7 +21,6 @@ from experiments.data import RUNS, require_data
 from offramp.commands.jobs import TrainJob
 from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.train import train
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
@@ -162,6 +161,8 @@ def _text_stream(name: str, folder: Path) -> Material:
 
 def train_sentiment(known: Any, folder: Path) -> None:
     """MiniLM, all of it, on phrases of SST-2: a model that was not made for ramps, so without any."""
+    from offramp.commands.train import train  # which needs torch
+
     job = TrainJob(
         backbone=resolve_backbone("minilm"),
         name="sentiment",

@@ -8,18 +8,14 @@ pictures, is experiments/REPORT.md too. Minutes: the sum over the studies, which
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import sys
 from argparse import ArgumentParser
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
 
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -27,14 +23,12 @@ from rich.console import Console
 from earlyexit.errors import DataError
 from experiments import studies
 from experiments.report.text import report_text
-from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all, run_logged
+from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
 from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path
 from offramp.commands.plan_picture import load_pyplot
 
 COMMITTED = Path("experiments", "REPORT.md")
 NOT_SAID = "not known: the study broke before it could say"
-PRELOADED = ("experiments.studies.__main__", "experiments.studies.goodput", "optimizer.planner", "simulator.simulate")
-"""Modules that most studies import; they are imported once, and each study's process is forked with them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,55 +69,36 @@ class Runner:
 
         Prints a line per finished study. Ctrl-C goes to the studies too; they end by themselves, and no other begins.
         """
-        left = deque(names)
-        running: dict[int, tuple[str, BaseProcess]] = {}
-        records: dict[str, Record] = {}
-        while left or running:
-            if left and len(running) < jobs:
-                name = left.popleft()
-                process = self._begun(name)
-                running[process.sentinel] = name, process
-                continue
-            for sentinel in wait(running):
-                name, process = running.pop(cast(int, sentinel))
-                process.join()
-                records[name] = self._ended(name, process.exitcode or 0)
-        return [records[name] for name in names]
 
-    def _begun(self, name: str) -> BaseProcess:
-        path = record_path(self.folder, _short(name))
-        path.unlink(missing_ok=True)  # what is read at the end is from this run
-        path.parent.mkdir(parents=True, exist_ok=True)
+        def one(name: str) -> Record:
+            record = self.run(name)
+            outcome = record.outcome
+            ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
+            self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
+            return record
+
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(one, names))  # what is not begun is cancelled if this is interrupted
+
+    def run(self, name: str) -> Record:
+        """A new one, of the study's own command; a study that breaks gives one that says so."""
+        short = name.rpartition(".")[2]
+        path = record_path(self.folder, short)
+        path.unlink(missing_ok=True)  # what is read below is from this run
+        log = path.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
         quick = ["--quick"] if self.effort == "quick" else []
-        arguments = [name, *quick, "--out", str(self.folder)]
-        context = get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED])
-        process = context.Process(target=run_logged, args=(arguments, path.with_suffix(".log"), dict(os.environ)))
-        process.start()
-        return process
-
-    def _ended(self, name: str, code: int) -> Record:
-        """Returns what the study left, and prints a line of it; where it broke, the record says why."""
-        short = _short(name)
-        log = record_path(self.folder, short).with_suffix(".log")
-        about = unknown(short)
-        why = _reason(code, log) if code else ""
+        command = [sys.executable, "-m", "experiments.studies", name, *quick, "--out", str(self.folder)]
+        with log.open("wb") as output:
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT).returncode
         try:
             record = read_record(self.folder, short)
-            about = record.about
         except DataError as error:
-            why = why or str(error)
-        if why:
-            record = record_of(about, self.effort, Outcome(state="failed", reason=why))
-        outcome = record.outcome
-        ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
-        self.console.print(f"{about.name:<28} {outcome.state}{ended}")
-        return record
-
-
-def _short(name: str) -> str:
-    """The name of a study without its package."""
-    return name.rpartition(".")[2]
+            failed = Outcome(state="failed", reason=_reason(code, log) if code else str(error))
+            return record_of(unknown(short), self.effort, failed)
+        if not code:
+            return record
+        return record_of(record.about, self.effort, Outcome(state="failed", reason=_reason(code, log)))
 
 
 def _reason(code: int, log: Path) -> str:

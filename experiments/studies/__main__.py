@@ -7,10 +7,9 @@ Without a name, those that there are. `python -m experiments.report` runs all of
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -26,8 +25,6 @@ FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-
 """Where results go, and where the report looks for them."""
 FIGURES = "figures"
 """The pictures, below a folder of results and beside a report."""
-HEAVY_BYTES = 60_000
-"""A picture above this has more points than a reader can see."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,18 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"a study: {', '.join(studies.FIGURES)}")
     effort: Effort = "quick" if options.quick else "full"
     run_study(studies.load(options.name), effort, options.out or FOLDERS[effort])
-
-
-def run_logged(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Runs this command in a process of its own, whose output goes to the log.
-
-    `environment` is the caller's, which may be newer than this process's.
-    """
-    os.environ.update(environment)
-    with log.open("wb") as output:
-        for standard in (1, 2):
-            os.dup2(output.fileno(), standard)
-    main(arguments)
 
 
 def run_study(study: Study, effort: Effort, folder: Path) -> None:
@@ -103,8 +88,6 @@ def _conclude(record: Record, written: Sequence[Path], console: Console) -> None
         console.print(f"took {record.outcome.took_s:.1f} s")
     for path in written:
         console.print(f"written: {path}", soft_wrap=True)
-        if path.suffix == ".svg" and path.stat().st_size > HEAVY_BYTES:
-            console.print(f"{path.name} has {path.stat().st_size:,} bytes: fewer points would show the same")
 
 
 if __name__ == "__main__":

@@ -12,18 +12,7 @@ from dataclasses import dataclass, replace
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
-from experiments.studies.sides import (
-    BATCHES,
-    Length,
-    Workload,
-    decide,
-    equal_cluster,
-    facing,
-    mixed_cluster,
-    short,
-    simulated,
-    sst2,
-)
+from experiments.studies.sides import BATCHES, SHORT, Workload, equal_cluster, facing, mixed_cluster, simulated, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts, largest, ratio
 from optimizer.decision import Planned, Strategy
 from optimizer.planner import solve
@@ -87,7 +76,7 @@ def as_fast_as_dear(problem: PlanProblem, equal: PlanProblem) -> PlanProblem:
 
 
 def at_batches(
-    case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...], length: Length
+    case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...], effort: Effort
 ) -> dict[int, AtBatch]:
     """Every batch limit.
 
@@ -98,7 +87,7 @@ def at_batches(
     alone: dict[str, Mapping[str, float]] = {name: dict.fromkeys(BASELINES, 0.0) for name in mixed.devices}
 
     def rates(problem: PlanProblem, names: tuple[Strategy, ...]) -> Rates:
-        row = simulated(problem, decide(problem, names), inputs, length)
+        row = simulated(problem, {name: solve(problem, name) for name in names}, inputs, SHORT[effort])
         return {name: point.rate_per_s for name, point in row.items()}
 
     for batch in batches:
@@ -126,10 +115,10 @@ def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str,
 def run(effort: Effort) -> StudyResult:
     """Recorded exits on E3's clusters, by every reading of it; in full at the largest batch also every other case."""
     case, pipelines = (mixed_cluster(), equal_cluster(), sst2()), PIPELINES[effort]
-    found = at_batches(case, BATCHES[effort], pipelines, short(effort))
+    found = at_batches(case, BATCHES[effort], pipelines, effort)
     others = cases(*case) if effort == "full" else {}
     in_cases = {
-        name: at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",), short(effort))[LARGEST_BATCH]
+        name: at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",), effort)[LARGEST_BATCH]
         for name, other in others.items()
     }
     return StudyResult(

@@ -5,8 +5,8 @@ Measured, in process, on the machine that runs it. `best` searches Offramp's who
 
 from __future__ import annotations
 
-import time
 from statistics import median
+from timeit import repeat
 
 from experiments.problems import PROBLEMS
 from experiments.studies.picture import Bars
@@ -34,12 +34,7 @@ def timed(problem: PlanProblem, rounds: int, strategy: Strategy) -> tuple[float,
     """Returns the median seconds of so many rounds after a first one, and the plan's gap."""
     decision = solve(problem, strategy)
     assert isinstance(decision, Planned), decision
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        solve(problem, strategy)
-        seconds.append(time.perf_counter() - start)
-    return median(seconds), decision.gap
+    return median(repeat(lambda: solve(problem, strategy), number=1, repeat=rounds)), decision.gap
 
 
 def run(effort: Effort) -> StudyResult:

@@ -34,8 +34,8 @@ from experiments.studies.sides import (
     BATCHES,
     NUM_ROWS,
     SEED,
+    SHORT,
     Case,
-    Length,
     Row,
     Rows,
     Workload,
@@ -50,7 +50,6 @@ from experiments.studies.sides import (
     ratios_of,
     savings,
     series_of,
-    short,
     simulated,
     sst2,
     times,
@@ -284,7 +283,7 @@ def least_patience(records: ExitRecords) -> Patience:
 
 def with_all_ramps(problem: PlanProblem) -> Mapping[str, Decision]:
     """Returns every side's decision, none of which switches a ramp off."""
-    return {**decide(problem, ("stock", "early-exit", "e3")), "best": solve(problem, ALL_RAMPS)}
+    return {**decide(problem, PAPERS), "best": solve(problem, ALL_RAMPS)}
 
 
 def fig18_run(effort: Effort) -> StudyResult:
@@ -442,7 +441,7 @@ FIG24_PAPER = Ratios(over_stock=1.34, over_early_exit=1.63)
 
 
 def by_limits(
-    problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], names: Sequence[Strategy], length: Length
+    problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], names: Sequence[Strategy], effort: Effort
 ) -> tuple[Rows, Rows]:
     """Returns contenders under each SLO, by its words, in short runs.
 
@@ -456,7 +455,7 @@ def by_limits(
         decisions = {
             f"{name}, batch {limit}": solve(with_batch_limit(under, limit), name) for limit in limits for name in names
         }
-        tried = simulated(under, decisions, inputs, length)
+        tried = simulated(under, decisions, inputs, SHORT[effort])
         points = {name: [tried[f"{name}, batch {limit}"] for limit in limits] for name in names}
         words = f"{1e3 * slo_s:g} ms"
         tuned[words] = {name: max(of, key=lambda point: point.rate_per_s or 0.0) for name, of in points.items()}
@@ -467,10 +466,10 @@ def by_limits(
 def fig24_run(effort: Effort) -> StudyResult:
     """Recorded exits on E3's cluster; in full also E3's circumstances, under a few of the SLOs."""
     problem, slos_s = equal_cluster(), FIG24_SLOS_S[effort]
-    tuned, planned = by_limits(problem, sst2(), slos_s, COMPARED[effort], short(effort))
+    tuned, planned = by_limits(problem, sst2(), slos_s, COMPARED[effort], effort)
     of_cases: dict[str, Rows] = {}
     if effort == "full":
-        of_e3, _ = by_limits(like_e3(problem), even_exits(problem), OTHER_SLOS_S, PAPERS, "short")
+        of_e3, _ = by_limits(like_e3(problem), even_exits(problem), OTHER_SLOS_S, PAPERS, effort)
         of_cases["E3's circumstances"] = of_e3
     shown = {"recorded exits": tuned, "the planner's batches": planned, **of_cases}
     gains = {
@@ -555,7 +554,7 @@ def fig25_run(effort: Effort) -> StudyResult:
             "+ flat times": (unfilled, even),
             "exits at once": (unfilled, exits_at_once(problem)),
         }
-    rows = by_batch(problem, inputs, BATCHES[effort], short(effort), ramp_variants)
+    rows = by_batch(problem, inputs, BATCHES[effort], SHORT[effort], ramp_variants)
     at_largest = {"recorded": rows[AT_LARGEST]} | {
         name: by_batch(*case, (LARGEST_BATCH,), "short", ramp_variants)[AT_LARGEST] for name, case in others.items()
     }
@@ -627,22 +626,24 @@ def in_turn(problem: PlanProblem, planned: Planned) -> Planned:
     return Planned(strategy="serial", stages=stages, figures=figures, bound=sought(problem, figures), gap=0.0)
 
 
-def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], length: Length) -> dict[str, Row]:
+def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], effort: Effort) -> dict[str, Row]:
     """Returns a row per SLO, batches up to E3's largest."""
     limited = with_batch_limit(facing(problem, inputs), LARGEST_BATCH)
     under = {f"SLO {1e3 * slo_s:g} ms": with_slo(limited, slo_s) for slo_s in slos_s}
-    return {label: simulated(each, with_and_without_pipelines(each), inputs, length) for label, each in under.items()}
+    return {
+        label: simulated(each, with_and_without_pipelines(each), inputs, SHORT[effort]) for label, each in under.items()
+    }
 
 
 def fig26_run(effort: Effort) -> StudyResult:
     """By batch under E3's SLO, by SLO at E3's largest batch; in full also in E3's circumstances."""
     problem, inputs = equal_cluster(), sst2()
-    at_batch = by_batch(problem, inputs, BATCHES[effort], short(effort), with_and_without_pipelines)
-    under_slo = by_slo(problem, inputs, FIG26_SLOS_S[effort], short(effort))
+    at_batch = by_batch(problem, inputs, BATCHES[effort], SHORT[effort], with_and_without_pipelines)
+    under_slo = by_slo(problem, inputs, FIG26_SLOS_S[effort], effort)
     rows: dict[str, Row] = {**at_batch, **under_slo}
     if effort == "full":
         slos_s = (problem.slo.latency_s, 2 * problem.slo.latency_s)
-        of_e3 = by_slo(like_e3(problem), even_exits(problem), slos_s, "short")
+        of_e3 = by_slo(like_e3(problem), even_exits(problem), slos_s, effort)
         rows |= {f"E3's circumstances, {label}": row for label, row in of_e3.items()}
     x, title = tuple(1e3 * slo_s for slo_s in FIG26_SLOS_S[effort]), f"BERT-base on 16 V100, {AT_LARGEST}"
     return StudyResult(

@@ -12,7 +12,7 @@ from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import bert12_sst2, mixed_rows
 from experiments.studies.picture import Bars
 from experiments.studies.study import Effort, Ratios, Table, largest_ratios, ratio
-from experiments.sustained import PRECISION, Capacity, highest_rate
+from experiments.sustained import Capacity, highest_rate
 from optimizer.decision import Decision, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
@@ -34,15 +34,14 @@ E3_SLOWER = 6.5
 NUM_ROWS = 20_000
 """Inputs of a workload; then they come again."""
 Length = Effort | Literal["short"]
-"""How long simulations last. Full studies have short ones too, which tell rates 1 % higher."""
+SHORT: Mapping[Effort, Length] = {"full": "short", "quick": "quick"}
+"""How long a study's short simulations last, which tell rates 1 % higher."""
 INPUTS: Mapping[Length, int] = {"full": 60_000, "short": 12_000, "quick": 2_000}
 """Of one simulation."""
 WARM_UP_SLOS = 2
 """Until then the queues are shorter than they will be."""
 LEAST_SLOS: Mapping[Length, int] = {"full": 40, "short": 40, "quick": 4}
 """A simulation is at least so many SLOs long: what cannot be sustained must have the time to show it."""
-QUICK_PRECISION = 0.05
-"""Of goodputs with quick effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,11 +157,6 @@ def scenario(
     )
 
 
-def short(effort: Effort) -> Length:
-    """Returns the length of a study's short simulations."""
-    return "short" if effort == "full" else effort
-
-
 def poisson(problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, length: Length) -> Scenario:
     """A plan under a Poisson rate, without admission."""
     slo_s = problem.slo.latency_s
@@ -183,9 +177,7 @@ def serve(offered: Scenario) -> Outcome:
 def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, length: Length) -> Capacity:
     """The highest Poisson rate of which 99 % is answered within the SLO, without admission."""
     return highest_rate(
-        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, length),
-        planned.figures.rate_per_s,
-        precision=QUICK_PRECISION if length == "quick" else PRECISION,
+        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, length), planned.figures.rate_per_s
     )
 
 

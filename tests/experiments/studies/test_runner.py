@@ -111,8 +111,7 @@ def test_a_broken_study_says_so_and_leaves_no_earlier_result(
 ) -> None:
     monkeypatch.setenv("OFFRAMP_FAKE", what)
     write_record(DONE, tmp_path)
-    [record] = runner(tmp_path).run_all([NAME], 1)
-    outcome = record.outcome
+    outcome = runner(tmp_path).run(NAME).outcome
     assert outcome.state == "failed"
     assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
 
