@@ -12,7 +12,7 @@ from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import bert12_sst2, mixed_rows
 from experiments.studies.picture import Bars
 from experiments.studies.study import Effort, Ratios, Table, largest_ratios, ratio
-from experiments.sustained import Capacity, highest_rate
+from experiments.sustained import PRECISION, Capacity, highest_rate
 from optimizer.decision import Decision, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
@@ -177,7 +177,9 @@ def serve(offered: Scenario) -> Outcome:
 def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, length: Length) -> Capacity:
     """The highest Poisson rate of which 99 % is answered within the SLO, without admission."""
     return highest_rate(
-        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, length), planned.figures.rate_per_s
+        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, length),
+        planned.figures.rate_per_s,
+        precision=0.05 if length == "quick" else PRECISION,
     )
 
 
