@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 Case = Callable[[], object]
 FileCase = tuple[Callable[[Path], object], str, str | bytes | None]
 """A reader, the name of the file that it is given, and what the file holds; None: there is no such file."""
@@ -54,16 +56,24 @@ class Refusals:
         lines = self.module.with_name("refusals.txt").read_text(encoding="utf-8").splitlines()
         return dict(line.split(" => ", 1) for line in lines)
 
-    def check_recorded(self, *, but_for: str | None = None) -> None:
-        """Assert that exactly these cases are recorded, and that all of them are refusals.
+    def tests(self, *, but_for: str | None = None) -> tuple[Callable[[str, Path], None], Callable[[], None]]:
+        """Returns the tests of the module: one of every message, and one that exactly these cases are recorded.
 
         `but_for`: how the cases begin that need a library which is not installed.
         """
         recorded = {
             name: said for name, said in self.recorded().items() if but_for is None or not name.startswith(but_for)
         }
-        assert list(recorded) == self.names
-        assert "nothing is refused" not in recorded.values()
+
+        @pytest.mark.parametrize("case", self.names)
+        def has_its_message(case: str, tmp_path: Path) -> None:
+            assert self.said(case, tmp_path) == recorded[case]
+
+        def are_all_refusals() -> None:
+            assert list(recorded) == self.names
+            assert "nothing is refused" not in recorded.values()
+
+        return has_its_message, are_all_refusals
 
     def write(self) -> None:
         """Write the golden file anew."""

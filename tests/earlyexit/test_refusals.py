@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -444,15 +443,9 @@ FILES: dict[str, FileCase] = {
 REFUSALS = Refusals(
     module=Path(__file__), name=__name__, cases=CASES, files=FILES, folders=CARDS | CHECKPOINTS | FOREIGN
 )
-
-
-@pytest.mark.parametrize("case", REFUSALS.names)
-def test_what_is_refused_is_told_in_the_recorded_words(case: str, tmp_path: Path) -> None:
-    assert REFUSALS.said(case, tmp_path) == REFUSALS.recorded()[case]
-
-
-def test_no_other_case_is_recorded() -> None:
-    REFUSALS.check_recorded(but_for=None if HAS_ONNX else "onnx: ")
+test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests(
+    but_for=None if HAS_ONNX else "onnx: "
+)
 
 
 if __name__ == "__main__":

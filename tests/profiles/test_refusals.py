@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 
 from earlyexit.network.chain import Chain
@@ -251,15 +250,7 @@ FILES: dict[str, FileCase] = {
     **{name: (read_sequences, "s.csv", content) for name, content in GOLDEN["sequence files"].items()},
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
-
-
-@pytest.mark.parametrize("case", REFUSALS.names)
-def test_what_is_refused_is_told_in_the_recorded_words(case: str, tmp_path: Path) -> None:
-    assert REFUSALS.said(case, tmp_path) == REFUSALS.recorded()[case]
-
-
-def test_no_other_case_is_recorded() -> None:
-    REFUSALS.check_recorded()
+test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
 
 
 if __name__ == "__main__":

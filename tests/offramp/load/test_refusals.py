@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 
 from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
@@ -84,15 +83,7 @@ FILES: dict[str, FileCase] = {
     "texts: pairs in lines": (lambda path: stream_texts(path, ["a", "b"]), "t.txt", ""),
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
-
-
-@pytest.mark.parametrize("case", REFUSALS.names)
-def test_what_is_refused_is_told_in_the_recorded_words(case: str, tmp_path: Path) -> None:
-    assert REFUSALS.said(case, tmp_path) == REFUSALS.recorded()[case]
-
-
-def test_no_other_case_is_recorded() -> None:
-    REFUSALS.check_recorded()
+test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
 
 
 if __name__ == "__main__":
