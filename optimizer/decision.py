@@ -76,6 +76,8 @@ class NoPlan:
     """The least SLO latency that has a plan; None where none has."""
     highest_rate_per_s: float | None = None
     """The highest rate that has a plan; None where none has or the rate is what is sought."""
+    more: tuple[str, int] | None = None
+    """An accelerator type, and how many more of it are needed at least (`optimizer.planner.more_devices`)."""
 
 
 Decision = Planned | NoPlan

@@ -184,6 +184,8 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
         would_do.append(f"the nearest SLO that would do is {_milliseconds(decision.nearest_slo_s)}")
     if decision.highest_rate_per_s is not None:
         would_do.append(f"the highest rate that would do is {decision.highest_rate_per_s:.6g}/s")
+    if decision.more is not None:
+        would_do.append(f"at least {decision.more[1]} {decision.more[0]} more are needed for the rate")
     return "; ".join([f"no plan: {_binding(problem, decision)}", *(would_do or ["no other SLO or rate would do"])])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,8 @@ PLANNERS: Mapping[type[Objective], tuple[Planner, ...]] = {
 """By what is sought. Asked one after the other, until one proves its answer."""
 OF_STRATEGIES: Mapping[Strategy, tuple[Planner, ...]] = {"pame": (solve_pame,)}
 """Of strategies that choose by a rule of their own, whatever is sought."""
+MOST_DOUBLINGS = 15
+"""How often the number of further accelerators is doubled where a problem has no plan."""
 
 
 def solve(
@@ -46,6 +49,32 @@ def solve(
     if problem.networks:
         return best_of_networks(problem, partial(_solve, space=space, planners=planners), partial(_bound, space=space))
     return _solve(problem, space, planners)
+
+
+def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | None:
+    """An accelerator type, and how many more of it a problem without a plan needs at least.
+
+    It is the type that is the cheapest to add to, by a bound that is found quickly: with fewer there is no plan. None
+    where no number of one type suffices, or the problem asks for no rate.
+    """
+    if problem.asked_per_s is None or problem.generation is not None or problem.networks:
+        return None
+    space, plain = SPACES[strategy], problem if problem.lengths is None else in_tokens(problem)
+
+    def may_do(name: str, more: int) -> bool:
+        supply = plain.devices[name]
+        devices = {**plain.devices, name: replace(supply, count=supply.count + more)}
+        return _bound(replace(plain, devices=devices), space) is not None
+
+    needed: dict[str, int] = {}
+    for name in problem.devices:
+        most = next((1 << power for power in range(MOST_DOUBLINGS) if may_do(name, 1 << power)), None)
+        if most is not None:
+            fewer = range(most // 2 + 1, most + 1)
+            needed[name] = fewer[bisect_left(fewer, True, key=partial(may_do, name))]
+    return min(
+        needed.items(), key=lambda each: (each[1] * problem.devices[each[0]].usd_per_hour, each[1]), default=None
+    )
 
 
 def _exactly(problem: PlanProblem, space: Space) -> Decision:

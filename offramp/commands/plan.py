@@ -16,6 +16,7 @@ from optimizer.explain import Comparison, Explanation, compare, explain, no_plan
 from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, chains_document, stages_document
+from optimizer.planner import more_devices
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.what_if import Axis, variants
 
@@ -69,6 +70,7 @@ def answer(
     decisions = {each: solve(problem, each) for each in compared}
     decision = decisions[strategy] if strategy in decisions else solve(problem, strategy)
     if isinstance(decision, NoPlan):
+        decision = replace(decision, more=more_devices(problem, strategy))
         return NoPlanAnswer(problem=problem, decision=decision, comparisons=compare(problem, decisions))
     if strategy == "best":  # by the records, a part of the space may hold the better plan
         others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
@@ -244,6 +246,7 @@ def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
         "binding": decision.binding,
         "nearest_slo_s": decision.nearest_slo_s,
         "highest_rate_per_s": decision.highest_rate_per_s,
+        **({} if decision.more is None else {"more_devices": dict([decision.more])}),
     }
 
 
