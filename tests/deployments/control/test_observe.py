@@ -48,36 +48,34 @@ def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
     )
 
 
-def test_the_first_look_only_sets_the_mark() -> None:
-    assert IngressIntake().take([ingress(arrived=1000)], 5.0) is None
-
-
-def test_counts_are_those_since_the_last_look_over_all_ingresses() -> None:
+def test_an_interval_has_what_was_counted_since_each_ingresss_last_report() -> None:
     intake = IngressIntake()
-    intake.take([ingress("a", arrived=10), ingress("b", arrived=20)], 5.0)
-    newer = ingress("c", arrived=2)
-    interval = intake.take([ingress("a", arrived=13), ingress("b", arrived=24), newer], 10.0)
+    assert intake.take([ingress("a", arrived=10), ingress("b", arrived=20)], 5.0) is None, "the first look sets a mark"
+    interval = intake.take([ingress("a", arrived=13), ingress("b", arrived=24), ingress("c", arrived=2)], 10.0)
     assert interval == Interval(since_s=5.0, at_s=10.0, arrived=9, answered=9, in_slo=9)
+    assert intake.take([], 15.0) is None, "a report that is lost loses nothing"
+    assert intake.take([ingress("a", arrived=16)], 20.0) == Interval(
+        since_s=10.0, at_s=20.0, arrived=3, answered=3, in_slo=3
+    )
     assert total([]) is None
 
 
-def test_a_report_that_is_lost_loses_nothing() -> None:
+def test_exits_are_counted_anew_under_every_plan_and_crossings_are_not() -> None:
     intake = IngressIntake()
-    intake.take([ingress(arrived=10)], 5.0)
-    assert intake.take([], 10.0) is None
-    interval = intake.take([ingress(arrived=16)], 15.0)
-    assert interval == Interval(since_s=5.0, at_s=15.0, arrived=6, answered=6, in_slo=6)
-
-
-def test_exits_are_counted_anew_under_every_plan() -> None:
-    intake = IngressIntake()
-    intake.take([ingress(epoch=1, exits={1: 50}, drops={"deadline": 2})], 5.0)
-    same = intake.take([ingress(epoch=1, exits={1: 53, 3: 1}, drops={"deadline": 2})], 10.0)
-    other = intake.take([ingress(epoch=2, exits={1: 4}, drops={"deadline": 3})], 15.0)
+    crossed: dict[str, Any] = {"crossings": {6: 10}, "crossing_s": {6: 1.0}, "words": {6: 100}, "pruned_words": {6: 14}}
+    later: dict[str, Any] = {
+        **{"crossings": {6: 14, 18: 2}, "crossing_s": {6: 1.5, 18: 0.5}},
+        **{"words": {6: 150}, "pruned_words": {6: 20}},
+    }
+    intake.take([ingress(epoch=1, exits={1: 50}, drops={"deadline": 2}, **crossed)], 5.0)
+    same = intake.take([ingress(epoch=1, exits={1: 53, 3: 1}, drops={"deadline": 2}, **crossed)], 10.0)
+    other = intake.take([ingress(epoch=2, exits={1: 4}, drops={"deadline": 3}, **later)], 15.0)
     assert same is not None
     assert other is not None
-    assert (same.exits, same.drops) == ({1: 3, 3: 1}, {})
+    assert (same.exits, same.drops, same.crossings) == ({1: 3, 3: 1}, {}, {})
     assert (other.exits, other.drops) == ({1: 4}, {"deadline": 1})
+    assert (other.crossings, other.crossing_s) == ({6: 4, 18: 2}, {6: 0.5, 18: 0.5})
+    assert (other.words, other.pruned_words) == ({6: 50}, {6: 6})
 
 
 def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
@@ -86,28 +84,13 @@ def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
     assert latency_s({}, 0.5) is None
 
 
-def test_replicas_are_counted_since_the_mark() -> None:
+def test_replicas_are_counted_since_the_mark_and_newer_ones_from_zero() -> None:
     intake = ReplicaIntake()
     intake.mark([replica((10, 1.0), (4, 2.0))])
     (ran,) = intake.since_mark(replica((15, 1.75), (4, 2.0)))
     assert (ran.size, ran.batches, ran.seconds) == (1, 5, 0.75)
-
-
-def test_a_replica_newer_than_the_mark_began_at_zero() -> None:
-    intake = ReplicaIntake()
-    intake.mark([replica((10, 1.0))])
     (ran,) = intake.since_mark(replica((3, 0.5), name="new"))
     assert ran.batches == 3
-
-
-def test_crossings_are_those_since_the_last_look() -> None:
-    intake = IngressIntake()
-    intake.take([ingress(crossings={6: 10}, crossing_s={6: 1.0}, words={6: 100}, pruned_words={6: 14})], 5.0)
-    now = ingress(crossings={6: 14, 18: 2}, crossing_s={6: 1.5, 18: 0.5}, words={6: 150}, pruned_words={6: 20})
-    interval = intake.take([now], 10.0)
-    assert interval is not None
-    assert (interval.crossings, interval.crossing_s) == ({6: 4, 18: 2}, {6: 0.5, 18: 0.5})
-    assert (interval.words, interval.pruned_words) == ({6: 50}, {6: 6})
 
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
