@@ -23,7 +23,8 @@ from rich.console import Console
 from earlyexit.errors import DataError
 from experiments import studies
 from experiments.report.text import report_text
-from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
+from experiments.studies.__main__ import FIGURES, FOLDERS
+from experiments.studies.picture import draw
 from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path
 from offramp.commands.plan_picture import load_pyplot
 
@@ -116,8 +117,11 @@ def unknown(name: str) -> About:
 
 
 def write_report(records: Sequence[Record], folder: Path) -> Path:
-    """REPORT.md and its pictures; pictures of an earlier report that this one does not show are removed."""
-    shown = [path for record in records for path in draw_all(record, folder)]
+    """REPORT.md and the pictures that studies have not drawn; those that it does not show are removed."""
+    shown = {folder / FIGURES / name: picture for record in records for name, picture in record.pictures.items()}
+    for path, picture in shown.items():
+        if not path.exists():
+            draw(picture, path)
     for path in set((folder / FIGURES).glob("*.svg")) - set(shown):
         path.unlink()
     report = folder / "REPORT.md"
