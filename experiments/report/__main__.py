@@ -29,7 +29,6 @@ from experiments.studies.study import About, Effort, Outcome, Record, read_recor
 from offramp.commands.plan_picture import load_pyplot
 
 COMMITTED = Path("experiments", "REPORT.md")
-NOT_SAID = "not known: the study broke before it could say"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,7 +110,7 @@ def _reason(code: int, log: Path) -> str:
 
 def unknown(name: str) -> About:
     """Of a study that broke before it could say what it is."""
-    said = dict.fromkeys(("claim", "exits", "hardware", "differs"), NOT_SAID)
+    said = dict.fromkeys(("claim", "exits", "hardware", "differs"), "not known: the study broke before it could say")
     facts = {"name": name, "section": "?", "title": "?", "how": "computed", "minutes": 0, "quick_s": 0}
     return TypeAdapter(About).validate_python(facts | said)
 
@@ -119,13 +118,12 @@ def unknown(name: str) -> About:
 def write_report(records: Sequence[Record], folder: Path) -> Path:
     """REPORT.md and the pictures that studies have not drawn; those that it does not show are removed."""
     shown = {folder / FIGURES / name: picture for record in records for name, picture in record.pictures.items()}
-    for path, picture in shown.items():
-        if not path.exists():
-            draw(picture, path)
-    for path in set((folder / FIGURES).glob("*.svg")) - set(shown):
+    drawn = set((folder / FIGURES).glob("*.svg"))
+    for path in shown.keys() - drawn:
+        draw(shown[path], path)
+    for path in drawn - shown.keys():
         path.unlink()
     report = folder / "REPORT.md"
-    report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(report_text(records), encoding="utf-8")
     return report
 

@@ -88,8 +88,7 @@ AT_LARGEST = f"batch {LARGEST_BATCH}"
 
 BEYOND = 16
 """A batch that broke E3's SLO."""
-PAPERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3")
-"""The contenders of E3's own figures."""
+PAPERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3")  # the contenders of E3's own figures
 COMPARED: dict[Effort, tuple[Strategy, ...]] = {"full": (*PAPERS, "best"), "quick": PAPERS}
 CONTENDERS: dict[Effort, tuple[Strategy, ...]] = {"full": (*PAPERS, "serial", "best"), "quick": PAPERS}
 FIG07_PAPER = Ratios(over_stock=1.30, over_early_exit=1.44)
