@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 MOST = 0.99
 """Of a fitted weight: the network at hand counts for something."""
 LEAST_PROBABILITY = 1e-12
-"""A true label that nobody holds possible costs much, and not everything."""
+"""The least probability of a true label: a label that every network rules out costs much, but its loss is finite."""
 MOST_STEPS = 60
 """Of a search that leaves a third of its interval out each time: a weight to 1e-9."""
 
@@ -188,7 +188,7 @@ def held_out_gain(
 
 def _share_interval(count: int, total: int, confidence: float) -> tuple[float, float]:
     """Clopper and Pearson's exact interval of a share; of nothing, anything."""
-    from scipy.stats import beta  # takes a second, and whoever reads a calibration may come through here
+    from scipy.stats import beta  # takes a second, and reading a calibration may import this module
 
     tail = (1 - confidence) / 2
     low = float(beta.ppf(tail, count, total - count + 1)) if count else 0.0

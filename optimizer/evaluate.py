@@ -14,8 +14,8 @@ that is computed there, which is u(k) where answered inputs stop, and 1 where th
   takes T_x and `crossing_s`, in the middle of a stage as well, where it bounds no rate, and the batches behind it are
   filled there, as those of a first split;
 - the rate is the smallest bound, the worst-case latency the sum of all waits, T and T_x;
-- the mean answer time counts the same seconds by who has no answer yet: half of a split's wait by u(i), every block and
-  ramp by u(k), every hop by u(j);
+- the mean answer time weighs the same seconds by the share of inputs without an answer: half of a split's wait by
+  u(i), every block and ramp by u(k), every hop by u(j);
 - the ramp overhead is the seconds of active ramps over those of blocks, of one batch of every split.
 """
 
@@ -358,7 +358,7 @@ def _expected(
         seconds=_total(steps),
         ramp_s=sum(each.ramp_s for each in steps),
         wait_s=waits_s,
-        # Batches fill evenly, so an input waits half of the time on average; nobody waits where nobody comes.
+        # Batches fill evenly, so an input waits half of the time on average, and not at all if none arrives.
         unanswered_s=steps_s
         + (unanswered * waits_s / 2 if unanswered else 0.0)
         + (unanswered_N[split.end] * crosses_s if crosses_s else 0.0),

@@ -67,7 +67,7 @@ def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy,
 
 
 def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, float]:
-    """See `Explanation`: who has no answer at a network's start and has one at the next one's was answered there."""
+    """Returns the share of inputs that each network answers: the inputs that get their answer in it."""
     if not problem.networks:
         return {}
     used = part_of(problem, stages).used

@@ -101,7 +101,6 @@ class _Program:
     cluster: Cluster
     unit_Q: FloatArray
     """Rates are counted in these, so that every variable is about as large as a number of replicas."""
-    whole_replicas: bool
     most_Q: FloatArray
     """Of every column the highest rate that all devices allow."""
     cost: list[float] = field(default_factory=list)
@@ -139,7 +138,7 @@ class _Program:
             places = []
             for stage in column.stages:
                 count = float(self.cluster.count_C[stage.device]) * stage.per_device
-                y = self.variable(upper=count, whole=self.whole_replicas)
+                y = self.variable(upper=count, whole=True)
                 work = stage.seconds * self.unit_Q[q] * (1 + TIGHTER) / self.cluster.utilisation
                 self.limit([(q, work), (y, -1.0)], upper=0.0)
                 places.append(y)
@@ -234,12 +233,10 @@ def solve_master(
     *,
     seconds: float = 5.0,
     gap: float = 1e-4,
-    whole_replicas: bool = True,
 ) -> Mixture | None:
     """The best mixture that HiGHS finds in `seconds`; None where it finds none.
 
     The cost is minimised; where models ask for no rate, the smallest of their rates over weight is maximised.
-    Without `whole_replicas` only devices that pools of stages share are whole: that bounds what whole ones can do.
     """
     most_Q = np.array([most_rate(column, cluster) for column in columns])
     unit_Q = np.maximum(most_Q, 1e-300)
@@ -252,7 +249,6 @@ def solve_master(
         cluster=cluster,
         unit_Q=unit_Q,
         most_Q=most_Q,
-        whole_replicas=whole_replicas,
     )
     program.build()
     solved = program.solved(seconds, gap)

@@ -126,7 +126,7 @@ class Part:
         return inner
 
     def _survival_N(self, ramps: Sequence[int]) -> tuple[float, ...]:
-        """Recorded where it is known of these networks; else who passes its last ramp would pass all before it."""
+        """Recorded where it is known of these networks; else an input that passes a ramp passes all before it."""
         given = (self.whole.survival_of or {}).get(self.used)
         if given is not None:
             return tuple(given[block] for block in self.blocks)

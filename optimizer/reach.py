@@ -1,4 +1,4 @@
-"""Who reaches which block, by the ramps that are active."""
+"""The share of inputs that reaches each block, by the ramps that are active."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Reach = Callable[[Sequence[int]], Sequence[float]]
 
 
 def nested_reach(problem: PlanProblem) -> Reach:
-    """The planner's view of survival: who passes the last active ramp would pass all earlier ones."""
+    """The planner's view of survival: an input that passes the last active ramp would pass all earlier ones."""
 
     def reach(active: Sequence[int]) -> Sequence[float]:
         return nested_shares(problem.survival_N, active)

@@ -1,8 +1,8 @@
 """Plans scored on recorded batches: every batch takes what so many inputs take, where the cost model has a mean batch.
 
 The mean of a time is the time of the mean only where times grow evenly with the batch. On accelerators they come in
-steps (PAME, figure 13(c)), and a batch that has shrunk to 9 takes what 16 take; and those who wait longest are in the
-batches that shrink least.
+steps (PAME, figure 13(c)), and a batch that has shrunk to 9 takes what 16 take; and the inputs that wait longest
+are in the batches that shrink least.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _steps(problem: PlanProblem, exits_N: IntArray) -> Steps:
 def _step(
     problem: PlanProblem, stage: Stage, split: Split, block: int, coming_N: IntArray, share: float
 ) -> StepSeconds:
-    """One block of all of a split's batches; who stays is computed and needs no answer."""
+    """One block of all of a split's batches. Inputs that stay are computed and need no answer."""
     table = problem.latency[stage.device]
     waiting_K = batch_counts(coming_N >= block, split.batch)
     computed_K = np.full(len(waiting_K), split.batch) if split.stays else waiting_K

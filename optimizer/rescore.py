@@ -1,8 +1,8 @@
 """Plans scored again on joint exit records.
 
-The planner takes survival as nested: who passes the last active ramp would have passed every earlier one. Records know
-better: an input that ramp 2 would have let out may pass ramp 5. With few ramps active, more inputs stay than the nested
-view says, so the rate falls; which of several good plans is best can change. And where early answers are sought, and
+The planner takes survival as nested: an input that passes the last active ramp would pass every earlier one. Records
+know better: an input that ramp 2 would have let out may pass ramp 5. With few ramps active, more inputs stay than the
+nested view says, so the rate falls; which of several good plans is best can change. And where early answers are sought, and
 batches are recorded, what a plan's batches take is theirs one by one, not that of their mean.
 """
 

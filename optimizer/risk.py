@@ -76,7 +76,7 @@ def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool
     smaller (Angelopoulos et al., Learn then Test, proposition 3): with mean r and budget b the least of
     exp(-n h(min(r, b), b)) and e P(Bin(n, b) <= ceil(n r)), h(a, b) = a ln(a/b) + (1-a) ln((1-a)/(1-b)).
     """
-    from scipy.stats import binom  # takes a second, and whoever reads a calibration comes through here
+    from scipy.stats import binom  # takes a second, and reading a calibration imports this module
 
     if zero_one:
         return float(binom.cdf(round(total_loss), num_inputs, budget))

@@ -1,9 +1,9 @@
 """Least time of every split: numba kernels over plain arrays.
 
 The least time of a split does not depend on the rate, nor on the rest of the plan: only on where it starts and ends,
-its device and batch, and the last ramps before and inside it, which fix who enters and who leaves. So the ramps inside
-are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile, this is
-a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
+its device and batch, and the last ramps before and inside it, which fix the inputs that enter and leave. So the ramps
+inside are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile, this
+is a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class DeviceSeconds(NamedTuple):
     most_batch: float
     """The largest that a plan may have."""
     steps: int
-    """1 where inputs are steps: what nobody is left for is not run."""
+    """1 where inputs are steps: a block is not run when no input is left for it."""
     late_head: int
-    """1 where the vocabulary head is asked once, at a split's end, of all who leave."""
+    """1 where the vocabulary head is asked once, at a split's end, for all inputs that leave."""
 
 
 class Ranks(NamedTuple):
@@ -50,7 +50,7 @@ class Ranks(NamedTuple):
     share_Q: FloatArray
     after_Q: IntArray
     rows_Q: FloatArray
-    """What blocks run after it, of all inputs: who is inside, and tokens that are filled in (`Generation.rows`)."""
+    """What blocks run after it, of all inputs: the inputs inside, and tokens that are filled in (`Generation.rows`)."""
 
 
 def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
@@ -104,7 +104,7 @@ def _may_end(rule: int, entry: int, last: int, end: int, after_Q: IntArray) -> b
 
 @compiled
 def some_are(steps: int, inside: float, batch: float) -> float:
-    """The chance that anybody of a batch of steps is inside, where so many are on average, each by itself; else 1."""
+    """The chance that any of a batch of steps is inside, where so many are on average, each by itself; else 1."""
     chance: float = 1.0 - max(0.0, 1.0 - inside / batch) ** batch if steps == 1 else 1.0
     return chance
 
@@ -148,9 +148,9 @@ def least_times(
     upto_Q = np.full(num_ranks, np.inf)  # seconds until just after each ramp
     cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of what blocks run there
     part_Q = np.zeros(num_ranks)
-    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of those alone who are inside
+    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of the inputs inside alone
     own_part_Q = np.zeros(num_ranks)
-    chance_Q = np.ones(num_ranks)  # that somebody is inside
+    chance_Q = np.ones(num_ranks)  # that any input is inside
     upto_Q[entry] = 0.0 if first == 0 else device.begin_s
     for rank in range(entry, num_ranks):
         if rank != entry and after_Q[rank] <= first:

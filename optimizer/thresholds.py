@@ -113,7 +113,7 @@ def _passing(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> 
     prices, totals = worst_totals(log_prices_NR, losses_NR, _worst_losses_N(views, {}))
     allowed = guarantee.most_loss(totals, len(views[0]), zero_one=views[0].zero_one)
     count = int(np.searchsorted(totals, allowed, side="right"))
-    # Whatever the ramps say, everybody leaves where the price is that of a whole loss.
+    # Whatever the ramps say, every input leaves where the price is that of a whole loss.
     upper = [0.0] if count == len(prices) else []
     known = [*prices[max(count - 3, 0) : count + 1].tolist(), *upper]
     return [(low + high) / 2 if high < 0 else high for low, high in pairwise(known)][::-1]
@@ -166,7 +166,7 @@ class Path:
     """Per ramp, what leaving there saves: nowhere less than 1."""
 
     def thresholds(self, log_price: float) -> dict[int, float]:
-        """The vector at a price; at 0, a whole loss for 1 of what is saved, everybody leaves."""
+        """The vector at a price; at 0, a whole loss for 1 of what is saved, every input leaves."""
         return {ramp: model.threshold(log_price + self._log_saved(ramp)) for ramp, model in self.models.items()}
 
     def log_prices_NR(self, records: ExitRecords) -> FloatArray:

@@ -72,8 +72,8 @@ class Generation:
     regroup_s: float = 0.0
     """What each batch costs that begins behind the first block: states are gathered and put together anew."""
     late_head: bool = False
-    """Whether who leaves is answered at the end of the batch, by one call of the vocabulary head for all of them: so it
-    is with policies that need no head to decide. Else every ramp has a call of its own, which its seconds contain."""
+    """Whether tokens that leave are answered at the end of the batch, by one call of the vocabulary head for all.
+    Policies that need no head to decide do so. Else every ramp has a call of its own, which its seconds contain."""
     most_running: int | None = None
     """Sequences at a time; None: as many as there is memory for."""
     kv: KvMemory | None = None
@@ -127,7 +127,7 @@ class Generation:
 
     @property
     def held_tokens(self) -> float:
-        """For which a running sequence has room, on average: half of its last page is nobody's."""
+        """The mean number of tokens that a running sequence has room for: half of its last page is unused."""
         if self.kv is None or self.kv.reserved_tokens is None:
             tokens = self.prompt.mean + self.output.mean
         else:

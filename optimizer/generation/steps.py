@@ -5,9 +5,9 @@ answered. So much of everything that a step asks falls on the batch:
 
 - block k runs b/u(i) times `Generation.rows` tokens: u(k) survive, the rest was skipped and is filled in now;
 - ramps, and the vocabulary head behind the last block, look at survivors alone, b*u(k)/u(i);
-- where none of the b survives, the batch is over. Each leaves by itself, so somebody does with the chance
+- where none of the b survives, the batch is over. Each leaves by itself, so at least one stays with the chance
   1-(1-u(k)/u(i))^b, and then there are that many times more. Of large batches that is nothing, of single steps all;
-- with a late head (`Generation.late_head`) ramps take so much less, and a split has one call of it, of all who leave;
+- with a late head (`Generation.late_head`) ramps take so much less, and a split has one call for all that leave;
 - prompts are run by all blocks, as if alone, one for so many steps as an answer has;
 - steps look at as many tokens as their sequences have come to on average.
 
@@ -132,13 +132,13 @@ def seconds_of_steps(
 
 
 def ramps_of(whole: LatencyTable, table: StepTable, generation: Generation) -> FloatArray:
-    """Of ramps and batches (E, B), without the vocabulary head where who leaves waits for it."""
+    """Seconds of ramps by batch (E, B), without the vocabulary head where leaving tokens wait for its one call."""
     if not generation.late_head:
         return whole.ramp_s_EB
     return np.asarray(np.maximum(whole.ramp_s_EB - table.head_s_B, 0.0))
 
 
 def _by_chance(inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]) -> float:
-    """Of so many tokens on average, which are run where any of a batch is inside, of whom that many are on average."""
+    """The mean seconds of a run that takes place if any of a batch is inside; `inside` and `tokens` are means."""
     chance = 1 - max(0.0, 1 - inside / batch) ** batch
     return chance * float(np.interp(tokens / chance, batches, seconds_B)) if chance else 0.0

@@ -16,7 +16,7 @@ from profiles.table import LatencyTable
 
 Seconds = Callable[[int, int | None, FloatArray], FloatArray]
 """From the first block of a stage, the exit that ends it (None: the model's end) and batch sizes in inputs (X) to its
-seconds (X). An exit's head, check and the copy of who moves on are in them."""
+seconds (X). An exit's head, check and the copy of the inputs that move on are in them."""
 ROUNDING = 1e-9
 """Times that agree to this are equal: sums over stages and over the whole model round otherwise."""
 
@@ -78,7 +78,7 @@ def time_matrix(seconds: Seconds, first: int, exits: Sequence[int], batch: int) 
 
 def _row(seconds: Seconds, first: int, exit_: int, size_1: FloatArray, sizes_J: FloatArray) -> FloatArray:
     rest_J = np.zeros(len(sizes_J))
-    if len(sizes_J) > 1:  # nobody who moves on takes no time
+    if len(sizes_J) > 1:  # where no input moves on, no time is taken
         rest_J[1:] = seconds(exit_ + 1, None, sizes_J[1:])
     return np.asarray(seconds(first, exit_, size_1)[0] + rest_J)
 

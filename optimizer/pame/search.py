@@ -24,8 +24,8 @@ class SearchOptions:
     slower: float = 0.02
     """tau_l: largest share of batches that may take longer than without exits."""
     kept: float | None = 0.99
-    """eta: of the full model's precision, the share that must be exceeded; None: thresholds are as they were given, and
-    who set them says what they keep."""
+    """eta: of the full model's precision, the share that must be exceeded; None: thresholds are as they were given,
+    and what they keep was decided with them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.slower < 1:
@@ -40,7 +40,7 @@ class Candidate:
 
     ramp: int
     configured: Configured | None
-    """None where no setting of its check keeps the precision; the rest is then as if nobody left."""
+    """None where no setting of its check keeps the precision; the rest is then as if no input left."""
     left_K: IntArray
     """Inputs of every batch that move on."""
     slow_K: BoolArray
@@ -134,7 +134,7 @@ class _State:
 
 
 def _behind(checks: Checks, state: _State, chosen: Candidate | None) -> _State | None:
-    """The state behind an exit; None where the search ends: none was found, nobody moves on, or none is left."""
+    """The state behind an exit; None where the search ends: no exit was found or is left, or no input moves on."""
     if chosen is None or chosen.configured is None or chosen.allowed < 1:
         return None
     inside_N = state.inside_N & ~chosen.configured.setting.leave_N
@@ -184,7 +184,7 @@ def _candidate(checks: Checks, state: _State, matrix: TimeMatrix, row: int, opti
 
 
 def mean_answer_s(matrix: TimeMatrix, row: int, left_K: IntArray) -> float:
-    """Equation 2: those who leave wait for t[i, 0], those who move on for t[i, j].
+    """Equation 2: inputs that leave wait for t[i, 0], inputs that move on for t[i, j].
 
     With C[i, j] batches in which j inputs move on, 1 / (n k) times the sum over j of
     ((n - j) t[i, 0] + j t[i, j]) C[i, j]; here batch by batch.
@@ -196,7 +196,7 @@ def mean_answer_s(matrix: TimeMatrix, row: int, left_K: IntArray) -> float:
 
 
 def _helps(each: Candidate, matrix: TimeMatrix, options: SearchOptions, *, is_first: bool) -> bool:
-    """Whether somebody leaves there, both promises are kept, and time is won: else the model is better off without."""
+    """Whether inputs leave there, both promises are kept, and time is won: else the model is better off without."""
     if each.configured is None or not each.configured.leaving or each.slower > options.slower:
         return False
     return (each.mean_s if is_first else each.tail_s) < matrix.whole_s * (1 - ROUNDING)

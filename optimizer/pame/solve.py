@@ -78,7 +78,7 @@ def _why_no_exit(search: FoundExits | None, batch: int) -> str:
     tried = search.steps[0].candidates
     leaving = [each for each in tried if each.configured is not None and each.configured.leaving]
     if not leaving:
-        return "no exit: nobody leaves at any ramp" + (
+        return "no exit: no input leaves at any ramp" + (
             "" if search.options.kept is None else f" with more than {search.options.kept:.0%} of the precision kept"
         )
     quick = [each for each in leaving if each.slower <= slower]

@@ -34,7 +34,7 @@ the block between them, and whether its ramp is active; from there on the replic
 MEAN, LATENCY, RAMPS, WORK, MEAN_INPUTS, INPUTS, BOUND = 0, 1, 2, 3, 4, 5, 6
 """Columns of `real_LF`: seconds of the mean answer time and of the worst case, without the waits of the open stage's
 further splits; seconds of ramps beyond their budget; the open stage's device seconds per input; inputs that it waits
-for, by who is unanswered, and all; what no plan that begins so is better than."""
+for, those without an answer and all; what no plan that begins so is better than."""
 NUM_REALS = 7
 # Sums of the same numbers in another order may differ by this; far below what plans are told apart by.
 ROUNDING = 1e-13

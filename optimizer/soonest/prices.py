@@ -106,7 +106,7 @@ def _price_state(
 ) -> None:
     """The cheapest of all ways on from a block, with the block itself.
 
-    A second of a run costs by who waits for an answer in it, who runs at all, and the device's part.
+    A second of a run costs by the inputs that wait for an answer in it, all its inputs, and the device's part.
     """
     device_s = tables.rate_per_s * tables.enters_E[entry] / tables.batch_R[run]
     second = prices.mean * tables.unanswered_Q[rank] + prices.latency + prices.device_C[tables.device_R[run]] * device_s

@@ -76,7 +76,7 @@ class SoonestSearch:
         row = best_row(self.tables, self.limits)
         found: tuple[Found, ...] = ()
         least, value = row.least, known
-        if not self.limits.seeks_worst:  # nobody is answered after the end
+        if not self.limits.seeks_worst:  # no input is answered after the end
             value = min(value, self.limits.latency_s)
         if math.isinf(least) or least > value * (1 + SAME):
             return Soonest(found=(), bound=math.inf)

@@ -204,7 +204,7 @@ def may_be_off(tables: RunTables, block: int) -> bool:
 
 @compiled
 def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
-    """Whether a ramp may be active after a block; one that nobody would leave at stays off where there is a choice."""
+    """Whether a ramp may be active after a block; one at which no input leaves stays off where there is a choice."""
     ramp = tables.rank_N[block]
     if ramp == 0 or tables.rule == NONE:
         return False

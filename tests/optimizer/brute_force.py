@@ -48,7 +48,7 @@ class Parts:
     """Inputs that fill first splits."""
     further_PG: FloatArray
     mean_s_P: FloatArray
-    """The same by who has no answer yet, of waits the half."""
+    """The same, weighed by the inputs without an answer; half of each wait."""
     mean_first_P: FloatArray
     mean_further_PG: FloatArray
     block_s_P: FloatArray

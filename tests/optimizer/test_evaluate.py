@@ -104,7 +104,7 @@ def test_a_ramp_that_is_off_lets_nobody_out() -> None:
 
 
 def test_the_last_active_ramp_decides_who_is_left() -> None:
-    # Survival is nested: who passes ramp 1 alone is who passes both.
+    # Survival is nested: the inputs that pass ramp 1 alone pass both.
     assert list(nested_reach(PROBLEM)((1,))) == [1.0, 1.0, 0.25]
     assert list(nested_reach(PROBLEM)((0,))) == [1.0, 0.5, 0.5]
     figures = evaluate(PROBLEM, (stage(split(0, 2, 1), split(2, 3)),))

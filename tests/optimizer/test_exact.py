@@ -98,7 +98,7 @@ def test_a_rate_so_low_that_batches_take_days_is_bound_by_latency() -> None:
 
 
 def test_of_plans_as_fast_and_as_cheap_best_is_not_much_slower_than_stock() -> None:
-    # Nobody leaves, so no plan does more than stock; plans of several splits would only wait longer.
+    # No input leaves, so no plan does more than stock; plans of several splits would only wait longer.
     asked = replace(problem(), survival_N=(1.0,) * 6, devices={"V100": Supply(count=5, usd_per_hour=3.0)})
     best, stock = solve(asked), solve(asked, "stock")
     assert isinstance(best, Planned)

@@ -130,7 +130,7 @@ def test_where_nothing_would_do_that_is_said() -> None:
 
 
 def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
-    """Half of the inputs leave at the first block, which is a network of its own here; or nobody enters it."""
+    """Half of the inputs leave at the first block, which is a network of its own here; or no input enters it."""
     chain = replace(PROBLEM, networks=(1, 2))
     both = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2)))
     alone = Stage(device="V100", replicas=1, splits=(split(1, 2),))
@@ -140,7 +140,7 @@ def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
 
 
 def test_who_stays_is_answered_where_it_would_have_left() -> None:
-    """Everybody is computed in the second network; half of them have their answer by then."""
+    """Every input is computed in the second network; half of them have their answer by then."""
     chain = replace(PROBLEM, networks=(1, 2))
     splits = (Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2))
     stays = Stage(device="V100", replicas=1, splits=tuple(replace(each, after_answer="stay") for each in splits))

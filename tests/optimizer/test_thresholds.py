@@ -177,7 +177,7 @@ def test_the_path_begins_at_never_and_ends_at_always(score: Score) -> None:
     certain = 1.0 if score == "confidence" else 0.0
     records = replace(records, scores_NR=np.where(records.scores_NR < 0.6, records.scores_NR, certain))
     path = lay_path(records)
-    assert records.outcome(path.thresholds(-1e3)).exit_counts == {3: 300}  # who is certain stays as well
+    assert records.outcome(path.thresholds(-1e3)).exit_counts == {3: 300}  # an input that is certain stays as well
     assert records.outcome(path.thresholds(0.0)).exit_counts == {0: 300}
 
 

@@ -49,7 +49,7 @@ def test_the_stock_plans_batch_gets_the_exits_that_are_found() -> None:
     stock = solve(problem(), "stock")
     assert isinstance(stock, Planned)
     assert (split.first, split.end, split.batch, split.stays) == (0, 3, stock.stages[0].splits[0].batch, False)
-    assert split.ramps == (0,)  # behind it nobody leaves
+    assert split.ramps == (0,)  # behind it no input leaves
 
 
 def test_no_more_replicas_are_used_than_the_rate_needs() -> None:
@@ -113,7 +113,7 @@ ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
     ("changed", "why"),
     [
         ({"batches": {"size": 1, "sure": [3], "lost": [0]}, "survival": [1, 0, 0]}, "fewer inputs are recorded than"),
-        ({"batches": {"size": 4, "sure": [0] * 8, "lost": [0] * 8}, "survival": [1, 1, 1]}, "nobody leaves"),
+        ({"batches": {"size": 4, "sure": [0] * 8, "lost": [0] * 8}, "survival": [1, 1, 1]}, "no input leaves"),
         ({"batches": ONE_IN_TWO, "survival": [1, 0.5, 0.5]}, "at least 50.0% of the batches of "),
         ({"objective": {**DOCUMENT["objective"], "ramp_budget": 0.001}}, "would break a promise"),
     ],

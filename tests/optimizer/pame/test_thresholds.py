@@ -43,7 +43,7 @@ def chosen(checks: SearchedChecks, kept: float) -> Configured:
 
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
 def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
-    """Of ten inputs: 0.50 lets everybody leave, of whom three are wrong."""
+    """Of ten inputs: 0.50 lets all leave, and three are wrong."""
     found = chosen(SearchedChecks.of(records()), kept)
     assert found.setting.threshold == threshold
     assert found.leaving == pytest.approx(leaving)
@@ -83,7 +83,7 @@ def test_precision_is_of_the_truth_where_it_is_known() -> None:
 def test_where_every_threshold_costs_too_much_an_exit_is_not_configured() -> None:
     always_wrong = records()
     always_wrong.losses_NR[:] = 1.0
-    checks = SearchedChecks.of(always_wrong, grid=TEN_CONFIDENCES)  # somebody leaves at each
+    checks = SearchedChecks.of(always_wrong, grid=TEN_CONFIDENCES)  # some inputs leave at each
     assert configured(checks, 0, EVERYBODY, checks.end_losses_N, 0.99) is None
 
 

@@ -31,7 +31,7 @@ def records(
 
 
 def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:
-    # Of four batches one moves on whole at ramp 0; at ramp 1 everybody leaves.
+    # Of four batches one moves on whole at ramp 0; at ramp 1 every input leaves.
     hard = records([EASY] * 6 + [HARD] * 2)
     place = best_place([hard], BATCHING, 0.99, [0, 1])
     assert place is not None
@@ -56,4 +56,4 @@ def test_in_several_windows_the_worst_counts() -> None:
     place = place_at([good, bad], BATCHING, 0.75, 0, {})
     assert place is not None
     assert (place.precision, place.violated) == (0.75, 0.5)
-    assert place_at([good, bad], BATCHING, 0.9, 0, {0: 0.5}) is not None, "at 0.98 nobody leaves, and nothing is lost"
+    assert place_at([good, bad], BATCHING, 0.9, 0, {0: 0.5}) is not None, "at 0.98 no input leaves, and nothing is lost"

@@ -10,7 +10,7 @@ from optimizer.live.tuning.base import answered_losses_N, outcome_of, records_of
 from tests.optimizer.live.tuning.logs import NOBODY, mixed
 
 SEEN = replace(mixed(4, {0: 0.8, 1: 0.99}), probe_N=np.full(4, True), stayed_N=np.full(4, False))
-"""Unsure, sure, unsure, sure: the unsure ones are answered at the end, of whom ramp 0 is wrong."""
+"""Unsure, sure, unsure, sure: the unsure ones are answered at the end, and ramp 0 is wrong about them."""
 PRUNED = replace(SEEN, end_losses_N=np.array([1, 1, 0, np.nan], dtype=np.float32))
 
 
