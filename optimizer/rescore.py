@@ -2,8 +2,8 @@
 
 The planner takes survival as nested: an input that passes the last active ramp would pass every earlier one. Records
 know better: an input that ramp 2 would have let out may pass ramp 5. With few ramps active, more inputs stay than the
-nested view says, so the rate falls; which of several good plans is best can change. And where early answers are sought, and
-batches are recorded, what a plan's batches take is theirs one by one, not that of their mean.
+nested view says, so the rate falls; which of several good plans is best can change. And where early answers are
+sought, and batches are recorded, what a plan's batches take is theirs one by one, not that of their mean.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The least time of a split does not depend on the rate, nor on the rest of the plan: only on where it starts and ends,
 its device and batch, and the last ramps before and inside it, which fix the inputs that enter and leave. So the ramps
-inside are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile, this
-is a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
+inside are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile,
+this is a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
 """
 
 from __future__ import annotations
