@@ -15,11 +15,11 @@ class Totals:
     """Counters that are given their totals."""
 
     def __init__(self) -> None:
-        self._told: defaultdict[tuple[Counter, str], float] = defaultdict(float)
+        self._told: defaultdict[tuple[Counter, tuple[str, ...]], float] = defaultdict(float)
 
     def grow(self, counter: Counter, total: float, **labels: str) -> None:
         """Counts the difference to the last total."""
-        key = counter, "".join(labels.values())
+        key = counter, tuple(labels.values())
         if total > self._told[key]:  # a counter refuses zero
             counter.inc(total - self._told[key], labels)
             self._told[key] = total
