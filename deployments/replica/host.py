@@ -51,6 +51,7 @@ from earlyexit.engine.device import (
     Deliver,
     Device,
     DeviceThreads,
+    Inside,
     Observed,
     OnBatch,
     Release,
@@ -63,7 +64,7 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Split, WirePiece
+from earlyexit.network.boundary import WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import ON_PROCESSORS
 from optimizer.plan import PolicySpec
@@ -174,12 +175,13 @@ def _timing(member: Member[Any]) -> Timing:
 class TracedDevice(Device[Any]):
     """Notes the batches of traced inputs; only where tracing is on."""
 
-    def run(self, batch: Batch[Any]) -> list[Survivors[Any]]:
+    def _run(self, batch: Batch[Any], inside: Inside[Any]) -> Any:
+        """Called again for every member of a batch that failed, which then runs alone."""
         for member in batch.members:
             opened = member.origin
             if isinstance(opened, OpenCall) and opened.begun is not None and member.sample_id in opened.begun:
                 opened.begun[member.sample_id].append(_begun(batch, member))
-        return super().run(batch)
+        return super()._run(batch, inside)
 
 
 def _begun(batch: Batch[Any], member: Member[Any]) -> SplitRun:
@@ -299,12 +301,13 @@ class StageHost:
         self._threads.stop()
 
     async def prepare(self, assignments: Sequence[Assignment]) -> None:
-        """Do what is slow the first time for all of a plan's stages on this accelerator type, beside serving.
+        """Do what is slow the first time for all stages on this accelerator type of one or two plans, beside serving.
 
-        It may host any of them under the plan, and another one when replicas come or go.
+        It may host any of them under their plan, and another one when replicas come or go. The first plan's policy
+        decides in the warm-up; it need not know the ramps of the other plan.
         """
         splits = [each.stage.splits for each in assignments]
-        policy = await asyncio.to_thread(self._make_ready, assignments[0].policy, list(chain.from_iterable(splits)))
+        policy = await asyncio.to_thread(self._make_ready, assignments)
         self._policy = assignments[0].policy, policy
         if self.epoch == NOTHING:
             self._device.follow((), assignments[0].dispatch, policy, assignments[0].order)
@@ -395,10 +398,12 @@ class StageHost:
             self._device.engine.load.waited = self._contention.share(self._clock.now_s())
         self._on_batch(batch, busy_s)
 
-    def _make_ready(self, policy: PolicySpec | None, splits: Sequence[Split]) -> Any:
+    def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
         # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.
-        self._runner.prepare(splits)
-        return policy_for(self._settings, self._device_name, policy, splits)
+        self._runner.prepare(list(chain.from_iterable(each.stage.splits for each in assignments)))
+        policy = assignments[0].policy
+        mine = chain.from_iterable(each.stage.splits for each in assignments if each.policy == policy)
+        return policy_for(self._settings, self._device_name, policy, list(mine))
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()

@@ -14,7 +14,7 @@ from cluster.emulated import PacedRunner
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.host import OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
-from deployments.wire.messages import Assignment, Chunk, StageCall
+from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Release
 from earlyexit.engine.engine import Dispatch
@@ -67,8 +67,9 @@ class Replica:
         next_block: int = 0,
         probe: bool = False,
         lengths: Sequence[int] = (),
+        traced: tuple[int, ...] = (),
     ) -> list[Chunk]:
-        """The reply's parts; `lengths` left out: 1 each."""
+        """The reply's parts; `lengths` left out: 1 each; `traced`: positions of inputs."""
         wire = WirePiece(
             sample_ids=tuple(ids),
             next_block=next_block,
@@ -85,7 +86,8 @@ class Replica:
         def take(chunk: Chunk) -> None:
             loop.call_soon_threadsafe(parts.put_nowait, chunk)
 
-        self.host.submit(call, OpenCall(len(ids), take))
+        begun: dict[str, list[SplitRun]] = {ids[position]: [] for position in traced}
+        self.host.submit(call, OpenCall(len(ids), take, begun or None))
         chunks: list[Chunk] = []
         while sum(chunk.num_inputs for chunk in chunks) < len(ids):
             chunks.append(await asyncio.wait_for(parts.get(), 10))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
+from deployments.choices import TracingSettings
 from deployments.replica.host import BROKEN_AFTER, NOTHING, WINDOW_S, Contention, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment
@@ -20,7 +21,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.plan import early_exit_plan
+from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.deployments.stage.replica import V100, Replica, policy_of
@@ -159,6 +160,20 @@ async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:
     assert replica.host.epoch == NOTHING
 
 
+async def test_a_replica_that_starts_during_a_change_to_a_plan_with_fewer_thresholds_is_warm_for_both_plans(
+    settings: ServeSettings, replica: Replica
+) -> None:
+    emulated = settings.emulated[V100].model_copy(update={"decisions": "computed"})
+    computed = settings.model_copy(update={"emulated": {V100: emulated}})
+    runner = OneThreshold(replica.records(), 4)
+    host = StageHost(computed, V100, runner, ManualClock(), replica.deliver)
+    few, all_ramps = (PolicySpec(name="confidence", thresholds=dict.fromkeys(ramps, 0.5)) for ramps in ((2,), RAMPS))
+    coming = replace(replica.assignment(8, LAST), policy=few)
+    await host.prepare([coming, replace(replica.assignment(7, FIRST), policy=all_ramps)])
+    with pytest.raises(PlanError, match=r"active ramps \[0, 1\] have no threshold"):
+        await host.prepare([coming, replace(replica.assignment(8, FIRST), policy=few)])
+
+
 async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(replica: Replica) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
@@ -201,6 +216,22 @@ async def test_probes_are_seen_and_answered_and_go_on(replica: Replica) -> None:
         ("d", 1),
     ]
     assert [chunk.going_on.piece.sample_ids for chunk in chunks if chunk.going_on is not None] == [("a", "d")]
+
+
+async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(settings: ServeSettings) -> None:
+    class FailsTogether(RecordedRunner):
+        def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
+            if len(batch.members) > 1:
+                raise ValueError("too many")
+            return super().run(batch)
+
+    tracing = TracingSettings(endpoint="http://127.0.0.1:1")
+    replica = Replica(settings.model_copy(update={"tracing": tracing}))
+    replica.runner.inner = FailsTogether(replica.records(), 4)
+    replica.host.start()
+    runs = [run for chunk in await replica.call("ab", replica.assignment(1, FIRST), traced=(1,)) for run in chunk.runs]
+    replica.host.stop()
+    assert [(name, [each.batch for each in batches]) for name, batches in runs] == [("b", [2, 1])]
 
 
 async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_ended(settings: ServeSettings) -> None:
