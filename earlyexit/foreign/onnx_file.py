@@ -10,11 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from earlyexit.errors import GraphError
+import numpy as np
+
+from earlyexit.errors import GraphError, first_line
 from earlyexit.foreign.dataflow import Dataflow, Operator, check_operator, kind_of
 
+logger = logging.getLogger(__name__)
+
 SMALL = 4096
-"""The most values of a weight that is kept while shapes are inferred, because shapes may depend on it."""
+"""The most values of a tensor that is kept, or computed, while shapes are inferred, because shapes may depend on it."""
+ROUNDS = 8
+"""Rounds of inferring shapes and computing what depends on them."""
 OWN_INITIALIZERS = 4
 """The first version of ONNX's file format in which weights need not be inputs too."""
 
@@ -23,27 +29,46 @@ def with_shapes(proto: Any, open_size: int) -> Any:
     """Returns the graph with inferred shapes: an open first axis counts one input, other open axes are `open_size`.
 
     onnx infers shapes from shapes. Where a graph computes a shape from the size of another tensor, onnxscript's folding
-    of constants does that small computation and replaces its operators by what they give.
+    of constants does that small computation and replaces its operators by what they give, and onnx infers again.
     """
+    import onnx
     from onnxscript.optimizer import fold_constants
 
-    known = _structure(proto)
-    weights = {each.name for each in known.graph.initializer}
-    _close_axes([each for each in known.graph.input if each.name not in weights], open_size)
+    known = _structure(proto, open_size)
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of operators that it cannot fold
-    fold_constants(known, onnx_shape_inference=True)
+    try:
+        with np.errstate(all="ignore"):
+            for _ in range(ROUNDS):
+                known = onnx.shape_inference.infer_shapes(known, data_prop=True)
+                if not fold_constants(known, onnx_shape_inference=True, should_fold=_should_fold).modified:
+                    break
+    except Exception as error:  # neither has a base of its own
+        logger.warning("not all shapes are known of the graph %r: %s", proto.graph.name, first_line(error))
     return known.graph
 
 
-def _structure(proto: Any) -> Any:
-    """Returns the model with sizes and types in the place of large weights, and only its inputs' shapes."""
+def _should_fold(node: Any) -> bool | None:
+    """Folds no large result, but ConstantOfShape, by which exporters compute shapes; None leaves it to onnxscript."""
+    shape = node.outputs[0].shape
+    if shape is None or not shape.is_static():
+        return None
+    if math.prod(shape) > SMALL:
+        return False
+    return True if node.op_type == "ConstantOfShape" else None
+
+
+def _structure(proto: Any, open_size: int) -> Any:
+    """Returns the model with inputs in the place of large weights, whose values no shape depends on."""
     import onnx
 
-    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=proto.graph.input)
+    weights = {each.name: each for each in proto.graph.initializer}
+    inputs = [each for each in proto.graph.input if each.name not in weights]
+    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=inputs)
+    _close_axes(graph.input, open_size)
     graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    for each in proto.graph.initializer:
-        sizes = onnx.TensorProto(name=each.name, dims=each.dims, data_type=each.data_type)
-        graph.initializer.append(each if _is_small(each) else sizes)
+    graph.initializer.extend(each for each in weights.values() if _is_small(each))
+    large = [each for each in weights.values() if not _is_small(each)]
+    graph.input.extend(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large)
     for each in proto.graph.output:
         graph.output.append(each)
         graph.output[-1].type.tensor_type.ClearField("shape")
