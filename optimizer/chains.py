@@ -301,10 +301,10 @@ class ChainSearch:
     def _of_parts(self, graph: Graph) -> list[PricedChain]:
         """Chains on each accelerator type, on each pair, and on all of them.
 
-        On several types, chains are sought that are faster than the best chains of each type together.
+        On several types also chains that are slower than the best ones of each type together: they leave devices to
+        other chains.
         """
         found: list[PricedChain] = []
-        alone: dict[str, float] = {}
         for names in self._parts():
             is_whole = names == self.names
             bounded = self._whole if is_whole else self._highest_rate(names)
@@ -314,11 +314,9 @@ class ChainSearch:
             part = graph if is_whole else graph.only(np.isin(graph.moves.device_M, devices))
             reach = self._reach(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
             chains = [] if is_whole else candidates_of(part, reach)[1]
-            low = sum(alone.get(name, 0.0) for name in names) if len(names) <= self._most_chains else 0.0
-            chains += self._at_rates(part, reach._replace(count_C=self._count_C(graph)), low)
+            chains += self._at_rates(part, reach._replace(count_C=self._count_C(graph)))
             if len(names) == 1 and self.problem.asked_per_s is None:
                 best = mixed(self.problem, chosen(chains), self.names, 1)
-                alone[names[0]] = 0.0 if best is None else best.found.figures.rate_per_s
                 self._sure += () if best is None else best.used
             found += chains
         return found

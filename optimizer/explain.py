@@ -185,7 +185,7 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
     if decision.highest_rate_per_s is not None:
         would_do.append(f"the highest rate that would do is {decision.highest_rate_per_s:.6g}/s")
     if decision.more is not None:
-        would_do.append(f"at least {decision.more[1]} {decision.more[0]} more are needed for the rate")
+        would_do.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
     return "; ".join([f"no plan: {_binding(problem, decision)}", *(would_do or ["no other SLO or rate would do"])])
 
 

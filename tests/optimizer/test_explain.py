@@ -117,7 +117,7 @@ def test_too_few_devices_and_too_little_money_are_said_with_the_rate_that_would_
     asked = replace(PROBLEM, objective=MinimizeCost(rate_per_s=9000), budget_usd_per_hour=10)
     decision = NoPlan(strategy="best", binding=binding, highest_rate_per_s=8000)
     assert no_plan_text(asked, decision) == f"no plan: {said}"
-    more = "at least 2 V100 more are needed for the rate"
+    more = "the rate needs at least 2 more V100"
     assert no_plan_text(asked, replace(decision, more=("V100", 2))) == f"no plan: {said}; {more}"
 
 

@@ -15,7 +15,8 @@ from optimizer.decision import Planned
 from optimizer.evaluate import sought, violations
 from optimizer.plan import chains_of
 from optimizer.planner import solve
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from profiles.table import LatencyTable
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.layouts import layouts
 from tests.optimizer.random_problems import random_problem
@@ -99,3 +100,34 @@ def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_mu
         assert expected * (1 - 1e-6) <= value
         assert value * (1 - allowed) <= expected * (1 + SOLVED) + 1e-9
         assert found.bound <= expected * (1 + SOLVED)
+
+
+def table(batches: tuple[int, ...], block_ms: list[list[float]], ramp_ms: list[list[float]]) -> LatencyTable:
+    return LatencyTable(batches=batches, block_s_NB=np.array(block_ms) / 1e3, ramp_s_EB=np.array(ramp_ms) / 1e3)
+
+
+def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_devices_to_another_chain() -> None:
+    """Blocks 0 and 1 are slow on V100. All T4 run them for one V100, and the other V100 are a chain of their own."""
+    v100 = [[38.9], [10.9], [1.5], [1.5], [10.7], [5.9], [5.5], [4.5], [3.1]]
+    t4 = [[5.1, 14.4], [8.2, 21.8], [11.4, 16.9], [8.9, 12.4], [12.9, 26.4], [5.8, 10.4], [11.8, 17.3], [10.4, 22.9]]
+    problem = PlanProblem(
+        num_blocks=9,
+        ramps=(1, 2, 3, 6, 7),
+        survival_N=(1.0, 1.0, 0.0519, 0.0245, 0.0226, 0.0226, 0.0226, 0.0019, 0.0006),
+        latency={
+            "V100": table((4,), v100, [[4.9], [1.9], [0.9], [3.2], [0.4]]),
+            "T4": table(
+                (2, 8), [*t4, [11.1, 22.9]], [[0.35, 0.68], [0.35, 0.81], [0.36, 0.63], [0.66, 1.19], [0.34, 0.35]]
+            ),
+        },
+        devices={"V100": Supply(count=4, usd_per_hour=0.6), "T4": Supply(count=7, usd_per_hour=1.6)},
+        link=Link(bandwidth_bytes_per_s=1e6, delay_s=0.0),
+        bytes_per_sample_N=(7e4, 2.6e4, 3.1e4, 4.1e4, 2.1e4, 8e4, 8.7e4, 5e4, 8.2e4),
+        slo=Slo(latency_s=1.28, slack=0.2),
+        objective=MaximizeRate(),
+        most_chains=2,
+    )
+    found = solve(problem)
+    assert isinstance(found, Planned)
+    assert len(found.figures.shares) == 2
+    assert found.gap < 0.1
