@@ -230,7 +230,10 @@ def _model(folder: Path) -> Target:
 
 def _checkpoint(folder: Path) -> Target:
     """A checkpoint of `transformers`, by its configuration; raises ModelFolderError for one that is not served."""
-    words = f"a classifier of transformers, {len(checkpoint_labels(folder))} labels, served as it is"
+    labels = checkpoint_labels(folder)
+    if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    words = f"a classifier of transformers, {len(labels)} labels, served as it is"
     return Target(path=str(folder), kind="model", exits_by=command("ramp", folder, "--data", "LOG"), words=words)
 
 

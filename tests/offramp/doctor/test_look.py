@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -68,6 +69,8 @@ def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_
     assert target.words == "a classifier of transformers, 2 labels, served as it is"
     assert target.exits_by == f"offramp ramp {checkpoint} --data LOG"
     assert "nor is it a checkpoint of transformers" in str(look_at_target(tmp_path).problem)
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    assert look_at_target(tmp_path).problem == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
 
 
 def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Path, tmp_path: Path) -> None:
