@@ -82,7 +82,7 @@ class ServeJob(Job):
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
 
     model: Path = Field(json_schema_extra={"argument": "MODEL"})
-    """Model folder, or a service file, which says all but the ports itself."""
+    """Model folder, checkpoint of transformers, or a service file, which says all but the ports itself."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the Prometheus metrics. None: a free one."""
     otlp_endpoint: Address | None = None
