@@ -41,6 +41,7 @@ from deployments.wire.messages import (
     SplitRun,
     StageCall,
     Timing,
+    assignments_on,
     encode,
     encode_part,
     from_ingress,
@@ -63,10 +64,12 @@ from earlyexit.engine.device import (
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import ON_PROCESSORS
+from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 
 
@@ -299,6 +302,21 @@ class StageHost:
     def stop(self) -> None:
         """Finish the running batch and end."""
         self._threads.stop()
+
+    async def prepare_first(self, plans: Sequence[PlacedPlan]) -> None:
+        """Prepare, when the replica starts, for all plans that it may serve, the followed one last; raises PlanError.
+
+        A replica that cannot run the coming plan still serves the followed one. What the controller prepares before it
+        changes to the coming plan then fails, and says why.
+        """
+        if mine := assignments_on(self._device_name, plans):
+            try:
+                await self.prepare(mine)
+            except PlanError as error:
+                if len(plans) == 1:
+                    raise
+                logger.warning("plan %d, which is to come, cannot be prepared: %s", plans[0].epoch, error)
+                await self.prepare_first(plans[1:])
 
     async def prepare(self, assignments: Sequence[Assignment]) -> None:
         """Do what is slow the first time for all stages on this accelerator type of one or two plans, beside serving.

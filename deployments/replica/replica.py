@@ -24,7 +24,7 @@ from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
-from deployments.wire.messages import Assignment, ReplicaReport, assignments_on
+from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, Release, Survivors
 from earlyexit.engine.engine import Batch
@@ -59,8 +59,7 @@ class StageReplica:
             on_death=_end_replica,
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
-        if mine := assignments_on(device, await self._plans()):
-            await self._host.prepare(mine)
+        await self._host.prepare_first(await self._plans())
         settle()
         self._host.start()
         self._background = Supervised()

@@ -24,7 +24,7 @@ from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, Assignment, IngressReport
+from deployments.wire.messages import Address, IngressReport
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import OfframpError
@@ -125,9 +125,8 @@ class Replica:
         starts = STARTS if watch.networks else ()
         self.host = StageHost(settings, device, self.runner, self.events, self._deliver, starts=starts)
 
-    async def start(self, assignments: Sequence[Assignment]) -> Address:
-        if assignments:
-            await self.host.prepare(assignments)
+    async def start(self, plans: Sequence[PlacedPlan]) -> Address:
+        await self.host.prepare_first(plans)
         self.host.start()
         return await self.server.listen(self.host, self.name)
 

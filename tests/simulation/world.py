@@ -609,7 +609,7 @@ class World(Fleet):
         if self.controller is not None:
             state = self.controller.state
             plans = [state.placed, state.followed or state.placed]
-        address = await replica.start(assignments_on(replica.device, plans))
+        address = await replica.start(plans)
         if replica.is_alive:
             self.watch.say(f"{replica.name} runs")
             self._announce(replica.device, replica.name, address)

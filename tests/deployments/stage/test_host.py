@@ -21,6 +21,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
+from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
@@ -172,6 +173,18 @@ async def test_a_replica_that_starts_during_a_change_to_a_plan_with_fewer_thresh
     await host.prepare([coming, replace(replica.assignment(7, FIRST), policy=all_ramps)])
     with pytest.raises(PlanError, match=r"active ramps \[0, 1\] have no threshold"):
         await host.prepare([coming, replace(replica.assignment(8, FIRST), policy=few)])
+
+
+async def test_a_replica_starts_for_the_followed_plan_where_it_cannot_run_the_coming_one(replica: Replica) -> None:
+    policy = policy_of(Path(replica.settings.model), 0.5)
+    plans = [
+        PlacedPlan(plan=replace(early_exit_plan(4, RAMPS, policy, batch=batch, device=V100), epoch=epoch))
+        for epoch, batch in ((8, 5), (7, 4))
+    ]
+    await replica.host.prepare_first(plans)
+    assert replica.host.epoch == NOTHING
+    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
+        await replica.host.prepare_first([plans[0], plans[0]])
 
 
 async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(replica: Replica) -> None:
