@@ -326,7 +326,7 @@ class Slot:
         self.name = name
         self.device = device
         self.replicas: list[SimulatedReplica] = []
-        """The longest here first."""
+        """In the order in which they were started."""
         self.stays: list[Stay] = []
         self.pending: list[tuple[Trip, int, float]] = []
         """The calls that found no replica, with their block and delay."""

@@ -113,7 +113,7 @@ class VirtualTransport(asyncio.Transport):
 
 
 class VirtualSender:
-    """Stands in for `call_server.Sender`, which writes to a real socket."""
+    """Stands in for `host.Sender`, which writes to a real socket."""
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
         assert isinstance(transport, VirtualTransport)
