@@ -55,9 +55,9 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
     """An accelerator type, and how many more of it a problem without a plan needs at least.
 
     It is the type that is the cheapest to add to, by a bound that is found quickly: with fewer there is no plan. None
-    where no number of one type suffices, or the problem asks for no rate.
+    where no number of one type suffices, or the objective is not the cost.
     """
-    if problem.asked_per_s is None or problem.generation is not None or problem.networks:
+    if not isinstance(problem.objective, MinimizeCost) or problem.generation is not None or problem.networks:
         return None
     space, plain = SPACES[strategy], problem if problem.lengths is None else in_tokens(problem)
 

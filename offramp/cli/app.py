@@ -69,7 +69,7 @@ def options(
 
 
 SERVED = {
-    *("PIL", "google", "grpc", "httptools", "httpx", "jinja2", "msgspec", "networkx", "packaging", "psutil", "ray"),
+    *("PIL", "google", "grpc", "httptools", "httpx", "jinja2", "networkx", "packaging", "psutil", "ray"),
     *("safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
 }
 """Modules of the extra `serve`."""

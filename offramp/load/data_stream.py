@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,8 +73,14 @@ def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
 
 
 def _images(path: Path, part: str | None) -> Iterator[Given]:
-    with open_images(path, part=part) as images:
-        yield from (Given({"image": name}, content) for name, content in zip(images.names, images, strict=True))
+    opened = ExitStack()
+    images = opened.enter_context(open_images(path, part=part))  # at once: an output may be written beside them
+
+    def rows() -> Iterator[Given]:
+        with opened:
+            yield from (Given({"image": name}, content) for name, content in zip(images.names, images, strict=True))
+
+    return rows()
 
 
 def _arrays(path: Path, names: Sequence[str]) -> Iterator[Given]:
