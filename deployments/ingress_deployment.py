@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,7 @@ class IngressMetrics:
             self._hop_s.observe(seconds, {"slot": slot})
         self._grow(self._inputs, report.arrived)
         self._grow(self._in_slo, report.in_slo)
-        for end_s, total in zip(LATENCY_ENDS_S, latencies_within(report.latencies, LATENCY_ENDS_S), strict=True):
-            self._grow(self._latencies, total, le=le(end_s))
+        _tell_times(self._grow, self._latencies, report.latencies)
         self._grow(self._answered_tokens, report.answered_tokens)
         self._tell_crossings(report)
         self._waiting.set(report.waiting)
@@ -174,12 +173,13 @@ class GenerationMetrics:
         self._grow(self._prompt_tokens, counts.prompt_tokens)
         for block, total in counts.exits.items():
             self._grow(self._tokens, total, exit=str(block))
-        self._tell_times(self._ttft, counts.ttft)
-        self._tell_times(self._tpot, counts.tpot)
+        _tell_times(self._grow, self._ttft, counts.ttft)
+        _tell_times(self._grow, self._tpot, counts.tpot)
 
-    def _tell_times(self, counter: Counter, buckets: Mapping[int, int]) -> None:
-        for end_s, total in zip(LATENCY_ENDS_S, latencies_within(buckets, LATENCY_ENDS_S), strict=True):
-            self._grow(counter, total, le=le(end_s))
+
+def _tell_times(grow: Callable[..., None], counter: Counter, buckets: Mapping[int, int]) -> None:
+    for end_s, total in zip(LATENCY_ENDS_S, latencies_within(buckets, LATENCY_ENDS_S), strict=True):
+        grow(counter, total, le=le(end_s))
 
 
 @serve.ingress()

@@ -234,7 +234,7 @@ class ChainSearch:
     others: list[Found] = field(default_factory=list)
     """Other plans that were met, best first."""
     _ramps: tuple[int, ...] = ()
-    _sure: list[PricedChain] = field(default_factory=list)
+    _of_types: list[PricedChain] = field(default_factory=list)
     """The best chain of each accelerator type: a candidate of every master problem."""
 
     @property
@@ -283,7 +283,7 @@ class ChainSearch:
             return self._mixed([*candidates, *self._again(candidates)], None), True
         best = self._mixed(candidates, None)
         candidates += self._of_parts(graph)
-        best = self._mixed(candidates, best)
+        best = self._mixed(candidates, self._mixed(self._of_types, best))
         for _ in range(ROUNDS):
             if best is None or self._is_proven(best):
                 break
@@ -317,7 +317,7 @@ class ChainSearch:
             chains += self._at_rates(part, reach._replace(count_C=self._count_C(graph)))
             if len(names) == 1 and self.problem.asked_per_s is None:
                 best = mixed(self.problem, chosen(chains), self.names, 1)
-                self._sure += () if best is None else best.used
+                self._of_types += () if best is None else best.used
             found += chains
         return found
 
@@ -416,16 +416,16 @@ class ChainSearch:
     def _mixed(self, candidates: Sequence[PricedChain], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
         several = candidates if len(candidates) <= self._most_chains * MOST_COLUMNS else chosen(candidates)
-        for found in self._mixtures(list(dict.fromkeys([*self._sure, *several]))):
+        for found in self._mixtures(list(dict.fromkeys([*self._of_types, *several]))):
             self.others.append(found.found)
             if best is None or merit(self.problem, found.found.figures) > merit(self.problem, best.found.figures):
                 best = found
         return best
 
     def _mixtures(self, candidates: Sequence[PricedChain]) -> Iterator[Mixed]:
-        """Of several chains, and, because the search for these may end early, of one and of the best of each type."""
-        for most_chains, several in ((1, candidates), (self._most_chains, self._sure), (self._most_chains, candidates)):
-            found = mixed(self.problem, several, self.names, most_chains)
+        """Of several chains, and, where the search for these may end early, of one."""
+        for most_chains in sorted({1, self._most_chains}):
+            found = mixed(self.problem, candidates, self.names, most_chains)
             if found is not None:
                 yield found
 

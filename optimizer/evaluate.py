@@ -35,8 +35,7 @@ from optimizer.generation.figures import broken_promises
 from optimizer.generation.steps import seconds_of_steps
 from optimizer.networks import crossings, part_of
 from optimizer.plan import Stage, chains_of
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, asked_for
-from optimizer.reach import Reach, nested_reach
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Reach, asked_for, nested_reach
 from optimizer.tokens import in_token_batches, in_tokens
 from profiles.lengths import Lengths
 

@@ -12,8 +12,7 @@ from optimizer.evaluate import Evaluation, sought
 from optimizer.generation.steps import demand_of
 from optimizer.networks import part_of, survival_with
 from optimizer.plan import Stage, chains_of
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
-from optimizer.reach import nested_shares
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
 
 AT_ITS_LIMIT = 0.02
 """A latency this close to what is allowed is said to bind: batch sizes come in steps, so few plans reach the limit."""

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
+from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
@@ -16,8 +17,23 @@ from earlyexit.network.chain import check_ends, check_networks, check_weights, u
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
-from optimizer.dispatch import PlanDispatch
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
+
+PlanDispatch = Literal["auto", "work-conserving", "deferred", "filling"]
+"""When devices begin a batch that is not full. `auto`: by what a stage runs on; the others are the engine's own."""
+ON_PROCESSORS = "cpu"
+"""The accelerators that are the machine's own processors."""
+
+
+def dispatch_on(device: str, dispatch: PlanDispatch) -> Dispatch:
+    """Returns what a stage on such accelerators does.
+
+    By `auto` batches fill where processors are shared with the other replicas and with whatever sends them work; an
+    accelerator of its own gains nothing by a wait.
+    """
+    if dispatch == "auto":
+        return "filling" if device == ON_PROCESSORS else "work-conserving"
+    return dispatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

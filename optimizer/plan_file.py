@@ -21,8 +21,7 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_networks
 from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
-from optimizer.dispatch import PlanDispatch
-from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_own, check_shares
+from optimizer.plan import Plan, PlanDispatch, PolicySpec, Stage, chains_of, check_own, check_shares
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
 DocumentPath = tuple[str | int, ...]

@@ -11,7 +11,7 @@ from earlyexit.errors import PlanError
 from optimizer.chains import solve_chains
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import evaluate, merit, sought
-from optimizer.exact.solve import solve_exactly
+from optimizer.exact.solve import one_better, solve_exactly
 from optimizer.generation.solve import solve_generation
 from optimizer.pame.solve import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
@@ -101,7 +101,7 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
     if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
         decision = solve_chains(problem, space)
         if decision is not None:
-            return decision
+            return _no_worse_than_one(problem, space, decision)
     best: Decision | None = None
     usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
     for planner in usual if planners is None else planners:
@@ -111,6 +111,18 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
             break
     assert best is not None, "the last planner always tells"
     return best
+
+
+def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) -> Decision:
+    """A plan of several chains, or that of one which is better: the search for several is not exact."""
+    if isinstance(several, NoPlan) or several.gap == 0:
+        return several
+    one = one_better(problem, space, sought(problem, several.figures))
+    if one is None or merit(problem, one.figures) <= merit(problem, several.figures):
+        return several
+    gap = gap_between(sought(problem, one.figures), several.bound)
+    candidates = (several.stages, *several.candidates)
+    return replace(several, stages=one.chain, figures=one.figures, gap=gap, candidates=candidates)
 
 
 def _of_inputs(problem: PlanProblem, decision: Decision) -> Decision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -324,3 +324,25 @@ def device_names(problem: PlanProblem) -> tuple[str, ...]:
 def _check_number(name: str, value: float, *, above_zero: bool = False) -> None:
     if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
         raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")
+
+
+Reach = Callable[[Sequence[int]], Sequence[float]]
+"""From the active ramps to the share of inputs that reach every block (N)."""
+
+
+def nested_reach(problem: PlanProblem) -> Reach:
+    """The planner's view of survival: an input that passes the last active ramp would pass all earlier ones."""
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        return nested_shares(problem.survival_N, active)
+
+    return reach
+
+
+def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:
+    """Per block, the share of inputs that reaches it with these ramps active, by a nested survival."""
+    shares, share = [], 1.0
+    for block in range(len(survival_N)):
+        shares.append(share)
+        share = survival_N[block + 1] if block in active else share
+    return shares

@@ -14,8 +14,7 @@ import numpy as np
 from earlyexit.network.boundary import Split
 from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate
 from optimizer.plan import Stage
-from optimizer.problem import PlanProblem
-from optimizer.reach import Reach
+from optimizer.problem import PlanProblem, Reach
 from profiles.records import IntArray, RecordedBatches, batch_counts
 from profiles.table import FloatArray, LatencyTable
 

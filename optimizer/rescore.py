@@ -16,8 +16,7 @@ from earlyexit.network.chain import used_of
 from optimizer.decision import Planned, gap_between
 from optimizer.evaluate import Evaluation, evaluate, merit, sought, violations
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeLatency, PlanProblem
-from optimizer.reach import Reach
+from optimizer.problem import MinimizeLatency, PlanProblem, Reach
 from optimizer.recorded import evaluate_on
 from profiles.records import ExitRecords
 

@@ -39,8 +39,7 @@ from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, 
 from optimizer.placement import PlacedPlan, placed_document
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import ModelShape, parse_plan, policy_document
-from optimizer.problem import PlanProblem
-from optimizer.reach import Reach
+from optimizer.problem import PlanProblem, Reach
 
 START_S = 120.0
 """For a replica to load its model and warm up; after that, something else is wrong."""

@@ -32,8 +32,7 @@ from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
 from optimizer.live.tuning.base import Tuned
 from optimizer.placement import PlacedPlan, shares
 from optimizer.plan import Plan, PolicySpec
-from optimizer.problem import MaximizeRate, PlanProblem
-from optimizer.reach import Reach, nested_reach
+from optimizer.problem import MaximizeRate, PlanProblem, Reach, nested_reach
 from optimizer.rescore import rechosen, rescore
 from profiles.lengths import Lengths
 

@@ -27,8 +27,7 @@ from optimizer.networks import Used, choices, ramps_of, survival_with
 from optimizer.pame.batches import Batching, seconds_of
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
-from optimizer.problem import PlanProblem, device_names
-from optimizer.reach import Reach
+from optimizer.problem import PlanProblem, Reach, device_names
 from optimizer.rescore import joint_reach
 from optimizer.risk import Guarantee
 from optimizer.tokens import full_inputs, most_tokens

@@ -68,9 +68,8 @@ from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import WirePiece
 from earlyexit.sequences.memory import MemoryUse
-from optimizer.dispatch import ON_PROCESSORS
 from optimizer.placement import PlacedPlan
-from optimizer.plan import PolicySpec
+from optimizer.plan import ON_PROCESSORS, PolicySpec
 
 
 @dataclass(slots=True, eq=False)

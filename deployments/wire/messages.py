@@ -22,9 +22,8 @@ from earlyexit.engine.times import TimesRun
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
-from optimizer.dispatch import dispatch_on
 from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan import Plan, PolicySpec, Stage, dispatch_on
 from profiles.stream import Observations
 
 

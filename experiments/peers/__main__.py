@@ -23,7 +23,7 @@ from experiments.peers.processes import PEERS
 from experiments.peers.table import render
 from experiments.peers.workloads import WORKLOADS
 from offramp.demo.plans import Processors
-from optimizer.dispatch import PlanDispatch
+from optimizer.plan import PlanDispatch
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ from experiments.peers.stock import Dtype
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
 from offramp.demo.plans import Processors
-from optimizer.dispatch import PlanDispatch
+from optimizer.plan import PlanDispatch
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 

@@ -19,8 +19,7 @@ from optimizer.decision import Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.reach import nested_reach
+from optimizer.problem import PlanProblem, nested_reach
 from optimizer.what_if import with_batch_limit
 
 OTHER_BATCHES = (4, 2)

@@ -18,8 +18,7 @@ from optimizer.decision import NoPlan, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.reach import Reach
+from optimizer.problem import PlanProblem, Reach
 from optimizer.rescore import joint_reach, rechosen, rescore
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords

@@ -6,14 +6,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import psutil
 
-from earlyexit.clock import Clock
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from earlyexit.backends import BackendName
     from offramp.spec.documents import FolderDocument
 
+Result = TypeVar("Result")
 Say = Callable[[str], None]
 KEPT_FILE = "profile.json"
 MOST_S = 20.0
@@ -48,7 +50,7 @@ ASKED = "asked"
 """Key of the `circumstances` in the provenance of a kept profile."""
 
 
-def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = None) -> LatencyProfile:
+def kept_profile(folder: Path, job: ProfileJob, say: Say) -> LatencyProfile:
     """Returns the profile that is kept with a model; measures it if there is none for these circumstances.
 
     Batch sizes and repeats are not the job's but what `MOST_S` leaves time for; lengths default to the mean length.
@@ -59,13 +61,11 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = 
     if kept is not None and not changed:
         say(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
-    clock = clock or ProcessorClock()
-    began_s = clock.now_s()
     lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
-    profile = _measured(folder, job.model_copy(update={"lengths": lengths}), clock)
+    profile, took_s = in_own_process(_measured, folder, job.model_copy(update={"lengths": lengths}))
     profile = replace(profile, provenance={**profile.provenance, ASKED: asked})
     why = f", since {path} was of another {' and '.join(changed)}" if changed else ""
-    said = f"profile: measured in {clock.now_s() - began_s:.0f} s of processor time{why}"
+    said = f"profile: measured in {took_s:.0f} s of processor time{why}"
     try:
         profile.save(path)
     except OSError as error:  # serving needs no folder that can be written
@@ -73,6 +73,12 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = 
     else:
         say(f"{said}; kept in {path}")
     return profile
+
+
+def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
+    """Runs a function in a process that ends with it: torch and a model would stay in the memory of this one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(work, *arguments).result()
 
 
 def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
@@ -101,13 +107,18 @@ class ProcessorClock:
         return time.process_time()
 
 
-def _measured(folder: Path, job: ProfileJob, clock: Clock) -> LatencyProfile:
-    """Measures as many batch sizes and rounds as there is time for, by what a round of single inputs takes."""
+def _measured(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, float]:
+    """Measures as many batch sizes and rounds as there is time for, by what a round of single inputs takes.
+
+    Also returns the processor seconds of that, with loading the model.
+    """
+    clock = ProcessorClock()
+    began_s = clock.now_s()
     single = job.model_copy(update={"batches": BATCHES[:1], "repeats": 1})
     _, points = profile_model(folder, single, clock=clock)
     sizes, repeats = affordable(sum(sum(point.seconds) for point in points))
     profile, _ = profile_model(folder, job.model_copy(update={"batches": sizes, "repeats": repeats}), clock=clock)
-    return profile
+    return profile, clock.now_s() - began_s
 
 
 def affordable(round_s: float) -> tuple[tuple[int, ...], int]:

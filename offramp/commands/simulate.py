@@ -41,9 +41,8 @@ from optimizer.generation.figures import SequenceFigures, sequence_figures
 from optimizer.networks import survival_with
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
-from optimizer.problem import PlanProblem
+from optimizer.problem import PlanProblem, nested_shares
 from optimizer.problem_file import read_problem
-from optimizer.reach import nested_shares
 from simulator.outcome import DROPS, Figures, Outcome, SplitUse
 from simulator.scenario import Scenario
 from simulator.simulate import PlayedSequences, Progress, generate, simulate

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.network.store import read_card
-from offramp.commands.machine import SLO_FACTOR, plan_for, stock_s, with_slo
+from offramp.commands.machine import SLO_FACTOR, in_own_process, plan_for, stock_s, with_slo
 from offramp.commands.options import DemoJob
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
 from offramp.commands.serve import run as serve
@@ -26,7 +27,6 @@ from offramp.demo.plans import (
     emulated_settings,
     measured_problem,
 )
-from offramp.demo.prepare import Prepared, prepare
 from offramp.demo.service import hand_control, served
 from offramp.demo.turns import Load, Ran, table_of, take_turns
 from offramp.spec.jobs import ServeJob
@@ -35,6 +35,9 @@ from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document, write_plan
 from optimizer.problem import PlanProblem
+
+if TYPE_CHECKING:
+    from offramp.demo.prepare import Prepared
 
 # Both parts of the demo in one picture.
 
@@ -50,8 +53,9 @@ LABELS = {
 def draw(processors: Mapping[str, Ran], emulated: Mapping[str, Ran], path: Path) -> None:
     """Above, the mean batch at every block of the emulated accelerators; below, what each part has to show."""
     pyplot = load_pyplot()
-    figure = pyplot.figure(figsize=(9, 6), constrained_layout=True)
-    above, left, right = (figure.add_subplot(*place) for place in ((2, 1, 1), (2, 2, 3), (2, 2, 4)))
+    places = [["above", "above"], ["left", "right"]]
+    figure, axes_of = pyplot.subplot_mosaic(places, figsize=(9, 6), layout="constrained")
+    above, left, right = (axes_of[place] for place in ("above", "left", "right"))
     planned = emulated["planned"]
     blocks = range(planned.plan.num_blocks)
     above.bar(blocks, planned.batch_at_block, width=0.7, color=COLORS["planned"], label=LABELS["planned"])
@@ -92,14 +96,24 @@ def run(job: DemoJob) -> None:
     """Train, plan and compare, or serve the planned model until told to stop."""
     runs = job.out or Path("runs") / ("demo" if job.data is None else f"demo-{job.data.stem}")
     if job.keep:
-        serve(ServeJob.model_validate({"model": prepare(runs, job.data).folder, "port": job.port}))
+        folder = in_own_process(_model_of, runs, job.data)
+        serve(ServeJob.model_validate({"model": folder, "port": job.port}))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is ended
         demo(runs, job.data, job.port, Console(highlight=False))
 
 
+def _model_of(runs: Path, data: Path | None) -> Path:
+    """Returns the folder of the demo's model, which is trained if an earlier run left none."""
+    from offramp.demo.prepare import prepare  # which loads torch
+
+    return prepare(runs, data).folder
+
+
 def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
     """Train where an earlier run left no model, then show both parts; writes a picture and figures into `runs`."""
+    from offramp.demo.prepare import prepare  # which loads torch
+
     load_pyplot()  # refuses before the work rather than after it
     console.rule("1. model: trained, calibrated")
     prepared = prepare(runs, data)

@@ -11,7 +11,7 @@ from deployments.settings import PlanningSettings
 from earlyexit.data.source_file import StrictDocument
 from earlyexit.named import NAME_PATTERN
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
-from optimizer.dispatch import PlanDispatch
+from optimizer.plan import PlanDispatch
 from optimizer.plan_file import OrderDocument
 from optimizer.problem_shape import (
     BudgetDocument,

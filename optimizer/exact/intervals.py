@@ -43,14 +43,16 @@ class Searched:
 class ExactSearch(PricedGraph):
     """One graph, asked once for its best plan."""
 
+    known: float | None = None
+    """A rate or a cost: only better plans are sought. None: the best plan is."""
     met: list[Found] = field(default_factory=list)
     """Plans met on the way, best last."""
 
     def highest_rate(self, *, any_plan: bool = False) -> Searched:
         """The plan of the highest rate; `any_plan` stops at the first."""
-        high, width = self._most_rate(), REGION
-        while not self._too_slow_at(high):
-            low = high * (1 - width)
+        high, width, known = self._most_rate(), REGION, self.known or 0.0
+        while high > known * (1 + RESOLUTION) and not self._too_slow_at(high):
+            low = max(high * (1 - width), known)
             if self._priced_out(low, high):
                 high, width = low, min(2 * width, 0.5)
                 continue
@@ -59,7 +61,7 @@ class ExactSearch(PricedGraph):
             if answer.found is not None or not answer.proven:
                 return answer
             high, width = low, REGION
-        return Searched(found=None, bound=0.0, proven=True)
+        return Searched(found=None, bound=known, proven=True)
 
     def _highest_rate_between(self, low: float, high: float, *, any_plan: bool) -> Searched:
         best: Found | None = None
@@ -101,6 +103,7 @@ class ExactSearch(PricedGraph):
         least_usd = self._least_usd(rate_per_s)
         most_usd = min(self._budget(), sum(supply.count * supply.usd_per_hour for supply in self._supplies()))
         levels = self._attainable_usd(least_usd, most_usd)
+        levels = levels if self.known is None else levels[levels < self.known * (1 - RESOLUTION)]
         levels = levels[levels < above.figures.usd_per_hour * (1 - RESOLUTION)] if above else levels
         width = REGION
         while len(levels):

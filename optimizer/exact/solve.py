@@ -95,6 +95,15 @@ def best_of(
     return Searched(found=best, bound=bound, proven=not better), met
 
 
+def one_better(problem: PlanProblem, space: Space, value: float) -> Found | None:
+    """The best plan of one chain, if it is better than a rate or a cost that several chains have; it may be missed."""
+    if is_too_big(problem, space):
+        return None
+    searches = (replace(each, known=value) for each in _searches(problem, space, MOST_LABELS))
+    found = [answer.found for each in searches if (answer := _ask(each, problem, any_plan=False)).found is not None]
+    return max(found, key=lambda each: merit(problem, each.figures), default=None)
+
+
 def _asked(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Searched:
     """One search; where it gives up without a plan, one of the plans with one split per stage."""
     ask = partial(_ask, problem=problem, any_plan=any_plan)

@@ -14,8 +14,7 @@ from earlyexit.errors import PlanError
 from optimizer.decision import Planned
 from optimizer.evaluate import Evaluation, evaluate, sought, violations
 from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.reach import Reach
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 
 Gain = Literal["rate", "cost", "time"]
 GAINS: dict[type[Objective], Gain] = {MaximizeRate: "rate", MinimizeCost: "cost", MinimizeLatency: "time"}

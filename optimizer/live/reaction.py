@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from earlyexit.errors import PlanError
-from optimizer.reach import Reach, nested_shares
+from optimizer.problem import Reach, nested_shares
 
 if TYPE_CHECKING:  # forecasts are read here, not made: no scipy
     from profiles.forecast import RateForecast, SurvivalForecast

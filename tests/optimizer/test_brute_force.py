@@ -11,8 +11,7 @@ from earlyexit.network.boundary import Split
 from optimizer.decision import STRATEGIES, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.reach import nested_reach
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply, nested_reach
 from profiles.table import LatencyTable
 from tests.optimizer.brute_force import Twin, reached_by
 from tests.optimizer.layouts import Layout, layouts, plan_of

@@ -5,8 +5,7 @@ import pytest
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
-from optimizer.dispatch import PlanDispatch, dispatch_on
-from optimizer.plan import Plan, Stage
+from optimizer.plan import Plan, PlanDispatch, Stage, dispatch_on
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.evaluate import Evaluation, evaluate, promised, violations
 from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.reach import nested_reach
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
 from profiles.table import LatencyTable
 
 # Three blocks. On the fast device a batch of 4 takes twice as long as one of 2, on the slow one (which only knows 4)

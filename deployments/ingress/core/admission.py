@@ -20,8 +20,7 @@ import math
 from collections.abc import Sequence
 
 from earlyexit.network.boundary import Split
-from optimizer.dispatch import dispatch_on
-from optimizer.plan import Plan
+from optimizer.plan import Plan, dispatch_on
 
 SAFETY = 0.1
 """Share of the SLO that is not counted on: for what follows the answer, and for what the last inputs did not show."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,3 +109,15 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine(model: Path, mon
     kept_profile(model, ProfileJob(), said.append)
     assert said[1] == f"profile: {path}, of {first.provenance['created_at']}"
     assert said[2].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
+
+
+def test_measuring_leaves_no_torch_in_the_process_that_serves(model: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from offramp.commands.jobs import ProfileJob; "
+        "from offramp.commands.machine import kept_profile; "
+        "kept_profile(Path(sys.argv[1]), ProfileJob(), print); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=True, timeout=300)
+    measured, loaded = done.stdout.splitlines()
+    assert measured.startswith("profile: measured in ")
+    assert loaded == "False"
