@@ -163,11 +163,18 @@ def reorder_convolutions(model: nn.Module) -> None:
                 setattr(parent, norm_name, nn.Identity())
 
 
+def _multiplies(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies by these weights here."""
+    supported: bool = weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.device.type == "cpu" and supported
+
+
 def reorder_linears(model: nn.Module) -> None:
     """Replace the model's linear layers by reordered ones.
 
-    It does nothing without oneDNN, off the CPU, or in a backbone that does more with its layers than call them.
-    Afterwards the model can be neither trained, moved, exported nor saved. It takes no more memory than before.
+    It does nothing without oneDNN, off the CPU, for bfloat16 weights on a CPU that oneDNN does not multiply them on
+    (without AVX-512), or in a backbone that does more with its layers than call them. Afterwards the model can be
+    neither trained, moved, exported nor saved. It takes no more memory than before.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
         return
@@ -176,7 +183,7 @@ def reorder_linears(model: nn.Module) -> None:
     }
     for parent in [each for each in model.modules() if each not in left]:
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and type(child) in REORDERED and child.weight.device.type == "cpu":
+            if isinstance(child, nn.Linear) and type(child) in REORDERED and _multiplies(child.weight):
                 setattr(parent, name, ReorderedLinear(child))
     for backbone in model.modules():
         if getattr(backbone, "fills_rows", None) is False:
