@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -74,10 +74,10 @@ class Asked:
     seconds: float
     """Of a run of the client, after its warm-up."""
     sides: tuple[str, ...] = (*OURS, *PEERS)
-    backend: BackendName = "torch"
-    """Of our sides; peers' are swept."""
-    dispatch: PlanDispatch | None = None
-    """Of our plans; None for what they say."""
+    backend: BackendName = "auto"
+    """Of our sides, as `offramp serve` chooses it; peers' are swept."""
+    dispatch: PlanDispatch = "auto"
+    """Of our plans, as `offramp serve` sets it."""
     port: int = 8000
     seed: int = 0
 
@@ -126,7 +126,7 @@ def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loa
 def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
     """Measure, plan and sweep, then run so many rounds; what is known is on disk as soon as it is."""
     workload = WORKLOADS[asked.workload]()
-    prepared = _dispatching(prepare(workload, asked.dtype, asked.machine), asked.dispatch)
+    prepared = prepare(workload, asked.dtype, asked.machine, asked.backend, asked.dispatch)
     result = _document(asked, prepared)
     with loaded(asked, workload, prepared) as bench:
         swept = _sweeps(bench)
@@ -142,7 +142,7 @@ def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
     return {
         "workload": asked.workload,
         "dtype": asked.dtype,
-        "backend": asked.backend,
+        "backend": prepared.backend,
         "inputs_per_request": asked.inputs_per_request,
         "machine": asdict(asked.machine),
         "provenance": provenance(seed=asked.seed, seconds=asked.seconds),
@@ -153,12 +153,6 @@ def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
         "plans": {name: plan_document(plan) for name, plan in prepared.plans.items()},
         "rounds": [],
     }
-
-
-def _dispatching(prepared: Prepared, dispatch: PlanDispatch | None) -> Prepared:
-    if dispatch is None:
-        return prepared
-    return replace(prepared, plans={name: replace(plan, dispatch=dispatch) for name, plan in prepared.plans.items()})
 
 
 def _workers(bench: Loaded) -> int:
@@ -218,9 +212,7 @@ def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[li
         with serving(name, best.options) as server:
             yield [ServedSide(name=name, server=server, load=bench.load)]
         return
-    ours = offramp_sides(
-        bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=asked.port, backend=asked.backend
-    )
+    ours = offramp_sides(bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=asked.port)
     with ours as sides:
         yield [side for side in sides if side.name in asked.sides]
 

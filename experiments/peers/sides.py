@@ -33,7 +33,7 @@ from offramp.demo.plans import Processors, measured_problem
 from offramp.demo.service import hand_control
 from offramp.load.sustained import Bounds, Search
 from optimizer.decision import Strategy
-from optimizer.plan import Plan
+from optimizer.plan import Plan, PlanDispatch
 from optimizer.problem import PlanProblem
 
 # What Offramp serves a workload by: plans from a profile of this machine, one per strategy.
@@ -55,19 +55,26 @@ class Prepared:
     problem: PlanProblem
     plans: dict[str, Plan]
     """By side."""
+    backend: BackendName
+    """Of our sides."""
 
 
-def prepare(workload: Workload, dtype: Dtype, machine: Processors) -> Prepared:
+def prepare(
+    workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName, dispatch: PlanDispatch
+) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 
     The SLO is `SLO_FACTOR` times what one text alone takes.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s
-    measured = measured_problem(workload.folder, workload.texts, workload.records, workload.thresholds, machine, dtype)
+    measured, chosen = measured_problem(
+        workload.folder, workload.texts, workload.records, workload.thresholds, machine, dtype, backend=backend
+    )
     problem = with_slo(measured, slo_s)
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
-    return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans)
+    plans = {side: replace(plan, dispatch=dispatch) for side, plan in plans.items()}
+    return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=chosen)
 
 
 def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> float:
@@ -171,7 +178,6 @@ def offramp_sides(
     load: ClientOptions,
     *,
     port: int,
-    backend: BackendName = "torch",
 ) -> Iterator[list[ServedSide]]:
     """One service whose controller never plans, and a side for each of the plans that it is told to follow.
 
@@ -183,7 +189,7 @@ def offramp_sides(
         control=hand_control(prepared.problem, workload.policy, FOLDER / "state" / f"{workload.name}.sqlite"),
         slo_s=prepared.slo_s,
         dtype=dtype,
-        backend=backend,
+        backend=prepared.backend,
         threads_per_replica=machine.threads,
     )
     with offramp_process(OfframpOptions.of(service, prepared.plans, port=port)) as remote:

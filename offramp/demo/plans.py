@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deployments.settings import EmulatedSettings
+from earlyexit.backends import BackendName
 from earlyexit.codecs.text import TextTokenizer
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card
@@ -49,14 +50,18 @@ def measured_problem(
     machine: Processors,
     dtype: FloatName,
     *,
+    backend: BackendName = "torch",
     repeats: int = 5,
-) -> PlanProblem:
-    """The most that this machine does, by a profile that is measured now, in a second."""
+) -> tuple[PlanProblem, BackendName]:
+    """The most that this machine does within a second, by a profile that is measured now; and its backend."""
     batches = tuple(2**k for k in range(machine.batch_limit.bit_length()))
     lengths = (mean_length(folder, texts),)
-    job = ProfileJob(dtype=dtype, batches=batches, lengths=lengths, threads=machine.threads, repeats=repeats)
+    job = ProfileJob(
+        dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=repeats
+    )
     profile, _ = profile_model(folder, job)
-    return processor_problem(profile, records.nested_survival(thresholds), tuple(sorted(thresholds)), machine.workers)
+    survival_N, ramps = records.nested_survival(thresholds), tuple(sorted(thresholds))
+    return processor_problem(profile, survival_N, ramps, machine.workers), profile.backend
 
 
 def mean_length(folder: Path, texts: Sequence[str]) -> int:

@@ -135,7 +135,7 @@ def processor_plans(prepared: Prepared) -> tuple[PlanProblem, dict[str, Plan]]:
     policy = prepared.calibration.policy_spec()
     thresholds = prepared.calibration.thresholds
     folder, texts = prepared.folder, prepared.test.texts
-    problem = measured_problem(folder, texts, prepared.expected, thresholds, MACHINE, "float32")
+    problem, _ = measured_problem(folder, texts, prepared.expected, thresholds, MACHINE, "float32")
     problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
     return problem, _plans(problem, policy, prepared)
 
