@@ -22,7 +22,7 @@ CLASSIFIERS = ("bert", "distilbert", "mpnet", "roberta")
 CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"
 KEPT = 8
-"""Folders that stay in the cache: when another one is made, the oldest are removed."""
+"""Folders that stay in the cache: when another one is made, those that were served longest ago are removed."""
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -74,18 +74,20 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
 def model_folder_of(model: Path) -> Path:
     """Returns a model's folder; a fine-tuned classifier gets one in the cache, without ramps.
 
-    That folder is used until the checkpoint's files change or `KEPT` newer ones were made. Raises ModelFolderError as
+    That folder is used until the checkpoint's files change or `KEPT` others were used since. Raises ModelFolderError as
     `checkpoint_labels`, and for weights or a tokenizer that cannot be loaded.
     """
     if (model / CARD_FILE).is_file():
         return model
     labels, cache = checkpoint_labels(model), cache_folder() / "checkpoints"
     folder = cache / _state_of(model) / name_of(model)
-    if not (folder / CARD_FILE).is_file():
-        _take_over(model, labels, folder)
-        by_age = sorted(cache.iterdir(), key=lambda each: each.stat().st_mtime_ns)
-        for old in by_age[:-KEPT]:
-            shutil.rmtree(old)
+    if (folder / CARD_FILE).is_file():
+        folder.parent.touch()
+        return folder
+    _take_over(model, labels, folder)
+    by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
+    for old in by_use[:-KEPT]:
+        shutil.rmtree(old)
     return folder
 
 

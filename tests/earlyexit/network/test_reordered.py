@@ -43,6 +43,19 @@ def test_a_reordered_model_gives_the_same_logits_at_every_exit(
             torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
 
 
+@torch.inference_mode()
+def test_a_bfloat16_model_runs_on_every_processor(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    plain = deepcopy(small_model).to(torch.bfloat16)
+    reordered = deepcopy(plain)
+    reorder_linears(reordered)  # oneDNN multiplies bfloat16 on some processors only
+    values, layout = pack(encoded[:5], plain.device)
+    last = plain.num_blocks
+    logits = [
+        each.exit_outputs(last - 1, each.run_blocks(0, last, values, layout), layout) for each in (plain, reordered)
+    ]
+    torch.testing.assert_close(logits[1], logits[0], atol=0.1, rtol=0.1)
+
+
 def test_every_linear_layer_is_reordered_and_nothing_else(small_model: EarlyExitModel) -> None:
     kinds = [type(module) for module in small_model.modules()]
     reordered = deepcopy(small_model)

@@ -62,11 +62,15 @@ def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoin
 
 def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
     saved(tmp_path / "tuned", checkpoint)
+    saved(tmp_path / "served", checkpoint)
+    often = model_folder_of(tmp_path / "served")
+    (often.parents[1] / "not-a-folder").touch()
     made = []
-    for _ in range(KEPT + 2):
+    for _ in range(KEPT + 1):
         (tmp_path / "tuned" / "tokenizer.json").touch()
         made.append(model_folder_of(tmp_path / "tuned"))
-    assert [folder.is_dir() for folder in made] == [False] * 2 + [True] * KEPT
+        assert model_folder_of(tmp_path / "served") == often, "used since"
+    assert [folder.is_dir() for folder in made] == [False] * 2 + [True] * (KEPT - 1)
 
 
 @pytest.mark.parametrize(
