@@ -146,38 +146,34 @@ class ReorderedConvolution(nn.Module):
         raise ModelFolderError("a model with reordered convolutions cannot be saved: save it as it was loaded")
 
 
+def _multiplies(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies by these weights: on a CPU, bfloat16 only with AVX-512."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return bool(weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def reorder_convolutions(model: nn.Module) -> None:
     """Replace convolutions that modules declare with their norms (`folds`) by reordered ones.
 
     It does nothing without oneDNN, off the CPU, or for weights that are not float32. Afterwards the model can be
     neither trained, moved, exported nor saved.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
-        return
     for parent in list(model.modules()):
         for name, norm_name in getattr(parent, "folds", {}).items():
             convolution, norm = getattr(parent, name), getattr(parent, norm_name)
-            if convolution.weight.device.type == "cpu" and convolution.weight.dtype == torch.float32:
+            if convolution.weight.dtype == torch.float32 and _multiplies(convolution.weight):
                 folded = norm if isinstance(norm, nn.BatchNorm2d) else None
                 setattr(parent, name, ReorderedConvolution(convolution, folded))
                 setattr(parent, norm_name, nn.Identity())
 
 
-def _multiplies(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies by these weights here."""
-    supported: bool = weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.device.type == "cpu" and supported
-
-
 def reorder_linears(model: nn.Module) -> None:
     """Replace the model's linear layers by reordered ones.
 
-    It does nothing without oneDNN, off the CPU, for bfloat16 weights on a CPU that oneDNN does not multiply them on
-    (without AVX-512), or in a backbone that does more with its layers than call them. Afterwards the model can be
-    neither trained, moved, exported nor saved. It takes no more memory than before.
+    It does nothing where oneDNN does not multiply by them, or in a backbone that does more with its layers than call
+    them. Afterwards the model can be neither trained, moved, exported nor saved. It takes no more memory than before.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
-        return
     left = {
         inner for each in model.modules() if not getattr(each, "reorders_linears", True) for inner in each.modules()
     }

@@ -83,11 +83,11 @@ def model_folder_of(model: Path) -> Path:
     folder = cache / _state_of(model) / name_of(model)
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()
-        return folder
-    _take_over(model, labels, folder)
-    by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
-    for old in by_use[:-KEPT]:
-        shutil.rmtree(old)
+    else:
+        _take_over(model, labels, folder)
+        by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
+        for old in by_use[:-KEPT]:
+            shutil.rmtree(old)
     return folder
 
 

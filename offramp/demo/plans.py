@@ -51,17 +51,14 @@ def measured_problem(
     dtype: FloatName,
     *,
     backend: BackendName = "torch",
-    repeats: int = 5,
 ) -> tuple[PlanProblem, BackendName]:
     """The most that this machine does within a second, by a profile that is measured now; and its backend."""
     batches = tuple(2**k for k in range(machine.batch_limit.bit_length()))
     lengths = (mean_length(folder, texts),)
-    job = ProfileJob(
-        dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=repeats
-    )
+    job = ProfileJob(dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=5)
     profile, _ = profile_model(folder, job)
-    survival_N, ramps = records.nested_survival(thresholds), tuple(sorted(thresholds))
-    return processor_problem(profile, survival_N, ramps, machine.workers), profile.backend
+    ramps = tuple(sorted(thresholds))
+    return processor_problem(profile, records.nested_survival(thresholds), ramps, machine.workers), profile.backend
 
 
 def mean_length(folder: Path, texts: Sequence[str]) -> int:
