@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Literal
 
 from earlyexit.engine.engine import Dispatch
@@ -151,7 +151,8 @@ class Stage:
         if not self.splits:
             raise PlanError("a stage needs at least one split")
         for before, after in pairwise(self.splits):
-            _check_no_overlap(before, after)
+            if after.first < before.end:
+                raise PlanError(f"overlap: two splits run block {after.first}")
 
     @property
     def first(self) -> int:
@@ -260,18 +261,19 @@ class Plan:
         """Every chain as a plan of its own, which predicts its share of the rate."""
         if len(self.shares) == 1:
             return (self,)
-        rate_per_s = self.predicted.get("rate_per_s")
+        rate_per_s, chains = self.predicted.get("rate_per_s"), chains_of(self.stages, self.num_blocks)
+        rates = [{} if rate_per_s is None else {"rate_per_s": share * rate_per_s} for share in self.shares]
         return tuple(
-            replace(
-                self,
-                stages=stages,
-                shares=(1.0,),
-                predicted=self.predicted
-                if rate_per_s is None
-                else {**self.predicted, "rate_per_s": share * rate_per_s},
-            )
-            for stages, share in zip(chains_of(self.stages, self.num_blocks), self.shares, strict=True)
+            replace(self, stages=stages, shares=(1.0,), predicted={**self.predicted, **rate})
+            for stages, rate in zip(chains, rates, strict=True)
         )
+
+    def with_replicas(self, counts: Sequence[int]) -> Plan:
+        """The plan with other numbers of replicas, and no predictions; a chain's share follows its scarcest stage."""
+        stages = tuple(replace(stage, replicas=count) for stage, count in zip(self.stages, counts, strict=True))
+        kept = iter([now.replicas / was.replicas for now, was in zip(stages, self.stages, strict=True)])
+        left = [part * min(islice(kept, len(each.stages))) for part, each in zip(self.shares, self.chains, strict=True)]
+        return replace(self, stages=stages, shares=tuple(share / sum(left) for share in left), predicted={})
 
     @property
     def ramps(self) -> tuple[int, ...]:
@@ -393,11 +395,6 @@ def check_own(name: str) -> None:
     """Raise PlanError unless `name` has the form `module:name`."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
         raise PlanError(f"an own exit policy is named module:name, not {name!r}")
-
-
-def _check_no_overlap(before: Split, after: Split) -> None:
-    if after.first < before.end:
-        raise PlanError(f"overlap: two splits run block {after.first}")
 
 
 def _listed(names: Iterable[str]) -> str:

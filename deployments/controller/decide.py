@@ -267,7 +267,8 @@ def completed(plan: Plan, policy: PolicySpec, ground: Ground | None) -> Plan:
     if ground is None or plan.predicted:
         return plan
     try:
-        return replace(plan, predicted=promised(ground.problem, evaluate(ground.problem, plan.stages, ground.reach)))
+        figures = evaluate(ground.problem, plan.stages, ground.reach, shares=plan.shares)
+        return replace(plan, predicted=promised(ground.problem, figures))
     except PlanError:  # a batch that was not measured may be tried all the same
         return plan
 
@@ -351,9 +352,8 @@ def _go_on_with_less(view: View) -> Actions:
         left |= shares(placed.needed(device), view.seen.running.get(device, 0) - resting[device])
     if view.is_changing or min(left.values()) < 1:
         return ()
-    stages = tuple(replace(stage, replicas=min(stage.replicas, left[slot])) for slot, stage in placed.stage_of.items())
-    plan = replace(placed.plan, stages=stages, predicted={}, epoch=view.next_epoch)
-    less = replace(placed, plan=view.completed(plan), hosted=view.hosted)
+    plan = placed.plan.with_replicas([min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()])
+    less = replace(placed, plan=view.completed(replace(plan, epoch=view.next_epoch)), hosted=view.hosted)
     words = "the same splits on what still runs"
     return (view.same_rate(less, "capacity lost", words),) if view.has_room(less) else ()
 
@@ -442,8 +442,8 @@ def _without(slow: Iterable[Straggler], view: View) -> PlacedPlan | None:
         stage = placed.stage_of.get(each.slot)
         if stage is None or stage.replicas == 1:
             return None
-        stages = tuple(replace(one, replicas=one.replicas - (one is stage)) for one in placed.plan.stages)
-        placed = replace(placed, plan=view.completed(replace(placed.plan, stages=stages, predicted={})))
+        plan = placed.plan.with_replicas([one.replicas - (one is stage) for one in placed.plan.stages])
+        placed = replace(placed, plan=view.completed(plan))
     return placed if view.has_room(placed) else None
 
 

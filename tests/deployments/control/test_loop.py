@@ -257,6 +257,16 @@ async def test_an_own_plan_of_two_chains_gives_way_to_a_planned_one(tmp_path: Pa
     assert (scene.fleet.followed.plan.stages, scene.fleet.followed.plan.shares) == (halves(3, 1), (1.0,))
 
 
+async def test_a_chain_with_fewer_replicas_gets_a_smaller_share(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, solve_as=lambda _: no_plan())
+    await scene.loop.apply(plan_document(Plan(stages=whole(1) + whole(3), shares=(0.25, 0.75), policy=POLICY)))
+    scene.fleet.alive = {"cpu": 3}
+    scene.fleet.replicas["cpu"] = 3
+    await scene.ticks(1, EASY)
+    plan = scene.fleet.followed.plan
+    assert (plan.stages, plan.shares) == (whole(1) + whole(2), pytest.approx((1 / 3, 2 / 3)))
+
+
 async def test_an_operators_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
     scene = await begun(tmp_path, (0, 0))
     with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*, there are .*'cpu': 4"):

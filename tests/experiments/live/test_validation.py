@@ -1,33 +1,23 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
-from experiments.live.validation import (
-    Driven,
-    Overhead,
-    Phase,
-    Run,
-    active_thresholds,
-    as_driven,
-    compare,
-    emulated,
-    overhead_of,
-    scenario_of,
-)
+from experiments.live.validation import Driven, compare, emulated, is_right, said_by, simulated_s
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.simulate import simulate
 
 DEVICE = emulated("V100")
 EASY, HARD = ["easy"] * 8, ["hard"] * 8
 """An easy input leaves after block 0 where its ramp is on, a hard one nowhere."""
+POLICY = PolicySpec(name="recorded", thresholds={0: 0.4}, records="records.npz")
 
 
 def two_inputs() -> ExitRecords:
@@ -41,7 +31,7 @@ def two_inputs() -> ExitRecords:
     )
 
 
-def problem() -> PlanProblem:
+def problem(slo_s: float) -> PlanProblem:
     """Two blocks of 1 s at any batch, and a ramp that costs nothing."""
     table = LatencyTable(batches=(1, 8), block_s_NB=np.ones((2, 2)), ramp_s_EB=np.zeros((1, 2)))
     return PlanProblem(
@@ -50,86 +40,62 @@ def problem() -> PlanProblem:
         survival_N=(1.0, 0.5),
         latency={DEVICE: table},
         devices={DEVICE: Supply(count=2)},
-        link=Link(bandwidth_bytes_per_s=1e15, delay_s=0.01),
+        link=Link(bandwidth_bytes_per_s=1e15, delay_s=0.25),
         bytes_per_sample_N=(0.0, 0.0),
-        slo=Slo(latency_s=10.0),
+        slo=Slo(latency_s=slo_s),
         objective=MaximizeRate(),
     )
 
 
-def whole() -> Plan:
-    """The model without exits on one accelerator."""
-    return Plan(stages=(Stage(device=DEVICE, replicas=1, splits=(Split(first=0, end=2, batch=8),)),))
+def stage(first: int, end: int, *ramps: int) -> Stage:
+    return Stage(device=DEVICE, replicas=1, splits=(Split(first=first, end=end, batch=8, ramps=ramps),))
 
 
-def pipeline() -> Plan:
-    """A stage per block."""
-    splits = (Split(first=0, end=1, batch=8, ramps=(0,)), Split(first=1, end=2, batch=8))
-    spec = PolicySpec(name="recorded", thresholds={0: 0.4}, records="records.npz")
-    return Plan(stages=tuple(Stage(device=DEVICE, replicas=1, splits=(split,)) for split in splits), policy=spec)
+WHOLE = Plan(stages=(stage(0, 2),))
+"""The model without exits on one accelerator."""
+PIPELINE = Plan(stages=(stage(0, 1, 0), stage(1, 2)), policy=POLICY)
+"""A stage per block."""
 
 
-def run_of(
-    plan: Plan, asked: list[list[str]], scheduled_s: list[float], done_s: list[float], *, slo_s: float = 10.0
-) -> Run:
-    """A live run that answered every request, its inputs leaving where the records say."""
-    exit_of = dict(zip(("easy", "hard"), two_inputs().outcome(active_thresholds(plan)).exits_N.tolist(), strict=True))
+def driven(asked: list[list[str]], scheduled_s: list[float], took_s: list[float]) -> Driven:
+    """A live run of which every request was answered by the whole model."""
+    answer = {"easy": Prediction(label="positive", exit=1, request_id=""), "hard": Prediction(label="negative", exit=1, request_id="")}
     records = tuple(
         RequestRecord(
             request_id=str(k),
             input_indices=tuple(range(8 * k, 8 * k + 8)),
             scheduled_s=at_s,
             sent_s=at_s,
-            done_s=end_s,
+            done_s=at_s + each_s,
             num_attempts=1,
-            predictions=tuple(Prediction(label="", score=0, exit=exit_of[key], request_id="") for key in keys),
+            predictions=tuple(answer[key] for key in keys),
         )
-        for k, (keys, at_s, end_s) in enumerate(zip(asked, scheduled_s, done_s, strict=True))
+        for k, (keys, at_s, each_s) in enumerate(zip(asked, scheduled_s, took_s, strict=True))
     )
-    keys = tuple(key for each in asked for key in each)
-    phase = Phase(name="0.5", seconds=20.0, keys=keys, rate_per_s=1.0)
-    driven = Driven(phase=phase, slo_s=slo_s, records=records, machine=0.3)
-    return Run(name="plan-0.5", plan=plan, problem=problem(), driven=driven, fill={"0-1": 0.75})
-
-
-def simulated(run: Run, overhead: Overhead | None = None) -> Driven:
-    return as_driven(run.driven, simulate(scenario_of(run, two_inputs(), overhead or Overhead())))
-
-
-def latencies_s(driven: Driven) -> list[float]:
-    return [round(record.latency_s, 6) for record in driven.records]
+    return Driven(seconds=20.0, keys=tuple(key for each in asked for key in each), records=records, machine=0.3)
 
 
 def test_a_simulated_request_is_answered_with_its_last_input() -> None:
-    run = run_of(pipeline(), [[*["easy"] * 7, "hard"], EASY], [0.0, 5.0], [2.0, 6.0])
-    driven = simulated(run, Overhead(hop_s=0.25))
-    assert latencies_s(driven) == [2.25, 1.0], "the hard one hops to the second stage"
-    assert [prediction.exit for prediction in driven.records[0].predictions] == [0] * 7 + [1]
+    found_s = simulated_s(
+        problem(10.0), PIPELINE, two_inputs(), driven([[*EASY[:7], "hard"], EASY], [0.0, 5.0], [2.0, 1.0])
+    )
+    assert found_s.tolist() == pytest.approx([2.25, 1.0]), "the hard input hops to the second stage"
 
 
 def test_a_simulated_request_fails_at_its_deadline_as_a_served_one_does() -> None:
-    driven = simulated(run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0], slo_s=3.0))
-    assert [record.error for record in driven.records] == [None, "deadline"], "it would be answered after 3.5 s"
-
-
-def test_overhead_is_what_idle_requests_take_beyond_their_blocks() -> None:
-    # Easy requests take one block and 30 ms, hard ones two blocks and 50 ms: 30 ms, and 20 ms for the second stage.
-    asked, scheduled_s = [EASY, HARD, EASY, HARD, EASY], [0.0, 3.0, 6.0, 9.0, 12.0]
-    took_s = [1.03, 2.05, 1.9, 2.05, 1.03]  # one was disturbed
-    done_s = [at_s + each_s for at_s, each_s in zip(scheduled_s, took_s, strict=True)]
-    overhead = overhead_of(run_of(pipeline(), asked, scheduled_s, done_s), two_inputs())
-    assert [overhead.entry_s, overhead.hop_s] == pytest.approx([0.03, 0.02])
-    of_one_stage = overhead_of(run_of(whole(), [HARD, HARD], [0.0, 3.0], [2.01, 5.03]), two_inputs())
-    assert [of_one_stage.entry_s, of_one_stage.hop_s] == pytest.approx([0.02, 0.0])
-    late = simulated(run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0], slo_s=3.0))
-    failed = Run(name="", plan=whole(), problem=problem(), driven=late, fill={})
-    with pytest.raises(DataError, match="failed"):
-        overhead_of(failed, two_inputs())
+    found_s = simulated_s(problem(3.0), WHOLE, two_inputs(), driven([HARD, HARD], [0.0, 0.5], [2.0, 3.5]))
+    assert found_s[0] == pytest.approx(2.0)
+    assert math.isnan(found_s[1]), "it would be answered after 3.5 s"
 
 
 def test_a_run_that_the_simulator_repeats_has_ratios_of_one() -> None:
-    found = compare(run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0]), two_inputs(), Overhead())
-    assert found.ratios == pytest.approx({"goodput_per_s": 1.0, "p50_s": 1.0, "p99_s": 1.0})
-    # The service is said to have run batches of six; the simulator's are full.
-    assert found.fill == {"0-1": (0.75, 1.0)}
-    assert found.other_exits == 0
+    found = compare(problem(4.0), WHOLE, two_inputs(), driven([HARD, EASY], [12.0, 12.5], [2.0, 3.5]))
+    assert found["ratios"] == pytest.approx({"goodput_per_s": 1.0, "p50_s": 1.0, "p99_s": 1.0})
+    assert found["wrong"] == 0
+
+
+def test_an_answer_is_right_if_it_is_one_chain_s() -> None:
+    asked, records = [HARD, EASY], driven([HARD, EASY], [0.0, 0.0], [1.0, 1.0]).records
+    both = Plan(stages=(stage(0, 2, 0), stage(0, 2)), shares=(0.5, 0.5), policy=POLICY)
+    right = [[is_right(*each, said_by(two_inputs(), plan)) for each in zip(asked, records, strict=True)] for plan in (PIPELINE, both)]
+    assert right == [[True, False], [True, True]], "no chain of the pipeline lets an easy input reach the end"
