@@ -88,7 +88,7 @@ bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead (
 	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead --rounds 1
 
-bench-live: $(COMPILED)  ## The simulator beside the live service on emulated accelerators (about 27 minutes)
+bench-live: $(COMPILED)  ## The simulator beside the live service on emulated accelerators (about 20 minutes)
 	$(BIN)/python -m experiments.live.validation
 
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
