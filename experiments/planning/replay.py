@@ -1,6 +1,6 @@
 """Replays request traces against the live controller, which plans anew every two minutes: one chain against several.
 
-    OFFRAMP_DATA=... python -m experiments.planning.replay [--problem resnet50_hetero] [--rate 14000] [--chains 1,3]
+    OFFRAMP_DATA=... python -m experiments.planning.replay [--problem resnet50_hetero] [--rate 8000] [--chains 1,3]
 
 Simulated on virtual time: a shipped problem, its exits drawn to its survival, at the least cost for the upper end of
 the forecast rate. The time scale stretches the times of accelerators, network and SLO, and the rate falls by as much.
@@ -33,7 +33,7 @@ from simulator.controlled import Control, Controlled, control_settings, simulate
 from simulator.inputs import recorded
 from simulator.scenario import Scenario
 
-TRACES = {"Twitter": (TWITTER, BURSTY_HOUR_S), "Azure Functions": (AZURE, 0)}
+TRACES = {"Twitter": (TWITTER, BURSTY_HOUR_S + 1200), "Azure Functions": (AZURE, 0)}
 """File, and the second at which the replay begins."""
 NUM_INPUTS, PROBE_SHARE = 5000, 0.005
 COLUMNS = (
@@ -96,8 +96,8 @@ def main() -> None:
     """Replays, prints and writes."""
     parser = ArgumentParser(prog="python -m experiments.planning.replay", description=__doc__)
     parser.add_argument("--problem", default="resnet50_hetero", help="of examples/problems")
-    parser.add_argument("--rate", type=float, default=14_000.0, help="mean of a trace, per second")
-    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--rate", type=float, default=8_000.0, help="mean of a trace, per second")
+    parser.add_argument("--hours", type=float, default=0.5)
     parser.add_argument("--chains", default="1,3", help="the most that a plan may have")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--time-scale", type=float, default=32.0)
