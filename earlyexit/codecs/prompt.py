@@ -211,7 +211,7 @@ class PromptCodec(Codec[Prompt]):
         return [*pieces, self._plain(text[begun:])]
 
     def _plain(self, text: str) -> list[int]:
-        ids: list[int] = self._literal.encode(_unmarked(text), add_special_tokens=False).ids
+        ids: list[int] = self._literal.encode(text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False).ids
         return ids
 
     def from_columns(self, columns: Columns) -> list[Prompt]:
@@ -237,7 +237,3 @@ class PromptCodec(Codec[Prompt]):
             raise UnprocessableInputError(f"input {k} has {len(tokens)} tokens, the model takes {self.max_length}")
         tokens = tokens[: self.max_length]
         return step_of(tokens, NO_SEQUENCE, 0, len(tokens), len(tokens))
-
-
-def _unmarked(text: str) -> str:
-    return text.replace(LEFT, "").replace(RIGHT, "")

@@ -153,13 +153,9 @@ def _read(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader and pickle's fail in ways of their own
         raise ModelFolderError(f"{path} cannot be read as weights: {error}") from error
-    inner = _innermost(state) if isinstance(state, dict) else None
+    inner = isinstance(state, dict) and next((state[key] for key in ("state_dict", "model") if key in state), state)
     if not isinstance(inner, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()
     ):
         raise ModelFolderError(f"{path} holds no state dict")
     return inner
-
-
-def _innermost(state: dict[str, Any]) -> object:
-    return next((state[key] for key in ("state_dict", "model") if key in state), state)
