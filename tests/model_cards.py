@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from earlyexit.network.boundary import TensorSpec
-from earlyexit.network.store import ModelCard
+from earlyexit.network.store import CARD_FILE, ModelCard
 
 
 def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelCard:
@@ -27,3 +28,18 @@ def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelC
         "provenance": {},
     }
     return ModelCard(**facts | changes)
+
+
+def chain_of(folder: Path, **first: Any) -> Path:
+    """The folder of a chain of two networks of two blocks each; `first`: what the first one's card has otherwise."""
+    write_card(folder / "small", name="small", **first)
+    write_card(folder / "large", name="large")
+    backbone = {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [2, 2]}
+    return write_card(folder / "chain", name="large", family="chain", backbone=backbone, num_blocks=4, ramps=(0, 1, 2))
+
+
+def write_card(folder: Path, **facts: Any) -> Path:
+    """Write a card into a new folder; returns the folder."""
+    folder.mkdir()
+    (folder / CARD_FILE).write_text(a_card(**facts).model_dump_json(), encoding="utf-8")
+    return folder

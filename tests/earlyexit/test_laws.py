@@ -13,12 +13,11 @@ import torch
 
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Pretrained
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.foreign.torch_module import read_torch
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Encoded, Segment, stacked
-from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -27,28 +26,18 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs, pack
 from tests.earlyexit.families.vision import MODELS, noise
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, every_bounds, piece_of
-from tests.earlyexit.network.models import small
+from tests.earlyexit.network.models import ramped, small
 from tests.earlyexit.network.tokens import random_inputs
 
 LENGTHS = (9, 1, 8, 4, 4, 7, 2, 9, 3, 1, 6, 5, 9, 2)
 NUMBER = len(LENGTHS)
 
 
-def injected(pretrained: Pretrained, family: str, codec: NamedSpec) -> EarlyExitModel:
-    """A network that was trained elsewhere, with untrained ramps."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = add_ramps(
-            pretrained, name="theirs", family=family, codec=codec, task=LabelTask(("a", "b", "c")), ramps=RampOptions()
-        )
-        return model.requires_grad_(False)
-
-
 def of_torch(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
     """A torch module, cut at every site."""
     graph = read_torch(f"tests.earlyexit.foreign.modules:{name}")
     cuts = [site.tensors for site in find_sites(graph.flow)]
-    return injected(graph.take(cuts, {}, folder), "exported", codec)
+    return ramped(graph.take(cuts, {}, folder), "exported", codec=codec)
 
 
 def of_onnx(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
@@ -59,32 +48,26 @@ def of_onnx(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
 
     if name == "words":
         path = onnx_graphs.saved(onnx_graphs.words_graph(), folder / "from")
-        return injected(onnx_graphs.words_taken(path, folder), "onnx", codec)
+        return ramped(onnx_graphs.words_taken(path, folder), "onnx", codec=codec)
     path = onnx_graphs.saved(onnx_graphs.pictures_graph(), folder / "from")
-    return injected(onnx_graphs.pictures_taken(path, folder), "onnx", codec)
+    return ramped(onnx_graphs.pictures_taken(path, folder), "onnx", codec=codec)
 
 
-def own(name: str) -> EarlyExitModel:
-    """A network that a user would make, with untrained ramps."""
+def own(name: str, codec: NamedSpec | None = None) -> EarlyExitModel:
+    """A network that a user would make."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        pretrained, family = load_pretrained(name)
-        texts = pretrained.backbone.max_length > 1
-        codec = {"name": "text", "max_length": 9} if texts else {"name": "image", "height": 8, "width": 8}
-        task, ramps = LabelTask(("left", "right")), RampOptions()
-        return add_ramps(pretrained, name="own", family=family, codec=codec, task=task, ramps=ramps).requires_grad_(
-            False
-        )
+        return ramped(*load_pretrained(name), LabelTask(("left", "right")), codec=codec)
 
 
+TEXT, IMAGE = {"name": "text", "max_length": 16}, {"name": "image", "height": 8, "width": 8}
 NETWORKS: Mapping[str, Callable[[], EarlyExitModel]] = {
     **{family: partial(small, family=family) for family in ("bert", "distilbert", "roberta", "mpnet")},
     "pairs": partial(small, token_types=2),
     "own, padded": partial(own, "tests.earlyexit.families.test_own_family:build"),
-    "own, of tensors": partial(own, "tests.earlyexit.families.convolutions:build"),
+    "own, of tensors": partial(own, "tests.earlyexit.families.convolutions:build", IMAGE),
     **MODELS,
 }
-TEXT, IMAGE = {"name": "text", "max_length": 16}, {"name": "image", "height": 8, "width": 8}
 FOREIGN: Mapping[str, Callable[[Path], EarlyExitModel]] = {
     "torch module, images": partial(of_torch, "pictures", IMAGE),
     "torch module, texts": partial(of_torch, "texts", TEXT),
@@ -181,6 +164,8 @@ def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_sa
     save_model(model, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
     assert (loaded.info, loaded.backbone.to_config()) == (model.info, model.backbone.to_config())
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
     found, expected = exit_outputs(loaded, inputs_of(model, 4)), exit_outputs(model, inputs_of(model, 4))
     assert all(outputs.equal(expected[block]) for block, outputs in found.items())
     if model.backbone.float32_only:

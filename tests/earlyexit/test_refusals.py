@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,10 +32,13 @@ from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import read_texts
 from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
+from earlyexit.families.own import PaddedBackbone
 from earlyexit.named import make_named
-from earlyexit.network.boundary import Split, TensorSpec
+from earlyexit.network.boundary import Split, TensorSpec, as_numbers, fitting
 from earlyexit.network.chain import proportional
+from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
 from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.counting import PatiencePolicy
@@ -45,13 +51,20 @@ from earlyexit.ramps import build_ramp
 from earlyexit.ramps.pooling import pooled_size
 from earlyexit.sequences.sequence import Sampling, TokenSequence, Unread
 from earlyexit.tasks import find_task
+from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
+from earlyexit.training.joint import JointOptions, train_jointly
+from earlyexit.training.ramps import importance_of
 from earlyexit.words import alpha_for, check_prune, pruned
+from tests.chained_texts import chain_spec, chained
+from tests.earlyexit.codecs.pictures import file_of, noise
+from tests.earlyexit.codecs.prompts import TEMPLATE, prompt_codec, prompt_folder
 from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, write_scenes
 from tests.earlyexit.families.refusals import REFUSED as CHECKPOINTS
+from tests.earlyexit.families.vision import small_layout
 from tests.earlyexit.foreign.refusals import HAS_ONNX
 from tests.earlyexit.foreign.refusals import REFUSED as FOREIGN
 from tests.earlyexit.network.models import small
@@ -65,10 +78,26 @@ ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w
 IMAGES = ImageCodec(height=4, width=6)
 MASK, SKY = np.zeros((4, 6), np.uint8), np.zeros((24, 32), np.uint8)
 FULL = ImageCodec(height=24, width=32)
+NONE, PATCHED = np.zeros(0, np.int64), JointOptions(augmentation=Augmentation(patch=0.5))
+SCENES = SegmentationTask(("road", "sky"), height=24, width=32)
 RECORDS = RecordedAnswers(
     row_of={"x": 0}, ramps=(2, 5), scores_NR=np.zeros((1, 2), np.float32), answers_NE=np.zeros((1, 3))
 )
 TABLE = {"circle": f"{__name__}:circle", "lost": "no_such_module:Circle", "gone": f"{__name__}:Square"}
+NO_NUMBERS: list[tuple[object, str]] = [
+    *((value, "FP32") for value in ([True, 2.5], [1, None], [1, {}], "1", [1, [2]], [[1, 2], [3]], [[[1]], [2]])),
+    *((value, "INT32") for value in ([True, 2], [1.0])),
+    ([1, 0], "BOOL"),
+    ([-1, 2**63], "UINT64"),
+]
+UNFIT = [
+    (np.array([3, 256], dtype=np.uint16), "UINT8"),
+    (np.array([2**31]), "INT32"),
+    (np.array([-1, 5], dtype=np.int8), "UINT64"),
+    (np.array([2**64 - 1], dtype=np.uint64), "INT64"),
+    (np.array([0.5]), "INT32"),
+    (np.array(["a"]), "FP32"),
+]
 CLINC = '{"train": [["pay", "bills"]], "test": []}'
 
 
@@ -80,6 +109,15 @@ def circle(radius: float = 1.0) -> float:
 
 def nothing() -> str:
     return "nothing"
+
+
+def of_images(width: int = 24, task: Task | None = None, side: tuple[int, int] = (24, 24)) -> EarlyExitModel:
+    """A network of images of a size; `width`: of its codec's images, which are 24 high."""
+    config = asdict(small_layout(*side, narrowest=4))
+    codec = {"name": "image", "height": 24, "width": width}
+    return random_model(
+        config, family="resnet", codec=codec, task=task, ramps=RampOptions(style="maps" if task else "light")
+    )
 
 
 def named(spec: Mapping[str, Any]) -> object:
@@ -97,6 +135,12 @@ def text_codec(name: str, max_length: int = 3) -> Any:
 
 def text_codec_of(folder: Path, name: str = "text", max_length: int = 3) -> Any:
     return find_codec({"name": name, "max_length": max_length}, folder)
+
+
+def moving(form: str) -> bytes:
+    """An image file of two frames."""
+    frames = [Image.fromarray(noise(4, 6, seed)) for seed in range(2)]
+    return file_of(frames[0], form, save_all=True, append_images=frames[1:])
 
 
 def generated(prompt: list[int], *, max_tokens: int = 2, start: int | None = None) -> TokenSequence:
@@ -206,6 +250,10 @@ CASES: dict[str, Case] = {
     "ramp: given maps of other sides": lambda: build_ramp("given", (3, 8, 8), (3, 4, 4), "mean"),
     "ramp: maps of numbers": lambda: build_ramp("maps", (32,), (3, 4, 4), "mean"),
     "ramp: numbers of a head of maps": lambda: build_ramp("deconv", (8, 4, 4), (3,), "mean"),
+    "ramp: maps of other images than the codec's": lambda: of_images(24, task=SCENES, side=(24, 32)),
+    "ramp: maps of other images than the network's": lambda: of_images(32, task=SCENES, side=(32, 32)),
+    "ramp: no bridges": lambda: small(ramps=RampOptions(style="bridge")),
+    "ramp: a head that is a bridge": lambda: RampOptions(head_style="bridge"),
     # Names
     "name: unknown": lambda: named({"name": "oval"}),
     "name: none": lambda: named({"name": None}),
@@ -214,6 +262,10 @@ CASES: dict[str, Case] = {
     "name: module of the table": lambda: named({"name": "lost"}),
     "name: unknown setting": lambda: named({"name": "circle", "width": 2}),
     "name: bad value": lambda: named({"name": "circle", "radius": -1.0}),
+    "network: no module": lambda: load_pretrained("no_such_module:build"),
+    "network: no function": lambda: load_pretrained(f"{__name__}:gone"),
+    "network: none": lambda: load_pretrained(f"{__name__}:nothing"),
+    "network: an earlier name": lambda: type("Old", (PaddedBackbone,), {"packs_linears": False}),
     # Words
     "words: share": lambda: alpha_for(1.0, np.ones(3)),
     "words: nothing known": lambda: alpha_for(0.5, np.zeros(0)),
@@ -234,6 +286,9 @@ CASES: dict[str, Case] = {
     "sequence: too long": lambda: generated([1, 2, 3, 4]),
     "sequence: no room for a start": lambda: generated([1, 2, 3], start=9),
     "training: no images": lambda: Augmentation().check((TensorSpec(name="ids", shape=(), dtype="int32"),)),
+    "training: patches of right answers": lambda: train_jointly(of_images(), [], NONE, PATCHED),
+    "training: no head to imitate": lambda: train_jointly(of_images(), [], NONE, JointOptions(imitate=True)),
+    "training: attention of an image": lambda: importance_of(of_images(), []),
     # Codecs
     "codec: unknown": lambda: find_codec({"name": "sound"}, Path()),
     "codec: none": lambda: find_codec({"name": f"{__name__}:nothing"}, Path()),
@@ -247,11 +302,15 @@ CASES: dict[str, Case] = {
     "tensor: missing column": lambda: ROW.from_json([{"age": 1}]),
     "tensor: no rows": lambda: SPECTRUM.from_json([]),
     "tensor: not finite": lambda: SPECTRUM.encode([(np.full((2, 3), np.nan, np.float32),)]),
+    **{f"numbers: {value!r} as {dtype}": partial(as_numbers, value, dtype) for value, dtype in NO_NUMBERS},
+    **{f"column: {each!r} as {dtype}": partial(fitting, each, dtype) for each, dtype in UNFIT},
     "image: no file": lambda: IMAGES.from_json(None),
     "image: empty": lambda: IMAGES.from_json(""),
     "image: no base64": lambda: IMAGES.from_json(["AAAA", "é"]),
     "image: a list": lambda: IMAGES.from_json([["AAAA"]]),
     "image: broken": lambda: IMAGES.encode([b"nothing"]),
+    "image: an animated WebP": lambda: IMAGES.encode([moving("WEBP")]),
+    "image: an animated PNG": lambda: IMAGES.encode([moving("PNG")]),
     "image: not finite": lambda: IMAGES.encode([np.full((4, 6, 3), np.nan, np.float32)]),
     "image: size": lambda: ImageSize(height=0, width=6),
     "image: short edge": lambda: ImageSize(height=4, width=6, shortest_edge=5),
@@ -288,9 +347,38 @@ CASES: dict[str, Case] = {
 }
 
 
+def chain_without_a_model(folder: Path) -> object:
+    chained(folder)
+    (folder / "m1" / "model.json").unlink()
+    return find_codec(chain_spec((8, 8)), folder)
+
+
+def chat_by(template: str | None, role: str = "user") -> Callable[[Path], object]:
+    return lambda folder: prompt_codec(folder, template=template).chat([{"role": role, "content": "4"}])
+
+
+def broken_configuration(folder: Path) -> object:
+    (prompt_folder(folder) / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    return find_codec({"name": "prompt", "max_length": 16}, folder)
+
+
+FOLDERS: dict[str, Callable[[Path], object]] = {
+    "chain: a model that is gone": chain_without_a_model,
+    "prompt: what the template refuses": chat_by(TEMPLATE, role="tool"),
+    "prompt: beyond the sandbox": chat_by("{{ messages.__class__.__mro__[1].__subclasses__() }}"),
+    "prompt: a template that is none": chat_by("{% if %}"),
+    "prompt: a broken configuration": broken_configuration,
+    "prompt: no tokenizer": lambda folder: find_codec({"name": "prompt", "max_length": 16}, folder),
+}
+
+
 class Point(StrictDocument):
     x: float
     names: int | dict[str, int] = 0
+
+
+class Versioned(StrictDocument):
+    schema_version: Literal[1] = 1
 
 
 def labelled(path: Path) -> object:
@@ -303,6 +391,10 @@ def paired(path: Path) -> object:
 
 def point(path: Path) -> object:
     return read_source(path, DataError).parse(Point, called="the point")
+
+
+def versioned(path: Path) -> object:
+    return read_source(path, DataError).parse(Versioned, called="it")
 
 
 def joints(change: Callable[[Path], object] | tuple[int, str]) -> Callable[[Path], object]:
@@ -342,6 +434,15 @@ def write_turned(path: Path) -> None:
 def npz(**arrays: Any) -> bytes:
     file = BytesIO()
     np.savez(file, allow_pickle=True, **arrays)
+    return file.getvalue()
+
+
+def zipped(*names: str) -> bytes:
+    """An archive of files, each of one byte."""
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
     return file.getvalue()
 
 
@@ -386,6 +487,9 @@ FILES: dict[str, FileCase] = {
     "arrays: cut": (read_arrays, "a.npz", npz(x=np.zeros(99))[:-40]),
     "arrays: a folder": (lambda path: read_arrays(path.parent), "a.npz", None),
     "images: no archive": (lambda path: open_images(path).__enter__(), "i.zip", "no zip"),
+    "images: no class folder": (labelled, "i.zip", zipped("1.png")),
+    "images: several parts": (labelled, "i.zip", zipped("train/cat/1.png", "test/cat/2.png")),
+    "images: no such part": (lambda path: read_labelled(path, part="val"), "i.zip", zipped("cat/1.png")),
     "images: nothing": (lambda path: open_images(path).__enter__(), "i.zip", None),
     "images: joints of a table": (lambda path: read_labelled(path, joints=path), "j.csv", "image,joint\n"),
     "images: joints and classes": (lambda path: read_labelled(path, joints=path, classes=path), "i.zip", ""),
@@ -436,12 +540,17 @@ FILES: dict[str, FileCase] = {
     "value: a long word": (point, "a.yaml", f"x: {'a' * 99}"),
     "value: a long integer": (point, "a.yaml", f"x: 0x1{'0' * 5000}"),
     "value: a list": (point, "a.yaml", "x: [1]"),
+    "value: true for a version": (
+        lambda path: read_source(path, DataError).parse(Versioned, called="it"),
+        "a.yaml",
+        "schema_version: true",
+    ),
     "value: no mapping": (point, "a.yaml", "- 1"),
 }
 
 
 REFUSALS = Refusals(
-    module=Path(__file__), name=__name__, cases=CASES, files=FILES, folders=CARDS | CHECKPOINTS | FOREIGN
+    module=Path(__file__), name=__name__, cases=CASES, files=FILES, folders=FOLDERS | CARDS | CHECKPOINTS | FOREIGN
 )
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests(
     but_for=None if HAS_ONNX else "onnx: "

@@ -20,7 +20,7 @@ from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem import Supply
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import CHAIN, POLICY, Scene, begun, halves, problem, whole
-from tests.earlyexit.network.test_store import chain_of
+from tests.model_cards import chain_of
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
 ENTROPY = {"name": "entropy", "thresholds": 0.3}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,23 @@ FULL = {
     Segment(first=0, end=1, ramp=0): Budget(inputs=4),
     Segment(first=1, end=2, ramp=None): Budget(inputs=4, tokens=24),
 }
+Seconds = Callable[[int, int], float]
+"""Of processor time that a run takes, by its number and its inputs."""
+
+
+def always(seconds: float) -> Seconds:
+    return lambda run, inputs: seconds
+
+
+def rounds(*seconds: float) -> Seconds:
+    """Of which each has two runs: one of each size."""
+    return lambda run, inputs: seconds[run // 2]
 
 
 class Timed(SegmentRunner):
-    """A backend whose every run takes the same processor time."""
+    """A backend whose runs take the time that they are told."""
 
-    def __init__(self, model: EarlyExitModel, seconds: float, advance: Callable[[float], None]) -> None:
+    def __init__(self, model: EarlyExitModel, seconds: Seconds, advance: Callable[[float], None]) -> None:
         self.model = model
         self.sizes: list[tuple[int, int]] = []
         self.prepared: list[set[Segment]] = []
@@ -40,8 +51,8 @@ class Timed(SegmentRunner):
         self._advance = advance
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        self._advance(self._seconds(len(self.sizes), len(piece)))
         self.sizes.append((len(piece), int(piece.lengths_B.sum())))
-        self._advance(self._seconds)
         return self.model.run(segment, piece)
 
 
@@ -53,46 +64,47 @@ class Prepared(Timed):
         self.prepared.append(set(segments))
 
 
+@dataclass
 class Machine:
     """Two backends and the clock by which they are timed."""
 
-    def __init__(self, *, torch_s: float, onnx_s: float) -> None:
-        self.now_s = 0.0
-        self.model = small(LabelTask(("no", "yes")), seed=0, num_blocks=2, max_length=64)
-        self.by_torch: list[Timed] = []
-        self.by_onnx: list[Prepared] = []
-        self._seconds = torch_s, onnx_s
-        self.onnx_opens: Callable[[EarlyExitModel, Path, int], SegmentRunner] = self._onnx
-        self.last = 0.0
-        """What the last run took."""
-        self.after_s: dict[float, float] = {}
-        """What is spent after a run that took so long."""
+    torch_s: Seconds
+    onnx_s: Seconds
+    after_s: float = 0.0
+    """What torch's threads spend after a run."""
+    now_s: float = 0.0
+    left_s: float = 0.0
+    model: EarlyExitModel = field(
+        default_factory=lambda: small(LabelTask(("no", "yes")), seed=0, num_blocks=2, max_length=64)
+    )
+    by_torch: list[Timed] = field(default_factory=list)
+    by_onnx: list[Prepared] = field(default_factory=list)
 
     def segments(self) -> FastestSegments:
         return FastestSegments(
             self.model,
             Path(),
             1,
-            by_torch=self._torch,
-            by_onnx=self.onnx_opens,
+            by_torch=self.open_torch,
+            by_onnx=self._open_onnx,
             now_s=lambda: self.now_s,
-            rest=self._let_threads_look_out,
+            rest=self._rest,
         )
 
-    def _torch(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
-        self.by_torch.append(Timed(model, self._seconds[0], self._advance))
+    def open_torch(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+        self.by_torch.append(Timed(model, self.torch_s, lambda seconds: self._advance(seconds, self.after_s)))
         return self.by_torch[-1]
 
-    def _onnx(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
-        self.by_onnx.append(Prepared(model, self._seconds[1], self._advance))
+    def _open_onnx(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+        self.by_onnx.append(Prepared(model, self.onnx_s, lambda seconds: self._advance(seconds, 0.0)))
         return self.by_onnx[-1]
 
-    def _advance(self, seconds: float) -> None:
+    def _advance(self, seconds: float, left_s: float) -> None:
         self.now_s += seconds
-        self.last = seconds
+        self.left_s = left_s
 
-    def _let_threads_look_out(self) -> None:
-        self.now_s += self.after_s.get(self.last, 0.0)
+    def _rest(self) -> None:
+        self.now_s += self.left_s
 
 
 def some_piece(model: EarlyExitModel) -> Piece:
@@ -100,7 +112,7 @@ def some_piece(model: EarlyExitModel) -> Piece:
 
 
 def test_onnx_computes_what_it_computes_faster_and_prepares_what_comes_later() -> None:
-    machine = Machine(torch_s=0.003, onnx_s=0.002)
+    machine = Machine(always(0.003), always(0.002))
     segments = machine.segments()
     segments.prepare(FULL)
     segments.prepare({WHOLE: Budget(inputs=2)})
@@ -115,7 +127,7 @@ def test_onnx_computes_what_it_computes_faster_and_prepares_what_comes_later() -
 
 
 def test_torch_computes_the_model_itself_where_it_is_no_slower() -> None:
-    machine = Machine(torch_s=0.25, onnx_s=0.25)
+    machine = Machine(always(0.25), always(0.25))
     segments = machine.segments()
     segments.prepare(FULL)
     assert segments.backend == "torch"
@@ -123,88 +135,51 @@ def test_torch_computes_the_model_itself_where_it_is_no_slower() -> None:
     assert machine.by_torch[0].model is not machine.model
     assert machine.by_torch[-1].model is machine.model
     assert segments.is_ready(WHOLE)
-
-
-def test_both_are_tried_on_full_batches_within_their_tokens_and_on_a_quarter() -> None:
-    machine = Machine(torch_s=0.001, onnx_s=0.002)
-    machine.segments().prepare(FULL)
-    assert set(machine.by_torch[0].sizes) == set(machine.by_onnx[0].sizes) == {(4, 64), (1, 16)}
+    tried = set(machine.by_torch[0].sizes), set(machine.by_onnx[0].sizes)
+    assert tried == ({(4, 64), (1, 16)},) * 2, "full batches within their tokens, and a quarter of one"
 
 
 @pytest.mark.parametrize(
-    ("onnx_s", "backend"),
+    ("onnx_s", "after_s", "backend"),
     [
-        pytest.param((0.1, *[0.0005] * 7), "onnx", id="a cold start"),
-        pytest.param((0.0005, 0.02, 0.0008, 0.0009, 0.0009, 0.02, 0.0008, 0.0009), "onnx", id="two were disturbed"),
-        pytest.param((0.0005, 0.004, 0.004, 0.004, 0.0005, 0.004, 0.004, 0.004), "torch", id="one in four was not"),
+        pytest.param(rounds(0.1, *[0.0005] * 7), 0.0, "onnx", id="a cold start"),
+        pytest.param(
+            rounds(0.0005, 0.02, 0.0008, 0.0009, 0.0009, 0.02, 0.0008, 0.0009), 0.0, "onnx", id="two disturbed"
+        ),
+        pytest.param(rounds(*[0.0005, 0.004, 0.004, 0.004] * 2), 0.0, "torch", id="one in four was not"),
+        pytest.param(always(0.002), 0.003, "onnx", id="threads of torch spend more afterwards"),
+        # Of 4 inputs 2 ms, 0.5 for each, where torch takes 0.25; of 1 input 0.5 ms, where torch takes 1.
+        pytest.param(lambda _, inputs: 0.002 if inputs == 4 else 0.0005, 0.0, "onnx", id="few count as many"),
     ],
 )
-def test_the_run_in_the_middle_counts(onnx_s: tuple[float, ...], backend: str) -> None:
-    machine = Machine(torch_s=0.001, onnx_s=0.0)
-    rounds = [seconds for seconds in onnx_s for _ in range(2)]  # at each of two sizes
-
-    def uneven(model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
-        runner = machine._onnx(model, folder, num_threads)
-        seconds = iter(rounds)
-        machine.by_onnx[-1]._advance = lambda _: machine._advance(next(seconds))
-        return runner
-
-    machine.onnx_opens = uneven
-    segments = machine.segments()
+def test_the_middle_of_all_that_runs_cost_decides(onnx_s: Seconds, after_s: float, backend: str) -> None:
+    segments = Machine(always(0.001), onnx_s, after_s).segments()
     segments.prepare({WHOLE: Budget(inputs=4)})
     assert segments.backend == backend
-
-
-def test_what_threads_spend_after_a_run_counts() -> None:
-    machine = Machine(torch_s=0.001, onnx_s=0.002)
-    machine.after_s = {0.001: 0.003}
-    segments = machine.segments()
-    segments.prepare(FULL)
-    assert segments.backend == "onnx"
-
-
-def test_an_input_of_a_smaller_batch_counts_as_one_of_a_full_one() -> None:
-    machine = Machine(torch_s=0.001, onnx_s=0.0)
-
-    def dearer_when_full(model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
-        runner = machine._onnx(model, folder, num_threads)
-        onnx = machine.by_onnx[-1]
-        # Of 4 inputs 2 ms, 0.5 for each, where torch takes 0.25; of 1 input 0.5 ms, where torch takes 1.
-        onnx._advance = lambda _: machine._advance(0.002 if onnx.sizes[-1][0] == 4 else 0.0005)
-        return runner
-
-    machine.onnx_opens = dearer_when_full
-    segments = machine.segments()
-    segments.prepare({WHOLE: Budget(inputs=4)})
-    assert segments.backend == "onnx"
 
 
 def test_torch_computes_what_onnx_runtime_cannot() -> None:
     def refuse(*_: object) -> SegmentRunner:
         raise PlanError("ONNX Runtime is not installed")
 
-    machine = Machine(torch_s=0.001, onnx_s=0.0)
-    segments = FastestSegments(machine.model, Path(), 1, by_torch=machine._torch, by_onnx=refuse)
+    machine = Machine(always(0.001), always(0.0))
+    segments = FastestSegments(machine.model, Path(), 1, by_torch=machine.open_torch, by_onnx=refuse)
     segments.prepare(FULL)
     assert segments.backend == "torch"
     assert machine.by_torch[-1].model is machine.model
 
 
 def test_before_anything_is_prepared_the_network_itself_is_asked() -> None:
-    machine = Machine(torch_s=0.001, onnx_s=0.002)
+    machine = Machine(always(0.001), always(0.002))
     segments = machine.segments()
     assert not segments.is_ready(WHOLE)
     assert segments.backend is None
-    [hidden], outputs_BC = segments.run(WHOLE, some_piece(machine.model))
-    [expected], logits_BC = machine.model.run(WHOLE, some_piece(machine.model))
-    assert torch.equal(hidden, expected)
-    assert outputs_BC is not None
-    assert logits_BC is not None
-    assert torch.equal(outputs_BC, logits_BC)
+    found, expected = (each.run(WHOLE, some_piece(machine.model)) for each in (segments, machine.model))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_who_was_faster_is_told_of_every_network_of_a_chain() -> None:
-    machines = [Machine(torch_s=0.001, onnx_s=0.002), Machine(torch_s=0.002, onnx_s=0.001)]
+    machines = [Machine(always(0.001), always(0.002)), Machine(always(0.002), always(0.001))]
     machines[0].model.info = replace(machines[0].model.info, name="a smaller one")
     found = [machine.segments() for machine in machines]
     chain = ChainNetwork([machine.model for machine in machines], found)

@@ -1,9 +1,11 @@
+"""A chain whose networks run on ONNX Runtime answers as one that torch runs."""
+
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from earlyexit.backends import onnx as onnx_backend
 from earlyexit.backends.onnx import (
     CUDA,
     EXIT_NAME,
     OnnxSegments,
+    export,
     index_tensors,
     onnx_segments,
     run_in_place,
@@ -25,12 +29,14 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Attention, Member
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split
+from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import TorchRunner, cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.network.chains import chained, follow, inputs_for, offline
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, piece_of
 from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import random_inputs, wire_of
@@ -227,3 +233,33 @@ def test_a_missing_onnxruntime_says_what_to_install(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(PlanError, match=r"install offramp\[onnx\] or offramp\[gpu\]"):
         OnnxSegments(model, cache=tmp_path)
+
+
+def export_here(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
+    """Another process would load for seconds what this one has loaded."""
+    for segment, path in files.items():
+        export(model, segment, path)
+
+
+def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_where_it_is_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_backend, "export_elsewhere", export_here)
+    network, policy = chained(1, 1, at=((), ())), ConfidencePolicy(0.5)
+    inputs = inputs_for(network, count=8)
+    members = [OnnxSegments(member, cache=tmp_path, num_threads=1) for member in network.members]
+    segments = ChainNetwork(network.members, members)
+    large = Split(first=1, end=2, batch=8)
+    for ramps in ((0,), ()):
+        small = Split(first=0, end=1, batch=8, ramps=ramps)
+        wanted = {each: split.budget for split in (small, large) for each in split.segments()}
+        segments.prepare(wanted)
+        assert all(map(segments.is_ready, wanted))
+        answers, _ = follow(network, policy, inputs, (small, large), segments=segments)
+        expected, _ = offline(network, policy, inputs, ramps, (0, 1))
+        assert_same(answers, expected, within=1e-4)
+    names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.onnx"))
+    assert names == ["m0-0-1", "m0-0-1-exit", "m1-0-1-exit"]
+    segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
+    segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
+    assert not segments.is_ready(Segment(first=0, end=1, ramp=0))

@@ -11,7 +11,7 @@ import pytest
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded
 from earlyexit.codecs.text import TextCodec
-from earlyexit.errors import ModelFolderError, UnprocessableInputError
+from earlyexit.errors import UnprocessableInputError
 from earlyexit.network.boundary import Encoded
 from tests.chained_texts import chain_spec, chained
 
@@ -116,12 +116,3 @@ def test_its_card_says_all_that_is_needed_to_make_it_again(tmp_path: Path) -> No
     codec, spec = chained(tmp_path), chain_spec((8, 8))
     assert codec.spec() == spec
     assert make_codec(spec).inputs == codec.inputs
-
-
-def test_a_model_that_is_gone_and_a_chain_of_one_are_refused(tmp_path: Path) -> None:
-    chained(tmp_path)
-    (tmp_path / "m1" / "model.json").unlink()
-    with pytest.raises(ModelFolderError, match="m1 is not a model folder"):
-        find_codec(chain_spec((8, 8)), tmp_path)
-    with pytest.raises(ModelFolderError, match="1 codecs for 1 models; a chain has several"):
-        find_codec(chain_spec((8,)), tmp_path)

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import base64
+import resource
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
 
 from earlyexit.codecs import find_codec
-from earlyexit.codecs.image import ImageCodec, ImageRow
-from earlyexit.errors import ModelFolderError
-from tests.earlyexit.codecs.pictures import file_of, noise
+from earlyexit.codecs.image import MAX_SCANS, ORIENTATION, ImageCodec, ImageRow, ImageSize, decode, to_pixels
+from earlyexit.errors import UnprocessableInputError
+from tests.earlyexit.codecs.pictures import Pixels, file_of, noise, png_header
 
 PHOTO = noise(4, 6)
 CODEC = ImageCodec(height=4, width=6)
@@ -58,5 +63,152 @@ def test_a_card_says_how_an_image_comes_to_its_size() -> None:
     spec = {"name": "image", "height": 224, "width": 224, "shortest_edge": 256, "interpolation": "bicubic"}
     codec = find_codec(spec, Path())
     assert codec.spec() == spec
-    with pytest.raises(ModelFolderError, match="interpolation 'best'; known: nearest"):
-        find_codec({**spec, "interpolation": "best"}, Path())
+
+
+SMALL = ImageSize(height=4, width=6)
+LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}}
+
+
+def reference(pixels: Pixels, size: ImageSize) -> Pixels:
+    """What torchvision's Resize and CenterCrop do on a PIL image: first the whole image, then the cut."""
+    assert size.shortest_edge is not None
+    height, width, _ = pixels.shape
+    shorter = min(width, height)
+    resized_w, resized_h = (int(size.shortest_edge * side / shorter) for side in (width, height))
+    image = Image.fromarray(pixels).resize((resized_w, resized_h), Image.Resampling.BICUBIC)
+    left, top = round((resized_w - size.width) / 2), round((resized_h - size.height) / 2)
+    return np.asarray(image.crop((left, top, left + size.width, top + size.height)))
+
+
+@pytest.mark.parametrize("form", LOSSLESS)
+def test_an_image_of_the_right_size_keeps_every_pixel(form: str) -> None:
+    np.testing.assert_array_equal(decode(file_of(PHOTO, form, **LOSSLESS[form]), SMALL, "it"), PHOTO)
+
+
+def test_exact_sizes_are_reached_whatever_the_proportions() -> None:
+    half = decode(file_of(np.repeat(PHOTO, 2, axis=1)), ImageSize(height=4, width=6, interpolation="box"), "it")
+    np.testing.assert_array_equal(half, PHOTO)
+
+
+@pytest.mark.parametrize(("height", "width"), [(50, 70), (71, 50), (32, 32), (33, 97), (300, 41)])
+def test_the_shortest_edge_is_resized_and_the_middle_cut_out(height: int, width: int) -> None:
+    pixels, size = noise(height, width), ImageSize(height=28, width=24, shortest_edge=32, interpolation="bicubic")
+    difference = decode(file_of(pixels), size, "it").astype(int) - reference(pixels, size)
+    assert np.abs(difference).max() <= 1  # the cut is taken while resizing, so sums differ in their last bit
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int) -> None:
+    turns = {2: "LR", 3: "180", 4: "TB", 5: "T", 6: "270", 7: "TV", 8: "90"}
+    upright = {
+        "LR": PHOTO[:, ::-1],
+        "180": PHOTO[::-1, ::-1],
+        "TB": PHOTO[::-1],
+        "T": PHOTO.transpose(1, 0, 2),
+        "270": np.rot90(PHOTO, -1),
+        "TV": np.rot90(PHOTO, 2).transpose(1, 0, 2),
+        "90": np.rot90(PHOTO),
+    }
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    expected = upright[turns[orientation]] if orientation > 1 else PHOTO
+    size = ImageSize(height=expected.shape[0], width=expected.shape[1])
+    np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), size, "it"), expected)
+
+
+def test_a_broken_exif_block_is_no_reason_to_refuse() -> None:
+    for exif in (b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0garbage"):
+        np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), SMALL, "it"), PHOTO)
+
+
+def test_sixteen_bits_become_eight() -> None:
+    grey = np.arange(24, dtype=np.uint16).reshape(4, 6) * 2048 + 255
+    np.testing.assert_array_equal(decode(file_of(Image.fromarray(grey)), SMALL, "it")[..., 1], grey >> 8)
+
+
+def test_grey_palettes_alpha_and_cmyk_become_rgb() -> None:
+    grey, palette = Image.fromarray(PHOTO).convert("L"), Image.fromarray(PHOTO).convert("P")
+    np.testing.assert_array_equal(decode(file_of(grey), SMALL, "it")[..., 2], np.asarray(grey))
+    colours = np.asarray(palette.convert("RGB"))
+    np.testing.assert_array_equal(decode(file_of(palette, transparency=b"\x10\xff\x30"), SMALL, "it"), colours)
+    alpha = np.dstack([PHOTO, np.full((4, 6), 9, np.uint8)])
+    np.testing.assert_array_equal(decode(file_of(Image.fromarray(alpha)), SMALL, "it"), PHOTO)
+    plain = np.full((4, 6, 3), (250, 120, 10), np.uint8)
+    cmyk = decode(file_of(Image.fromarray(plain).convert("CMYK"), "JPEG", quality=100), SMALL, "it")
+    assert np.abs(cmyk.astype(int) - plain).max() <= 6
+
+
+def test_of_a_cameras_several_pictures_the_first_is_taken() -> None:
+    other = Image.fromarray(noise(4, 6, seed=1))
+    several = file_of(Image.fromarray(PHOTO), "MPO", save_all=True, append_images=[other], quality=100)
+    one = file_of(PHOTO, "JPEG", quality=100)
+    np.testing.assert_array_equal(decode(several, SMALL, "it"), decode(one, SMALL, "it"))
+
+
+def test_fifty_thousand_by_fifty_thousand_pixels_cost_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    for width, height in ((50_000, 50_000), (9_000, 9_000), (12_000, 12_000), (40_000, 1)):
+        with pytest.raises(
+            UnprocessableInputError, match="pixels; JPEG, PNG and WebP files are taken, of one frame, at"
+        ):
+            decode(png_header(width, height), SMALL, "it")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kilobytes
+
+
+def test_a_jpeg_with_scans_without_end_is_refused() -> None:
+    jpeg = file_of(noise(16, 16), "JPEG", progressive=True)
+    last = jpeg.rindex(b"\xff\xda")
+    with pytest.raises(UnprocessableInputError, match=f"it has more than {MAX_SCANS} scans"):
+        decode(jpeg[:-2] + jpeg[last:-2] * MAX_SCANS + jpeg[-2:], SMALL, "it")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_a_truncated_file_is_refused(form: str) -> None:
+    content = file_of(noise(64, 64), form)
+    for length in (0, 1, 10, 20, len(content) // 2):
+        with pytest.raises(UnprocessableInputError, match="JPEG, PNG and WebP files are taken"):
+            decode(content[:length], SMALL, "it")
+
+
+FILES = [
+    file_of(noise(9, 7), "JPEG"),
+    file_of(
+        noise(9, 7), "JPEG", progressive=True, exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"
+    ),
+    file_of(noise(9, 7)),
+    file_of(Image.fromarray(noise(9, 7)).convert("P"), transparency=b"\x10\xff\x30"),
+    file_of(noise(9, 7), "WEBP"),
+    file_of(noise(9, 7), "WEBP", lossless=True),
+]
+
+
+@settings(max_examples=150)
+@given(
+    content=st.sampled_from(FILES),
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=6)), max_size=5),
+    end=st.floats(0.1, 1),
+)
+@example(content=FILES[0], changes=[], end=1.0)
+def test_whatever_a_file_holds_it_becomes_pixels_or_is_refused(
+    content: bytes, changes: list[tuple[float, bytes]], end: float
+) -> None:
+    mutated = bytearray(content[: int(len(content) * end)])
+    for where, new in changes:
+        at = int(where * len(mutated))
+        mutated[at : at + len(new)] = new
+    try:
+        pixels = decode(bytes(mutated), SMALL, "it")
+    except UnprocessableInputError:
+        return
+    assert pixels.shape == (4, 6, 3)
+    assert pixels.dtype == np.uint8
+
+
+def test_pixels_in_floating_point_are_shares_of_255() -> None:
+    for dtype in (np.float32, np.float16, np.float64):
+        levels = np.arange(256, dtype=np.uint8).reshape(8, 32)
+        np.testing.assert_array_equal(to_pixels((levels / np.float64(255)).astype(dtype), "it"), levels)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.network.boundary import DATATYPES
+from earlyexit.network.boundary import DATATYPES, as_numbers, fitting
 
 SPECTRUM = TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}])
 ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP64", "shape": [2]}])
@@ -69,3 +71,35 @@ def test_a_card_says_its_columns() -> None:
     spec = SPECTRUM.spec()
     assert spec == {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}]}
     assert find_codec(spec, Path()).spec() == spec
+
+
+def test_numbers_of_json_become_an_array_of_their_datatype() -> None:
+    given = as_numbers([[1, 2.5], [3, 4]], "FP32")
+    assert (given.dtype, given.tolist()) == (np.dtype(np.float32), [[1.0, 2.5], [3.0, 4.0]])
+    assert as_numbers([2**64 - 1, 1], "UINT64").tolist() == [2**64 - 1, 1]
+    assert as_numbers([[], []], "FP32").shape == (2, 0)
+
+
+def test_a_long_text_among_numbers_is_refused_before_it_costs_memory() -> None:
+    value = [1.5] * 20_000 + ["x" * 100_000]  # as strings of one length: 8 GB
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="not all FP32"):
+            as_numbers(value, "FP32")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("column", "datatype"),
+    [
+        pytest.param(np.array([0, 255], dtype=np.uint16), "UINT8", id="uint16"),
+        pytest.param(np.array([-(2**31), 2**31 - 1]), "INT32", id="ends"),
+        pytest.param(np.array([], dtype=np.int64), "UINT8", id="none"),
+        pytest.param(np.array([1, 2]), "FP32", id="whole numbers as fractions"),
+    ],
+)
+def test_numbers_that_fit_keep_their_values(column: Any, datatype: str) -> None:
+    assert fitting(column, datatype).tolist() == column.tolist()

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zipfile
 from collections import Counter
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -9,12 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from earlyexit.codecs.image import ImageCodec
+from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.data.images import check_file
-from earlyexit.data.rows import LabelledRows, has_labels, read_arrays, read_labelled, write_labelled
+from earlyexit.data.images import LARGEST_BYTES, check_file, is_images, open_images
+from earlyexit.data.rows import LabelledRows, fitted, has_labels, read_arrays, read_labelled, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, PlanError
+from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.segmentation import SegmentationTask
+from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
 
 TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
 CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}
@@ -227,3 +233,194 @@ def test_what_is_not_there_is_told_from_a_folder_and_from_what_cannot_be_looked_
         with pytest.raises(PlanError) as caught:
             check_file(path, PlanError, hint="; it is made elsewhere")
         assert str(caught.value) == f"{path}{said}"
+
+
+Source = Callable[[Mapping[str, bytes]], Path]
+TWO_CLASSES = {"cat/2.png": b"c2", "cat/10.jpg": b"c10", "dog/1.webp": b"d1"}
+
+
+@pytest.fixture(params=["folder", "zip"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+    def folder(files: Mapping[str, bytes]) -> Path:
+        for name, content in files.items():
+            (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "images" / name).write_bytes(content)
+        return tmp_path / "images"
+
+    def archive(files: Mapping[str, bytes]) -> Path:
+        with zipfile.ZipFile(tmp_path / "images.zip", "w") as file:
+            for name, content in files.items():
+                file.writestr(name, content)
+        return tmp_path / "images.zip"
+
+    return folder if request.param == "folder" else archive
+
+
+def test_images_come_in_the_order_of_their_names_with_their_folders_as_labels(made: Source) -> None:
+    with open_images(made(TWO_CLASSES)) as images:
+        assert images.names == ("cat/10.jpg", "cat/2.png", "dog/1.webp")
+        assert images.labels == ("cat", "cat", "dog")
+        assert list(images) == [b"c10", b"c2", b"d1"]
+
+
+def test_a_part_is_one_of_the_folders_inside(made: Source) -> None:
+    path = made({"train/cat/1.png": b"t", "test/cat/2.png": b"e"})
+    with open_images(path, part="test") as images:
+        assert (images.names, images.labels) == (("test/cat/2.png",), ("cat",))
+
+
+def test_what_archivers_and_file_managers_leave_behind_is_no_file(made: Source) -> None:
+    with open_images(made(TWO_CLASSES | {"__MACOSX/cat/._2.png": b"x", "cat/.DS_Store": b"x"})) as images:
+        assert len(images) == 3
+
+
+def test_one_image_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "photo.JPG").write_bytes(b"x")
+    with open_images(tmp_path / "photo.JPG") as images:
+        assert (images.names, list(images)) == (("photo.JPG",), [b"x"])
+
+
+def one_image(folder: Path, content: bytes, method: int = zipfile.ZIP_STORED, *, says: int | None = None) -> Path:
+    """An archive of `1.png`; its directory `says` how many bytes that has."""
+    with zipfile.ZipFile(folder / "images.zip", "w", method) as file:
+        file.writestr("1.png", content)
+        if says is not None:
+            file.filelist[0].file_size = says
+    return folder / "images.zip"
+
+
+def test_a_broken_member_is_named(tmp_path: Path) -> None:
+    path = one_image(tmp_path, b"0123456789")
+    path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123x56789"))
+    with open_images(path) as images, pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
+        images.read(0)
+
+
+def test_a_member_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    path = one_image(tmp_path, bytes(LARGEST_BYTES + 1), zipfile.ZIP_DEFLATED)
+    with open_images(path) as images, pytest.raises(DataError, match="at most 100000000 are taken"):
+        images.read(0)
+
+
+def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path: Path) -> None:
+    with open_images(one_image(tmp_path, bytes(20_000_000), zipfile.ZIP_DEFLATED, says=10)) as images:
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
+                images.read(0)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+
+
+@pytest.mark.parametrize(("name", "expected"), [("a.zip", True), ("a.PNG", True), ("a.csv", False), ("a.npy", False)])
+def test_names_tell_images_from_other_data(tmp_path: Path, name: str, expected: bool) -> None:
+    assert is_images(tmp_path / name) is expected
+    assert is_images(tmp_path)
+
+
+POSE = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3)
+SCENES = SegmentationTask(CLASSES, height=24, width=32, ignored=["Unlabelled"])
+
+
+def test_joints_are_read_in_the_order_of_the_first_image(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set")
+    rows = read_labelled(tmp_path / "set", joints=table, part="train")
+    assert len(rows) == 6
+    assert rows.part_names == JOINTS
+    assert rows.label_names == ()
+    targets = rows.targets(POSE, ImageCodec(32, 32))
+    assert targets.shape == (6, 3, 2)
+    assert np.isnan(targets[0, 2]).all()
+    assert np.isnan(targets).any((1, 2)).tolist() == [True, False, False, True, False, False]
+    image = np.asarray(Image.open(tmp_path / "set/train/im1.png"))
+    for joint, (x, y) in enumerate(targets[1].astype(int)):
+        assert image[y, x, joint] == 255
+
+
+def test_joints_go_along_where_an_image_is_brought_to_another_size(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set", width=64, height=48)
+    rows = read_labelled(tmp_path / "set", joints=table)
+    targets = rows.targets(POSE, ImageCodec(32, 32))
+    x, y = rows.labels[1][0]
+    assert targets[1, 0].tolist() == pytest.approx([(x + 0.5) / 2 - 0.5, (y + 0.5) * 32 / 48 - 0.5])
+
+
+def test_joints_that_are_cut_off_are_not_seen() -> None:
+    """Of 64 x 32 pixels the middle 32 x 32 are kept."""
+    size = ImageSize(height=32, width=32, shortest_edge=32)
+    found = fitted(np.array([[15, 3], [16, 3], [47, 31], [48, 31]], dtype=np.float32), (64, 32), size)
+    assert np.isnan(found[[0, 3]]).all()
+    assert found[[1, 2]].tolist() == [[0, 3], [31, 31]]
+
+
+def test_maps_of_classes_are_those_of_the_images_names(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    assert rows.part_names == CLASSES
+    targets = rows.targets(SCENES, ImageCodec(24, 32))
+    assert targets.shape == (4, 24, 32)
+    for k, classes in enumerate(targets):
+        image = np.asarray(Image.open(tmp_path / f"set/train/image/im{k}.png"))
+        assert ((image[..., 0] < 100) == (classes == 1)).all()
+
+
+def test_maps_are_told_apart_by_the_folders_they_lie_in(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    for scene, known in (("s1", 0), ("s2", 1)):
+        write_image(tmp_path / f"set/seq/image/{scene}/1.png", np.zeros((24, 32, 3), np.uint8))
+        write_image(tmp_path / f"set/seq/label/{scene}/1.png", np.full((24, 32), known, np.uint8))
+    rows = read_labelled(tmp_path / "set", classes=table, part="seq")
+    assert rows.targets(SCENES, ImageCodec(24, 32))[:, 0, 0].tolist() == [0, 1]
+
+
+CROPPED = ImageCodec(16, 24, shortest_edge=30, interpolation="nearest")
+"""Of 24 x 32 pixels less than the middle third is kept."""
+
+
+def test_maps_are_cut_as_their_images_are(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    rng = np.random.default_rng(0)
+    for k in range(4):
+        classes = rng.integers(0, 3, (24, 32), dtype=np.uint8)
+        write_image(tmp_path / f"set/train/label/im{k}.png", classes)
+        write_image(tmp_path / f"set/train/image/im{k}.png", np.repeat(classes[..., None], 3, 2))
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    seen = [np.asarray(each.tensors[0])[0, ..., 0] for each in rows.encode(CROPPED)]
+    targets = rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
+    assert targets.tolist() == np.stack(seen).tolist()
+
+
+def write_turned(path: Path, pixels: np.ndarray) -> None:
+    """As a camera does that is held sideways: to be seen turned right by 90 degrees."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 40, 3), np.uint8)
+    pixels[3, 35] = 255
+    write_turned(tmp_path / "set/a.png", pixels)
+    table = tmp_path / "joints.csv"
+    table.write_text("image,joint,x,y,visible\na.png,neck,16,35,1\n", encoding="utf-8")
+    rows = read_labelled(tmp_path / "set", joints=table)
+    codec = ImageCodec(40, 20)
+    (x, y), image = rows.labels[0][0].astype(int), np.asarray(rows.encode(codec)[0].tensors[0])[0]
+    assert image[y, x].tolist() == [255] * 3
+    assert fitted(rows.labels[0], (rows.sides or ())[0], codec.size).tolist() == [[16, 35]]
+    table.write_text("image,joint,x,y,visible\na.png,neck,35,3,1\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"joint 'neck' at \(35, 3\) is outside its image of 20 x 40 pixels"):
+        read_labelled(tmp_path / "set", joints=table)
+
+
+def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set")
+    rows = read_labelled(tmp_path / "set", joints=table)
+    kept, held = rows.divide(1 / 3, seed=0)
+    assert (len(kept), len(held)) == (4, 2)
+    assert kept.sides == ((32, 32),) * 4
+    last = rows.select([5])
+    assert last.labels[0] is rows.labels[5]

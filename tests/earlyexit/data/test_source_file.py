@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import Field
@@ -66,17 +66,6 @@ def test_keys_that_a_merge_replaces_do_not_stand_twice(tmp_path: Path) -> None:
     assert read_source(write(tmp_path / "a.yaml", text), DataError).document == {
         "rest": {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}
     }
-
-
-class Versioned(StrictDocument):
-    schema_version: Literal[1] = 1
-
-
-def test_true_is_no_schema_version(tmp_path: Path) -> None:
-    source = read_source(write(tmp_path / "a.yaml", "schema_version: true\n"), DataError)
-    with pytest.raises(DataError, match="schema_version: Input should be a valid integer, not true"):
-        source.parse(Versioned, called="all of it")
-    assert Source(document={"schema_version": 1}, where="a", raises=DataError).parse(Versioned, called="it")
 
 
 def test_of_a_list_that_is_wrong_throughout_the_first_mistake_is_named() -> None:

@@ -186,8 +186,10 @@ def driver_of(
     times: TableTimes | None = None,
     order: OrderSpec = DEFAULT,
     starts: tuple[int, ...] = (),
+    entry: int | None = None,
 ) -> Driver:
     """Every split takes a second, wherever it starts."""
     seconds = dict.fromkeys(range(8), 1.0)
     engine = Engine(splits, times or TableTimes(seconds), dispatch=dispatch, order=order, starts=starts)
+    engine.follow(splits, dispatch, order, entry)
     return Driver(engine, seconds, leave or {})

@@ -48,27 +48,12 @@ def picked(
     return [queued[position].tokens for position in order(name, overdue_s).pick(queued, budget, now_s)]
 
 
-def test_each_order_has_its_own_first_ones() -> None:
-    # Tokens name them: 30 came first, 10 is the shortest, 20 has the earliest deadline.
-    queued = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
-    two = Budget(inputs=2)
-    assert picked("arrival", queued, two) == [30, 10]
-    assert picked("deadline", queued, two) == [20, 10]
-    assert picked("shortest", queued, two) == [10, 20]
-    assert picked("das", queued, two) == [10, 20]  # p = 1; 1/20 is half of 1/10, and 20's deadline is the earliest
-
-
 @pytest.mark.parametrize(
     ("name", "expected"), [("arrival", [30]), ("deadline", [20, 10]), ("shortest", [10, 20]), ("das", [10, 20])]
 )
 def test_a_budget_of_tokens_bounds_them_too(name: str, expected: list[int]) -> None:
     queued = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
     assert picked(name, queued, Budget(inputs=3, tokens=35)) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_input_larger_than_the_budget_runs_alone(name: str) -> None:
-    assert picked(name, waiting((500, 1.0, 0.0), (600, 2.0, 0.0)), Budget(inputs=8, tokens=100)) == [500]
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from earlyexit.families.own import TensorBackbone
 from earlyexit.network.boundary import Encoded, TensorSpec
+from earlyexit.tasks.base import ValueArray
 
 SIZE = 8
 SHAPES = (((4, 8, 8),), ((6, 4, 4), (4, 8, 8)), ((8, 2, 2),), ((10,),))
@@ -84,12 +85,12 @@ def build(seed: int = 0) -> TensorBackbone:
     return backbone
 
 
-def pictures(count: int, *, seed: int = 0) -> tuple[list[Encoded], list[int]]:
+def pictures(count: int, *, seed: int = 0, side: int = SIZE) -> tuple[list[Encoded], ValueArray]:
     """Noise, brighter on its left (label 0) or on its right half (label 1)."""
     rng = np.random.default_rng(seed)
-    labels = [k % 2 for k in range(count)]
-    noise = rng.integers(0, 120, (count, 1, SIZE, SIZE, 3))
+    labels = np.arange(count) % 2
+    noise = rng.integers(0, 120, (count, 1, side, side, 3))
     for label, pixels in zip(labels, noise, strict=True):
-        half = slice(SIZE // 2, SIZE) if label else slice(0, SIZE // 2)
+        half = slice(side // 2, side) if label else slice(0, side // 2)
         pixels[:, :, half] += 135
     return [Encoded(1, (pixels.astype(np.uint8),)) for pixels in noise], labels

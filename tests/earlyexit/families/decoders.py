@@ -15,14 +15,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone, Llama
 from earlyexit.network.boundary import Answer, Numbers, entering
-from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.ramps import RampStyle
 from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.network.cuts import cuts_of, in_random_order
+from tests.earlyexit.network.models import ramped
 
 NUM_BLOCKS = 5
 VOCABULARY = 256
@@ -54,7 +56,6 @@ def hf_decoder(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 def decoder(hf_model: LlamaForCausalLM, *, num_pages: int = 64) -> EarlyExitModel:
     """Ours of the same weights, with ramps after blocks 1 and 2 whose answers are anything."""
-    torch.manual_seed(1)
     model = model_of(Llama().from_transformers(hf_model), ramps=(1, 2), num_pages=num_pages)
     for ramp in (1, 2):
         classifier = model.exit_head(ramp).classifier
@@ -64,18 +65,19 @@ def decoder(hf_model: LlamaForCausalLM, *, num_pages: int = 64) -> EarlyExitMode
 
 
 def model_of(
-    pretrained: Pretrained, *, ramps: tuple[int, ...], num_pages: int = 64, family: str = "llama"
+    pretrained: Pretrained,
+    *,
+    ramps: tuple[int, ...],
+    num_pages: int = 64,
+    family: str = "llama",
+    style: RampStyle = "light",
+    seed: int = 1,
 ) -> EarlyExitModel:
     """With untrained ramps, over a store of its own."""
     assert isinstance(pretrained.backbone, DecoderBackbone)
-    model = add_ramps(
-        pretrained,
-        name="tiny",
-        family=family,
-        codec={"name": "text", "max_length": 128},
-        task=TokenTask(pretrained.backbone.config.vocab_size),
-        ramps=RampOptions(at=ramps, pooling="last"),
-    ).requires_grad_(False)
+    task, options = TokenTask(pretrained.backbone.config.vocab_size), RampOptions(at=ramps, style=style, pooling="last")
+    codec = {"name": "text", "max_length": 128}
+    model = ramped(pretrained, family, task, codec=codec, ramps=options, seed=seed, name="tiny")
     backbone_of(model).open_store(num_pages, page_tokens=PAGE_TOKENS)
     return model
 

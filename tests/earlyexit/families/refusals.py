@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +14,13 @@ from earlyexit.families import find_family
 from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.families.resnet import cifar_layout
 from earlyexit.families.seq2seq import Seq2SeqConfig
-from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
+from earlyexit.network.piece import Layout
+from earlyexit.sequences.sequence import run_of
 from earlyexit.tasks.label import LabelTask
-from tests.earlyexit.families.checkpoints import hf_model
-from tests.earlyexit.families.decoders import hf_decoder
-from tests.earlyexit.families.encoder_decoders import hf_seq2seq
+from tests.earlyexit.families.checkpoints import hf_config, hf_model
+from tests.earlyexit.families.decoders import backbone_of, hf_decoder
+from tests.earlyexit.families.encoder_decoders import hf_seq2seq, seq2seq
 from tests.earlyexit.families.published import PublishedResNet, PublishedVgg
 from tests.earlyexit.network.models import SMALL
 
@@ -69,7 +72,36 @@ def longer_than_its_positions(_: Path) -> object:
     return add_ramps(pretrained, name="m", family="bert", codec=codec, task=LabelTask(("a", "b")), ramps=RampOptions())
 
 
+def source(tokens: int, start: int, prompt: int) -> Read:
+    """A step of an encoder-decoder of some tokens of a prompt."""
+
+    def read(_: Path) -> object:
+        run_15 = torch.tensor([run_of(1, start, 9, prompt)], dtype=torch.int32)
+        layout = Layout(np.array([tokens], dtype=np.int32))
+        return backbone_of(seq2seq(hf_seq2seq("t5"))).embed((torch.ones(tokens, dtype=torch.int32), run_15), layout)
+
+    return read
+
+
+def no_store(_: Path) -> object:
+    backbone, run_15 = Llama().from_transformers(hf_decoder()).backbone, torch.zeros(1, 5, dtype=torch.int32)
+    return backbone.run_blocks(0, 1, (torch.zeros(1, 48), run_15, run_15[:, 0]), Layout(np.ones(1, dtype=np.int32)))
+
+
+def broken_weights(folder: Path) -> object:
+    hf_config("bert").save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    return load_pretrained(str(folder))
+
+
+def no_tokenizer(folder: Path) -> None:
+    hf_model("bert", classifies=False).save_pretrained(folder)
+    copy_tokenizer(str(folder), folder / "model")
+
+
 REFUSED: dict[str, Read] = {
+    "checkpoint: broken weights": broken_weights,
+    "checkpoint: no tokenizer": no_tokenizer,
     "weights: no bias": resnet("fc.bias", None),
     "weights: a region's first": resnet("layer2.0.conv1.weight", None),
     "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),
@@ -98,7 +130,11 @@ REFUSED: dict[str, Read] = {
     "seq2seq: fewer keys": lambda _: Seq2SeqConfig(num_kv_heads=2),
     "seq2seq: more keys": lambda _: Seq2SeqConfig(num_heads=6),
     "seq2seq: activation": lambda _: Seq2SeqConfig(activation="tanh"),
+    "seq2seq: the beginning of a source": source(3, 0, 5),
+    "seq2seq: the end of a source": source(3, 2, 5),
+    "seq2seq: no source": source(1, 0, 1),
     "mpnet: buckets": lambda _: find_family("mpnet").build({"num_buckets": 30}),
+    "decoder: no store": no_store,
     "decoder: heads that cannot share": lambda _: DecoderConfig(num_heads=4, num_kv_heads=3),
     "decoder: half of a number": lambda _: DecoderConfig(head_size=7),
 }

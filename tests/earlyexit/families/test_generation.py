@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.errors import InputError
 from earlyexit.named import Fill
 from earlyexit.network.checkpoint import load_pretrained, start_of
 from earlyexit.network.model import EarlyExitModel
@@ -128,23 +127,6 @@ def test_answers_do_not_depend_on_batch_mates(model: EarlyExitModel, kind: str, 
         found.append({number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()})
     backbone_of(model).fill = "compute"
     assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "start", "prompt", "said"),
-    [
-        (3, 0, 5, "a source comes whole, in its sequence's first input"),
-        (3, 2, 5, "a source comes whole, in its sequence's first input"),
-        (1, 0, 1, "an answer needs a source of one token at least"),
-    ],
-    ids=["the beginning alone", "the end alone", "none"],
-)
-def test_a_source_in_parts_is_refused(tokens: int, start: int, prompt: int, said: str) -> None:
-    model = seq2seq(hf_seq2seq("t5"))
-    run_15 = torch.tensor([run_of(1, start, 9, prompt)], dtype=torch.int32)
-    layout = Layout(np.array([tokens], dtype=np.int32))
-    with pytest.raises(InputError, match=said):
-        backbone_of(model).embed((torch.ones(tokens, dtype=torch.int32), run_15), layout)
 
 
 def test_a_saved_model_answers_as_it_did(

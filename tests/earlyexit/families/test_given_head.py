@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,22 +13,23 @@ from torch import nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import FLOAT32_ONLY
-from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
+from earlyexit.families.base import Backbone, FinalHead, Pretrained
 from earlyexit.families.own import TensorBackbone
-from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
+from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.joint import train_jointly
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.convolutions import PIXELS, Convolution, Flat, Pixels, pictures
-from tests.earlyexit.network.models import small
+from tests.earlyexit.network.models import ramped, small
 from tests.model_cards import a_card
 
 NAME = "tests.earlyexit.families.test_given_head:build"
 GIVEN = FinalHead(style="given", pooling="mean", num_outputs=2, weights={})
 NOTE = "note.txt"
+SIDES = LabelTask(("left", "right"))
 
 
 class WithClassifier(TensorBackbone):
@@ -47,15 +48,14 @@ def build() -> Backbone:
         return WithClassifier(embed=Pixels(), blocks=blocks, inputs=(PIXELS,), config={})
 
 
-def model_of(pretrained: Pretrained, **others: Any) -> EarlyExitModel:
-    settings: JsonDict = {"task": LabelTask(("left", "right")), "ramps": RampOptions()} | others
-    codec = {"name": "image", "height": 8, "width": 8}
-    return add_ramps(pretrained, name="m", family=NAME, codec=codec, **settings)
+def model_of(label_names: tuple[str, ...] | None, task: Task = SIDES) -> EarlyExitModel:
+    pretrained = Pretrained(backbone=build(), head=GIVEN, label_names=label_names)
+    return ramped(pretrained, NAME, task, codec={"name": "image", "height": 8, "width": 8})
 
 
 @pytest.fixture
 def model() -> EarlyExitModel:
-    return model_of(Pretrained(backbone=build(), head=GIVEN, label_names=("left", "right")))
+    return model_of(("left", "right"))
 
 
 def test_outputs_are_what_the_last_block_gives_by_the_temperature(model: EarlyExitModel) -> None:
@@ -69,20 +69,20 @@ def test_outputs_are_what_the_last_block_gives_by_the_temperature(model: EarlyEx
 def test_training_changes_ramps_and_leaves_the_networks_own_answers(model: EarlyExitModel) -> None:
     encoded, labels = pictures(32)
     before = exit_outputs(model, encoded)
-    train_ramps(model, encoded, np.array(labels), TrainOptions(epochs=2, batch=16, imitate=True))
+    train_ramps(model, encoded, labels, TrainOptions(epochs=2, batch=16, imitate=True))
     after = exit_outputs(model, encoded)
     assert after[2].equal(before[2])
     assert not after[0].equal(before[0])
 
 
 def test_a_task_of_as_many_labels_takes_the_outputs_in_their_order() -> None:
-    model = model_of(Pretrained(backbone=build(), head=GIVEN, label_names=None))
+    model = model_of(None)
     assert (model.info.head_style, model.info.provenance["head"]) == ("given", "checkpoint")
 
 
 @pytest.mark.parametrize("task", [LabelTask(("a", "b", "c")), RegressionTask(1.0)], ids=["three labels", "a number"])
-def test_another_task_gets_a_head_of_its_own(task: LabelTask | RegressionTask) -> None:
-    model = model_of(Pretrained(backbone=build(), head=GIVEN, label_names=None), task=task)
+def test_another_task_gets_a_head_of_its_own(task: Task) -> None:
+    model = model_of(None, task)
     assert (model.info.head_style, "head" in model.info.provenance) == ("light", False)
 
 

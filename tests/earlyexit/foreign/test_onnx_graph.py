@@ -2,41 +2,65 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import onnx
+
 from earlyexit.backends import open_segments
-from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.backends.onnx import quiet_exporter
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.resnet import BlockSizes, ResidualBlock
+from earlyexit.foreign.dataflow import carriers, find_sites
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
+from earlyexit.foreign.onnx_model import read_onnx
+from earlyexit.foreign.torch_module import read_torch
 from earlyexit.network.boundary import Budget, Encoded, Segment
-from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, read_card, save_model
-from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
-from tests.earlyexit.foreign import onnx_graphs
+from tests.earlyexit.families.checkpoints import hf_model
+from tests.earlyexit.foreign import networks, onnx_graphs
 from tests.earlyexit.foreign.onnx_graphs import (
     Array,
     pictures_graph,
     pictures_taken,
+    read_graph,
     saved,
+    small_graph,
+    turned_words_graph,
     with_ramps,
     words_graph,
     words_taken,
 )
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.foreign.removal import carriers_by_removal
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, halves
 
 LENGTHS = (5, 1, 16, 3, 5, 9, 2, 12, 4)
+ROWS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shape": [3, 12, 12]}]}
+WINDOWS = """
+windows (float[B, 3, 8, 8] x) => (float[B, 3] logits) {
+    rows = Constant <value_ints = [-1, 3, 4, 8]> ()
+    windows = Reshape(x, rows)
+    seen = Tanh(windows)
+    whole = Constant <value_ints = [-1, 192]> ()
+    flat = Reshape(seen, whole)
+    logits = Gemm(flat, head, bias)
+}
+"""
+Cuts = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,53 +74,164 @@ class Case:
 
     @property
     def expected(self) -> Array:
+        """The file's own answers."""
         answer = onnx_graphs.uncut(self.path)
         return np.concatenate([answer(self.feeds(each)) for each in self.encoded])
 
 
+def of_pictures(graph: Callable[[], onnx.ModelProto], folder: Path, cuts: Cuts = (("r0",), ("r1",))) -> Case:
+    path = saved(graph(), folder / "from")
+    model = with_ramps(pictures_taken(path, folder, cuts))
+    return Case(path=path, model=model, encoded=onnx_graphs.random_pictures(9), feeds=onnx_graphs.picture_feeds)
+
+
+def of_words(graph: Callable[[], onnx.ModelProto], folder: Path, cuts: Cuts = (("h0",), ("h1",))) -> Case:
+    path = saved(graph(), folder / "from")
+    model = with_ramps(words_taken(path, folder, cuts))
+    return Case(path=path, model=model, encoded=onnx_graphs.random_words(LENGTHS), feeds=onnx_graphs.words_feeds)
+
+
+class Residual(nn.Module):
+    """Two widths of residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(16, 16, 1), (16, 32, 2), (32, 32, 1)]
+        blocks = [ResidualBlock(BlockSizes(before=a, inner=b, after=b, stride=stride)) for a, b, stride in sizes]
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *blocks)
+        self.classifier = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.body(x).mean((2, 3)))
+        return logits
+
+
+class Logits(nn.Module):
+    """Of a classifier of `transformers`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        return logits
+
+
+def exported(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, by_dynamo: bool) -> Path:
+    """As torch's exporters write it, with all their `Shape` operators; open to any batch, and texts to any length."""
+    open_axes = {name: (0, 1) if values.dtype == torch.int64 else (0,) for name, values in inputs.items()}
+    settings: dict[str, Any] = {
+        "dynamic_axes": {name: {axis: f"{name}_{axis}" for axis in axes} for name, axes in open_axes.items()}
+    }
+    if by_dynamo:
+        dynamic = torch.export.Dim.DYNAMIC
+        settings = {"dynamic_shapes": {name: dict.fromkeys(axes, dynamic) for name, axes in open_axes.items()}}
+    with quiet_exporter(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.eval(),
+            tuple(inputs.values()),
+            path,
+            dynamo=by_dynamo,
+            input_names=list(inputs),
+            output_names=["logits"],
+            verbose=False,
+            **settings,
+        )
+    return path
+
+
+def joins(path: Path, operator: str) -> list[str]:
+    """What operators of a kind give, in order."""
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    return [node.output[0] for node in nodes if node.op_type == operator]
+
+
+def resnet(folder: Path, *, by_dynamo: bool = False) -> Case:
+    torch.manual_seed(0)
+    path = exported(Residual(), {"x": torch.randn(2, 3, 12, 12)}, folder / "theirs.onnx", by_dynamo=by_dynamo)
+    stem, _, first, _, second, _, _ = joins(path, "Relu")
+    model = with_ramps(read_graph(path).take([[stem], [first], [second]], ROWS, folder / "model"))
+    rng = np.random.default_rng(0)
+    encoded = [Encoded(1, (rng.standard_normal((1, 3, 12, 12)).astype(np.float32),)) for _ in range(8)]
+    return Case(path=path, model=model, encoded=encoded, feeds=lambda each: {"x": each.tensors[0]})
+
+
+def bert(folder: Path, *, by_dynamo: bool = False) -> Case:
+    ids = torch.randint(1, 50, (2, 5))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    path = exported(Logits(hf_model("bert", num_labels=3)), inputs, folder / "theirs.onnx", by_dynamo=by_dynamo)
+    embedded, *norms = joins(path, "LayerNormalization")
+    cuts = [[embedded], *([norm] for norm in norms[1:-1:2])]
+    model = with_ramps(read_graph(path).take(cuts, onnx_graphs.TEXT, folder / "model"))
+    return Case(path=path, model=model, encoded=onnx_graphs.random_words(LENGTHS), feeds=onnx_graphs.words_feeds)
+
+
+MAP, TOKENS = ((6, 8, 8), False), ((8,), True)
+CASES: dict[str, tuple[Callable[[Path], Case], list[tuple[tuple[int, ...], bool]]]] = {
+    "pictures": (partial(of_pictures, pictures_graph), [MAP]),
+    "a skip crosses in a cut of two tensors": (
+        partial(of_pictures, pictures_graph, cuts=(("c1", "r0"), ("r1", "c2"), ("r2",))),
+        [MAP, MAP],
+    ),
+    # r0 is of no use after a1, and crosses there all the same.
+    "a tensor crosses several blocks": (
+        partial(of_pictures, pictures_graph, cuts=(("c1", "r0"), ("a1", "r0"), ("r1",))),
+        [MAP, MAP],
+    ),
+    "a batch is built in": (partial(of_pictures, partial(pictures_graph, end="reshaped", batch="1")), [MAP]),
+    "windows of a picture cross as one row": (
+        partial(of_pictures, partial(small_graph, WINDOWS, head=(192, 3), bias=(3,)), cuts=[["seen"]]),
+        [((2, 3, 4, 8), False)],
+    ),
+    "words": (partial(of_words, words_graph), [TOKENS]),
+    "all tokens in one row": (
+        partial(of_words, partial(turned_words_graph, "B*T"), cuts=[["seen"]]),
+        [TOKENS],
+    ),
+    "tokens before texts": (partial(of_words, partial(turned_words_graph, "TB"), cuts=[["seen"]]), [TOKENS]),
+    "resnet": (resnet, [((16, 12, 12), False)]),
+    "bert": (bert, [((32,), True)]),
+    "resnet, dynamo": (partial(resnet, by_dynamo=True), [((16, 12, 12), False)]),
+    "bert, dynamo": (partial(bert, by_dynamo=True), [((32,), True)]),
+}
+"""By a name: what makes it in a folder, and the shapes that cross behind its first block, and whether per token."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow) if "dynamo" in each else each for each in CASES]
+)
+def test_every_cut_answers_as_the_file_itself(name: str, tmp_path: Path) -> None:
+    make, crosses = CASES[name]
+    case = make(tmp_path)
+    model, last = case.model, case.model.num_blocks - 1
+    assert [(each.shape, each.per_token) for each in model.boundary(0)] == crosses
+    np.testing.assert_allclose(exit_outputs(model, case.encoded)[last].numpy(), case.expected, atol=1e-4)
+    policy = halves(model, case.encoded)
+    for count in (1, 2, 7):
+        alone = answers_alone(model, policy, case.encoded[:count])
+        for seed, bounds in enumerate(each for each in every_bounds(last + 1) if len(each) <= 4):
+            answers = answers_in_cuts(model, policy, case.encoded[:count], bounds, seed=seed)
+            assert_same(answers, alone, within=1e-4)
+
+
+@pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
+def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, examples = getattr(networks, name)()
+    named = examples if isinstance(examples, dict) else {"images": examples[0]}
+    flow = read_onnx(exported(network, named, tmp_path / "model.onnx", by_dynamo=True), open_size=7).flow
+    assert list(carriers(flow)) == carriers_by_removal(flow)
+    torch.manual_seed(0)
+    traced = find_sites(read_torch(f"tests.earlyexit.foreign.networks:{name}").flow)
+    assert [site.bytes_per_input for site in find_sites(flow)] == [site.bytes_per_input for site in traced]
+
+
 @pytest.fixture(scope="module", params=["pictures", "words"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "pictures":
-        path = saved(pictures_graph(), folder / "from")
-        pretrained, encoded, feeds = (
-            pictures_taken(path, folder),
-            onnx_graphs.random_pictures(9),
-            onnx_graphs.picture_feeds,
-        )
-    else:
-        path = saved(words_graph(), folder / "from")
-        pretrained, encoded, feeds = (
-            words_taken(path, folder),
-            onnx_graphs.random_words(LENGTHS),
-            onnx_graphs.words_feeds,
-        )
-    return Case(path=path, model=with_ramps(pretrained), encoded=encoded, feeds=feeds)
-
-
-def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
-    """About half of the inputs are surer than this at every ramp."""
-    thresholds = {}
-    for block, outputs_NC in exit_outputs(model, encoded).items():
-        scores = sorted(model.task.score(outputs_NC).tolist())
-        thresholds[block] = (scores[len(scores) // 2 - 1] + scores[len(scores) // 2]) / 2
-    return ConfidencePolicy(thresholds)
-
-
-@pytest.mark.parametrize("bounds", [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)], ids=str)
-def test_blocks_in_any_sessions_give_the_files_own_outputs(case: Case, bounds: Sequence[int]) -> None:
-    never = ConfidencePolicy(2.0)
-    piece = piece_of(case.model, never, case.encoded)
-    for first, end in pairwise(bounds):
-        with torch.inference_mode():
-            hidden, outputs_BC = case.model.run(Segment(first=first, end=end, ramp=None), piece)
-        if outputs_BC is None:
-            (step,) = cut_out(case.model, first, end, (), never).run(piece)
-            assert step.survivors is not None
-            piece = step.survivors
-            assert all(a.equal(b) for a, b in zip(hidden, piece.tensors, strict=True))
-        else:
-            np.testing.assert_allclose(outputs_BC.numpy(), case.expected, atol=1e-4)
+    make, _ = CASES[request.param]
+    return make(tmp_path_factory.mktemp(request.param))
 
 
 def test_a_saved_model_answers_the_same_and_has_no_weights_of_the_graph(case: Case, tmp_path: Path) -> None:
@@ -172,34 +307,6 @@ def test_sessions_are_prepared_whatever_the_backend_and_the_plan_before_last_is_
     assert sum(backbone.is_ready(first, end, "cpu") for first, end in spans) <= 1 + model.num_blocks
 
 
-def test_a_skip_crosses_in_a_cut_of_two_tensors(tmp_path: Path) -> None:
-    path = saved(pictures_graph(), tmp_path / "from")
-    model = with_ramps(pictures_taken(path, tmp_path, cuts=(("c1", "r0"), ("r1", "c2"), ("r2",))))
-    assert [each.name for each in model.boundary(0)] == ["c1", "r0"]
-    encoded = onnx_graphs.random_pictures(7)
-    never = ConfidencePolicy(2.0)
-    expected = answers_alone(model, never, encoded)
-    for seed, bounds in enumerate(every_bounds(4)):
-        assert_same(answers_in_cuts(model, never, encoded, bounds, seed=seed), expected, within=1e-4)
-    answer = onnx_graphs.uncut(path)
-    outputs_NC = exit_outputs(model, encoded)[3].numpy()
-    np.testing.assert_allclose(
-        outputs_NC, np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded]), atol=1e-4
-    )
-
-
-def test_a_tensor_may_cross_several_blocks(tmp_path: Path) -> None:
-    graph = pictures_graph()
-    cuts = (("c1", "r0"), ("a1", "r0"), ("r1",))
-    # r0 is of no use after a1, and crosses there all the same.
-    model = with_ramps(pictures_taken(saved(graph, tmp_path / "from"), tmp_path, cuts=cuts))
-    piece = piece_of(model, ConfidencePolicy(2.0), onnx_graphs.random_pictures(2))
-    with torch.inference_mode():
-        first, _ = model.run(Segment(first=0, end=1, ramp=None), piece)
-        second = model.run_blocks(1, 2, first, Layout(np.ones(2, dtype=np.int32)))
-    assert second[1].equal(first[1])
-
-
 def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
     path = saved(pictures_graph(end="probabilities"), tmp_path / "from")
     model = with_ramps(pictures_taken(path, tmp_path))
@@ -228,15 +335,6 @@ def test_pixels_that_enter_as_whole_numbers_stay_what_they_are(
         np.testing.assert_allclose(exit_outputs(model, [encoded])[1], expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_batch_that_is_built_into_the_graph_is_taken_out_of_it(tmp_path: Path) -> None:
-    path = saved(pictures_graph(end="reshaped", batch="1"), tmp_path / "from")
-    model = with_ramps(pictures_taken(path, tmp_path))
-    encoded = onnx_graphs.random_pictures(7)
-    answer = onnx_graphs.uncut(path)
-    expected = np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded])
-    np.testing.assert_allclose(exit_outputs(model, encoded)[2].numpy(), expected, atol=1e-4)
-
-
 def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
     path = saved(pictures_graph(), tmp_path / "from", beside=True)
     assert (tmp_path / "from" / "theirs.bin").stat().st_size > 1000
@@ -245,40 +343,3 @@ def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
     (tmp_path / "from" / "theirs.bin").unlink()
     encoded = onnx_graphs.random_pictures(2)
     assert exit_outputs(load_model(tmp_path / "model"), encoded)[2].equal(exit_outputs(model, encoded)[2])
-
-
-@pytest.mark.parametrize("form", ["B*T", "TB"])
-def test_tokens_cross_packed_however_the_graph_holds_them(tmp_path: Path, form: str) -> None:
-    path = saved(onnx_graphs.turned_words_graph(form), tmp_path / "from")
-    model = with_ramps(words_taken(path, tmp_path, cuts=[["seen"]]))
-    assert [(each.shape, each.dtype, each.per_token) for each in model.boundary(0)] == [((8,), "float", True)]
-    encoded = onnx_graphs.random_words(LENGTHS)
-    answer = onnx_graphs.uncut(path)
-    expected = np.concatenate([answer(onnx_graphs.words_feeds(each)) for each in encoded])
-    np.testing.assert_allclose(exit_outputs(model, encoded)[1].numpy(), expected, atol=1e-4)
-
-
-def test_windows_of_a_picture_cross_as_one_row(tmp_path: Path) -> None:
-    body = """rows = Constant <value_ints = [-1, 3, 4, 8]> () windows = Reshape(x, rows) seen = Tanh(windows)
-        whole = Constant <value_ints = [-1, 192]> () flat = Reshape(seen, whole) logits = Gemm(flat, head, bias)"""
-    graph = onnx_graphs.small_graph(
-        f"windows (float[B, 3, 8, 8] x) => (float[B, 3] logits) {{ {body} }}", head=(192, 3), bias=(3,)
-    )
-    path = saved(graph, tmp_path / "from")
-    model = with_ramps(pictures_taken(path, tmp_path, cuts=[["seen"]]))
-    assert [(each.shape, each.per_token) for each in model.boundary(0)] == [((2, 3, 4, 8), False)]
-    encoded = onnx_graphs.random_pictures(5)
-    answer = onnx_graphs.uncut(path)
-    expected = np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded])
-    np.testing.assert_allclose(exit_outputs(model, encoded)[1].numpy(), expected, atol=1e-4)
-
-
-def test_what_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
-    path = saved(pictures_graph(), tmp_path / "from")
-    model = with_ramps(pictures_taken(path, tmp_path / "model"))
-    save_model(model, tmp_path / "model")
-    before = {each.name: each.read_bytes() for each in (tmp_path / "model").iterdir()}
-    assert set(before) == {"graph.onnx", "graph.onnx.data", "model.json", "model.safetensors"}
-    with pytest.raises(GraphError):
-        pictures_taken(path, tmp_path / "model", cuts=[["c1"]])
-    assert {each.name: each.read_bytes() for each in (tmp_path / "model").iterdir()} == before

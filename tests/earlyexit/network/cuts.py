@@ -15,6 +15,8 @@ from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.network.tokens import wire_of
 
 
@@ -110,3 +112,12 @@ def assert_same(answers: dict[str, Answer], expected: dict[str, Answer], *, with
     for name, answer in answers.items():
         assert answer.score == pytest.approx(expected[name].score, abs=within)
         assert replace(answer, score=0.0) == replace(expected[name], score=0.0)
+
+
+def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
+    """About half of the inputs are surer than this at every ramp."""
+    thresholds = {}
+    for block, outputs_NC in exit_outputs(model, encoded).items():
+        scores = sorted(model.task.score(outputs_NC).tolist())
+        thresholds[block] = (scores[len(scores) // 2 - 1] + scores[len(scores) // 2]) / 2
+    return ConfidencePolicy(thresholds)

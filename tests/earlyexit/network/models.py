@@ -1,10 +1,14 @@
-"""Small text models with random weights."""
+"""Small text models with random weights, and ramps for networks that were read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from earlyexit.network.checkpoint import RampOptions, random_model
+import torch
+
+from earlyexit.families.base import Pretrained
+from earlyexit.named import NamedSpec
+from earlyexit.network.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -25,4 +29,22 @@ def small(
 ) -> EarlyExitModel:
     """Four blocks, ramps after 0, 1 and 2, unless `sizes` or `ramps` say otherwise; its weights need no gradients."""
     model = random_model(SMALL | sizes, task=task, seed=seed, family=family, ramps=ramps)
+    return model.requires_grad_(False)
+
+
+def ramped(
+    pretrained: Pretrained,
+    family: str,
+    task: Task = ABC,
+    *,
+    codec: NamedSpec | None = None,
+    ramps: RampOptions | None = None,
+    seed: int = 0,
+    name: str = "m",
+) -> EarlyExitModel:
+    """A network that was read, with untrained ramps; by its own codec, or else one of texts; without gradients."""
+    spec = codec or pretrained.codec or {"name": "text", "max_length": pretrained.backbone.max_length}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = add_ramps(pretrained, name=name, family=family, codec=spec, task=task, ramps=ramps or RampOptions())
     return model.requires_grad_(False)

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 
 from earlyexit.network.boundary import Encoded
+from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.model import check_inputs
-from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.network.store import check_prunable, load_model, read_card, save_model
+from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import SMALL, small
+from tests.model_cards import chain_of
 
 Read = Callable[[Path], object]
 GONE = object()
@@ -24,6 +28,7 @@ OLD = {
 }
 """What a card of the first schema has otherwise: it knew texts and labels only."""
 AB = {"name": "label", "label_names": ["a", "b"]}
+IMAGE = {"name": "image", "height": 8, "width": 8}
 
 
 def change_card(folder: Path, **changes: Any) -> None:
@@ -97,6 +102,10 @@ REFUSED: dict[str, Read] = {
     "old card: a list for a backbone": old_card(backbone=[1]),
     "old card: a length in words": old_card(max_length="long"),
     "old card: a number for labels": old_card(label_names=3),
+    "prune: a network that does not tell": lambda folder: check_prunable(chain_of(folder, family="resnet"), {1: 0.7}),
+    "prune: no texts": lambda folder: check_prunable(chain_of(folder, codec=IMAGE), {1: 0.7}),
+    "chain: other answers": lambda _: ChainNetwork([small(), renamed(small(LabelTask(("a", "c", "b"))), "other")]),
+    "chain: one name": lambda _: ChainNetwork([small(), small(num_blocks=2)]),
     "folder: no card": file("model.json", None),
     "folder: a card that is not JSON": file("model.json", b"{"),
     "folder: no weights": file("model.safetensors", None),

@@ -6,25 +6,19 @@ import math
 from collections.abc import Sequence
 from itertools import chain, combinations, pairwise
 
-import numpy as np
 import pytest
-import torch
 
-from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import Segment, Split
-from earlyexit.network.chain_network import ChainNetwork, locate
+from earlyexit.network.boundary import Split
+from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import SegmentRunner, arbitrary_tensors, from_wire
-from earlyexit.network.piece import Layout, Piece, Tensors
+from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.ramps.heads import Ramp
-from earlyexit.tasks.label import LabelTask
-from tests.earlyexit.network.chains import chained, follow, inputs_for, offline, renamed
+from tests.earlyexit.network.chains import chained, follow, inputs_for, offline
 from tests.earlyexit.network.cuts import assert_same
-from tests.earlyexit.network.models import small
 
 POLICIES: dict[str, ExitPolicy] = {
     "entropy": EntropyPolicy(0.75),
@@ -130,58 +124,3 @@ def test_the_head_at_a_networks_end_is_computed_only_where_it_decides_or_looks(
         [*_, step] = cut.run(from_wire(two, inputs.wire(0, 0, inputs.ids), ConfidencePolicy(math.inf)))
         assert step.survivors is not None
         assert (called, step.survivors.next_block, step.survivors.tensors) == (expected, 2, ())
-
-
-def test_what_is_carried_beside_a_networks_own_tensors_crosses_its_end(two: ChainNetwork) -> None:
-    class Carrying(SegmentRunner):
-        """Networks that give back what came beside their tensors."""
-
-        def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, None]:
-            return tuple(torch.ones(1) for _ in two.members[0].boundary(segment.end - 1)) + piece.tensors[1:], None
-
-    carried = torch.tensor([1.0, 0.5, 0.25])
-    segments = ChainNetwork(two.members, [Carrying(), Carrying()])
-    inputs = inputs_for(two, count=3)
-    piece = from_wire(two, inputs.wire(0, 0, inputs.ids), POLICIES["entropy"])
-    tensors, _ = segments.run(Segment(first=0, end=2, ramp=None), _with(piece, carried))
-    assert [(each.tolist(), each.dtype) for each in tensors] == [(carried.tolist(), torch.float16)]
-    tensors, _ = segments.run(Segment(first=0, end=1, ramp=None), _with(piece, carried))
-    assert len(tensors) == 2
-
-
-def _with(piece: Piece, tensor: torch.Tensor) -> Piece:
-    return Piece(
-        sample_ids=piece.sample_ids,
-        next_block=piece.next_block,
-        lengths_B=piece.lengths_B,
-        tensors=(*piece.tensors, tensor),
-        state_BS=piece.state_BS,
-    )
-
-
-def test_blocks_are_located_and_crossings_never_run_over(two: ChainNetwork) -> None:
-    assert locate(two.chain, Segment(first=2, end=4, ramp=3)) == (1, Segment(first=0, end=2, ramp=1))
-    assert locate(two.chain, Segment(first=0, end=2, ramp=None)) == (0, Segment(first=0, end=2, ramp=None))
-    with pytest.raises(AssertionError, match="over a crossing"):
-        locate(two.chain, Segment(first=1, end=3, ramp=None))
-
-
-def test_boundaries_end_with_a_network_and_every_start_takes_inputs(two: ChainNetwork) -> None:
-    small_one, large = two.members
-    assert [len(two.boundary(block)) for block in range(5)] == [1, 0, 1, 1, 1]
-    assert two.boundary(-1) == two.takes(0) == small_one.boundary(-1)
-    assert two.takes(2) == large.boundary(-1)
-    assert two.takes(1) == small_one.boundary(0)
-    assert two.takes(3) == large.boundary(0)
-    lengths_B = np.array([3, 5], dtype=np.int32)
-    [token_ids] = arbitrary_tensors(two, 2, lengths_B, np.random.default_rng(0))
-    assert token_ids.shape == (8,)
-    assert Layout(lengths_B).num_tokens == 8
-
-
-def test_networks_that_answer_otherwise_are_no_chain() -> None:
-    one, other = small(num_blocks=1), renamed(small(LabelTask(("a", "c", "b")), num_blocks=1), "other")
-    with pytest.raises(ModelFolderError, match="random and other give different answers"):
-        ChainNetwork([one, other])
-    with pytest.raises(ModelFolderError, match="different names: random, random"):
-        ChainNetwork([one, small(num_blocks=2)])

@@ -1,25 +1,30 @@
 from __future__ import annotations
 
+import math
+import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.network.boundary import Encoded
+from earlyexit.network.boundary import Answer, Encoded, Seen
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.network.chains import spread
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, cuts_of, every_bounds, piece_of
 from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import wire_of
 
@@ -78,38 +83,16 @@ each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name
 
 
 @each_policy
-def test_the_small_model_puts_the_policies_to_work(
-    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    answers = answers_alone(model, make_policy(), encoded).values()
-    assert len({answer.exit for answer in answers}) >= 3
-    assert len({answer.value for answer in answers}) >= 2
-
-
-@each_policy
 def test_cuts_batch_mates_and_the_wire_change_no_answer(
     make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
     expected = answers_alone(model, policy, encoded)
+    assert len({answer.exit for answer in expected.values()}) >= 3
+    assert len({answer.value for answer in expected.values()}) >= 2
     for seed, bounds in enumerate(BOUNDS):
         answers = answers_in_cuts(model, policy, encoded, bounds, seed=seed, over_the_wire=seed % 2 > 0)
         assert_same(answers, expected)
-
-
-def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    policy = EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9})
-    piece = piece_of(model, policy, encoded)
-    lengths = dict(zip(piece.sample_ids, piece.lengths_B.tolist(), strict=True))
-    inside = set(piece.sample_ids)
-    for step in cut_out(model, 0, 3, RAMPS, policy).run(piece):
-        left = {answer.sample_id for answer in step.answers}
-        assert left
-        inside -= left
-        assert step.survivors is not None
-        assert set(step.survivors.sample_ids) == inside
-        assert step.survivors.lengths_B.tolist() == [lengths[name] for name in step.survivors.sample_ids]
-        assert step.survivors.tensors[0].shape == (sum(lengths[name] for name in inside), 32)
 
 
 def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
@@ -176,3 +159,86 @@ def test_of_large_outputs_only_those_of_who_leaves_become_answers(encoded: list[
     assert task.asked == [3, 5]
     alone = answers_alone(model, policy, encoded[:8])
     assert_same({answer.sample_id: answer for step in steps for answer in step.answers}, alone)
+
+
+@dataclass
+class Probed:
+    """What probes said on their way."""
+
+    answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    """All of an input, in their order."""
+    seen: dict[tuple[str, int], Seen] = field(default_factory=dict)
+
+    @property
+    def first_answers(self) -> dict[str, Answer]:
+        return {sample_id: answers[0] for sample_id, answers in self.answers.items()}
+
+
+def probe(
+    model: EarlyExitModel,
+    policy: ExitPolicy,
+    encoded: Sequence[Encoded],
+    bounds: Sequence[int],
+    ramps: Sequence[int] = RAMPS,
+) -> Probed:
+    """Every input as a probe, through the splits one after the other, in random handfuls."""
+    rng = random.Random(1)
+    probed = Probed()
+    waiting = piece_of(model, policy, encoded).singles()
+    for cut in cuts_of(model, policy, bounds, ramps).values():
+        rng.shuffle(waiting)
+        survivors: list[Piece] = []
+        while waiting:
+            size = rng.randint(1, 6)
+            batch, waiting = fuse(waiting[:size]), waiting[size:]
+            for step in cut.for_probes().run(batch):
+                inside = step.survivors
+                assert (inside is None) == (step.seen[0].block == NUM_BLOCKS - 1 if step.seen else False)
+                assert inside is None or inside.sample_ids == batch.sample_ids
+                for answer in step.answers:
+                    probed.answers[answer.sample_id].append(answer)
+                for seen in step.seen:
+                    assert (seen.sample_id, seen.block) not in probed.seen
+                    probed.seen[seen.sample_id, seen.block] = seen
+            survivors += inside.singles() if inside is not None else []
+        waiting = survivors
+    return probed
+
+
+@each_policy
+def test_a_probe_s_first_answer_is_that_of_any_other_input(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = make_policy()
+    plain = answers_alone(model, policy, encoded)
+    uncut = probe(model, policy, encoded, (0, NUM_BLOCKS))
+    assert {len(answers) for answers in uncut.answers.values()} == {1, 2}
+    assert {answers[-1].exit for answers in uncut.answers.values()} == {NUM_BLOCKS - 1}, "also at the model's end"
+    for bounds in BOUNDS:
+        assert_same(probe(model, policy, encoded, bounds).first_answers, plain)
+
+
+@pytest.mark.parametrize("active", [(), (1,), (0, 2)], ids=["none active", "one active", "two active"])
+def test_ramps_that_are_not_active_look_and_decide_nothing(
+    active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = EntropyPolicy(dict.fromkeys(active, 0.8))
+    for bounds in BOUNDS:
+        probed = probe(model, policy, encoded, bounds, active)
+        assert {answer.exit for answer in probed.first_answers.values()} == {*active, NUM_BLOCKS - 1}
+        assert set(probed.seen) == {(f"i{k}", block) for k in range(24) for block in range(NUM_BLOCKS)}
+
+
+@pytest.mark.parametrize("make", [EntropyPolicy, ConfidencePolicy], ids=["entropy", "confidence"])
+def test_what_is_seen_is_what_the_policy_compares_with_its_threshold(
+    make: Callable[[float], ThresholdPolicy], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = make(0.7)
+    probed = probe(model, policy, encoded, (0, 2, NUM_BLOCKS))
+    for sample_id, answer in answers_alone(model, policy, encoded).items():
+        sure = [
+            ramp for ramp in RAMPS if policy.is_sure(ramp, torch.tensor([probed.seen[sample_id, ramp].score])).item()
+        ]
+        assert answer.exit == min([*sure, NUM_BLOCKS - 1])
+        assert answer.value == probed.seen[sample_id, answer.exit].value
+        assert math.isnan(probed.seen[sample_id, NUM_BLOCKS - 1].score)

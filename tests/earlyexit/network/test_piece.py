@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from earlyexit.network.boundary import Encoded, Numbers, entering, stacked, values_of
+from earlyexit.network.boundary import Numbers, stacked, values_of
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece, fuse, to_host, when_computed
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -137,18 +138,6 @@ def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
     assert (fused.sample_ids, fused.tensors, fused.lengths_B.tolist()) == (("c", "b", "a"), (), [2, 1, 2])
 
 
-def test_inputs_enter_one_after_the_other_tensor_by_tensor() -> None:
-    encoded = [
-        Encoded(length, (np.arange(length, dtype=np.int32), np.full((1, 2, 2), length, dtype=np.uint8)))
-        for length in (3, 1)
-    ]
-    wire = entering(("x", "y"), encoded)
-    assert (wire.sample_ids, wire.next_block, wire.lengths_B.tolist()) == (("x", "y"), 0, [3, 1])
-    assert wire.tensors[0].tolist() == [0, 1, 2, 0]
-    assert wire.tensors[1].tolist() == [[[3, 3], [3, 3]], [[1, 1], [1, 1]]]
-    assert wire.state_BS is None
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -163,50 +152,11 @@ def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, .
     assert stacked(values).tolist() == array.tolist()
 
 
-def layout_of(*lengths: int) -> Layout:
-    return Layout(np.array(lengths, dtype=np.int32))
-
-
 def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
     # Summed in bfloat16, which has 8 significant bits, 256 + 1 stays 256.
-    mean_BD = pool(torch.ones(512, 1, dtype=torch.bfloat16), layout_of(512), "mean")
+    mean_BD = pool(torch.ones(512, 1, dtype=torch.bfloat16), Layout(np.array([512], dtype=np.int32)), "mean")
     assert mean_BD.dtype == torch.bfloat16
     assert mean_BD.tolist() == [[1.0]]
-
-
-class Told:
-    """A device that logs what it is told, and what waits for it."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def steps(self, *names: str) -> Iterator[str]:
-        for name in names:
-            self.log.append(f"tell {name}")
-            yield name
-
-    def mark(self) -> Callable[[], None]:
-        last = self.log[-1].removeprefix("tell ")
-        return lambda: self.log.append(f"wait for {last}")
-
-    def take(self, *names: str) -> list[str]:
-        for name in when_computed(self.steps(*names), self.mark):
-            self.log.append(f"give {name}")
-        return self.log
-
-
-def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:
-    assert Told().take("a", "b", "c") == [
-        "tell a",
-        "tell b",
-        "wait for a",
-        "give a",
-        "tell c",
-        "wait for b",
-        "give b",
-        "wait for c",
-        "give c",
-    ]
 
 
 @pytest.mark.gpu
@@ -224,13 +174,26 @@ def test_singles_are_views_and_fusing_one_piece_copies_nothing() -> None:
     assert fuse([piece]) is piece
 
 
-def test_pieces_that_wait_for_different_blocks_cannot_be_fused() -> None:
-    with pytest.raises(AssertionError):
-        fuse([mixed([1], next_block=1), mixed([1], next_block=2)])
-
-
 def test_what_two_bytes_hold_already_stays_as_it_is() -> None:
     piece = mixed([2, 1], dtype=torch.bfloat16)
     for half, same in zip(piece.to_wire("float16").tensors, piece.to_wire().tensors, strict=True):
         assert half.dtype == same.dtype
         assert np.array_equal(half, same)
+
+
+def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:
+    log: list[str] = []
+
+    def steps() -> Iterator[str]:
+        for name in "abc":
+            log.append(f"tell {name}")
+            yield f"give {name}"
+
+    def mark() -> Callable[[], None]:
+        return partial(log.append, log[-1].replace("tell", "wait for"))
+
+    log.extend(when_computed(steps(), mark))
+    assert log == [
+        *("tell a", "tell b", "wait for a", "give a"),
+        *("tell c", "wait for b", "give b", "wait for c", "give c"),
+    ]

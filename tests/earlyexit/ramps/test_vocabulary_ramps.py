@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.families.decoder import DecoderBackbone, Llama
-from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.families.decoder import Llama
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, fuse
@@ -19,29 +17,26 @@ from earlyexit.network.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.ramps import RampStyle
 from earlyexit.ramps.vocabulary import VocabularyHead
-from earlyexit.tasks.token import TokenTask
-from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, Handfuls, decoder, hf_decoder, sequence
+from tests.earlyexit.families.decoders import (
+    NUM_BLOCKS,
+    VOCABULARY,
+    Handfuls,
+    backbone_of,
+    decoder,
+    hf_decoder,
+    model_of,
+    sequence,
+)
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 RAMPS = (1, 2)
 
 
-def sharing(style: str, seed: int = 5) -> EarlyExitModel:
+def sharing(style: RampStyle) -> EarlyExitModel:
     """The small decoder with the embedding's weights in its head, and ramps at random."""
-    pretrained = Llama().from_transformers(hf_decoder(tie_word_embeddings=True))
-    torch.manual_seed(seed)
-    model = add_ramps(
-        pretrained,
-        name="tiny",
-        family="llama",
-        codec={"name": "text", "max_length": 128},
-        task=TokenTask(VOCABULARY),
-        ramps=RampOptions(at=RAMPS, style=style, pooling="last"),
-    ).requires_grad_(False)
-    assert isinstance(model.backbone, DecoderBackbone)
-    model.backbone.open_store(64, page_tokens=4)
-    return model
+    return model_of(Llama().from_transformers(hf_decoder(tie_word_embeddings=True)), ramps=RAMPS, style=style, seed=5)
 
 
 def exits_of(model: EarlyExitModel, policy: ExitPolicy, bounds: tuple[int, ...]) -> list[tuple[int, int, int]]:
@@ -52,17 +47,16 @@ def exits_of(model: EarlyExitModel, policy: ExitPolicy, bounds: tuple[int, ...])
 
 
 @pytest.mark.parametrize("style", ["normed", "adapted"])
-def test_a_shared_vocabulary_is_kept_once(tmp_path: Path, style: str) -> None:
+def test_a_shared_vocabulary_is_kept_once(tmp_path: Path, style: RampStyle) -> None:
     model = sharing(style)
     save_model(model, tmp_path)
     with safe_open(tmp_path / WEIGHTS_FILE, "pt") as file:
         vocabularies = [name for name in file.keys() if VOCABULARY in file.get_slice(name).get_shape()]  # noqa: SIM118
     assert vocabularies == ["backbone.word.weight"]
     loaded = load_model(tmp_path)
-    assert isinstance(loaded.backbone, DecoderBackbone)
     assert isinstance(loaded.head, VocabularyHead)
-    assert loaded.head.classifier.weight is loaded.backbone.word.weight
-    loaded.backbone.open_store(64, page_tokens=4)
+    assert loaded.head.classifier.weight is backbone_of(loaded).word.weight
+    backbone_of(loaded).open_store(64, page_tokens=4)
     policy = ConfidencePolicy(0.02)
     assert exits_of(loaded, policy, (0, NUM_BLOCKS)) == exits_of(model, policy, (0, NUM_BLOCKS))
 

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from earlyexit.network.boundary import entering
 from earlyexit.sequences.kv_memory import places_of
-from earlyexit.sequences.sequence import Said, TokenSequence
+from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence, choose
 from tests.earlyexit.families.decoders import byte_tokenizer, sequence
 
 NUMBER = 2**31 + 5
@@ -106,3 +113,117 @@ def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() 
     assert say(one, 99) is None
     assert [*found, step(one)] == [([1, 2, 3, 9], [0, 2, 0, 8, 4]), ([52], [0, 2, 6, 8, 4])]
     assert one.num_said == 3
+
+
+TOKENIZER = byte_tokenizer()
+TOKEN_OF = {byte: TOKENIZER.get_vocab()[char] for byte, char in bytes_to_unicode().items()}
+
+
+def pieces(text: str, *stops: str) -> list[str]:
+    """What is given after every byte, and at the end."""
+    stream = TextStream(TOKENIZER, [], stops)
+    return [*map(stream.push, TOKENIZER.encode(text).ids), stream.finish()]
+
+
+def test_a_character_is_given_when_its_last_byte_has_come() -> None:
+    assert pieces("aé→b") == ["a", "", "é", "", "", "→", "b", ""]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "given"),
+    [
+        (b"Hi", "🐭!".encode(), ["", "", "", "🐭", "!"]),
+        (b"Hi\xf0\x9f", b"\x90\xad!", ["", "🐭", "!"]),
+        (b"Hi\xf0", b"abc", ["a", "b", "c"]),
+        (b"\xa8", b"a", ["a"]),
+    ],
+    ids=["whole", "ends within a character", "ends within none that comes", "nothing else"],
+)
+def test_nothing_of_a_prompt_is_said_again(prompt: bytes, answer: bytes, given: list[str]) -> None:
+    stream = TextStream(TOKENIZER, [TOKEN_OF[byte] for byte in prompt])
+    assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
+
+
+def test_what_may_be_the_beginning_of_a_stop_string_is_held_back() -> None:
+    assert pieces("a\nb\n\nc", "\n\n") == ["a", "", "\nb", "", "", "", ""]
+
+
+def test_what_was_held_back_is_given_where_no_token_comes_any_more() -> None:
+    assert pieces("ends en", "end.") == ["", "", "", "ends", " ", "", "", "en"]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "given"),
+    [
+        ("one two three", ("two",), "one "),
+        ("one two three", ("three", "two"), "one "),
+        ("aaab", ("aab",), "a"),
+        ("stop", ("stop",), ""),
+        ("never", ("x", "yy"), "never"),
+        ("Größe", ("ß",), "Grö"),
+    ],
+)
+def test_a_text_ends_before_its_first_stop_string(text: str, stops: tuple[str, ...], given: str) -> None:
+    assert "".join(pieces(text, *stops)) == given
+
+
+@given(st.text("ab\u00e9\u2192", max_size=30), st.lists(st.text("ab\u00e9\u2192", min_size=1, max_size=4), max_size=3))
+def test_streamed_text_is_the_text_cut_before_the_first_stop_string(text: str, stops: list[str]) -> None:
+    found = [at for at in map(text.find, stops) if at >= 0]
+    # Of two stops that end at one character the longer began earlier; of two that begin together the shorter ends it.
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    expected = (
+        text
+        if not found
+        else text[: min(text.find(stop) for stop in stops if stop in text and text.find(stop) + len(stop) == min(ends))]
+    )
+    assert "".join(pieces(text, *stops)) == expected
+
+
+ANSWER = np.array([[40.0, 7.0, 9.0, 3.0], np.log([0.5, 0.25, 0.15, 0.1])], dtype=np.float32)
+"""Four tokens, likeliest first, and the logarithms of their probabilities."""
+
+
+def shares(sampling: Sampling, draws: int = 4000) -> dict[int, float]:
+    found = Counter(choose(ANSWER, sampling, place).token for place in range(draws))
+    return {token: count / draws for token, count in found.items()}
+
+
+def test_without_temperature_the_likeliest_token_comes_next() -> None:
+    chosen = choose(ANSWER, Sampling(top_p=0.9, seed=3), 17)
+    assert chosen.token == 40
+    assert chosen.log_probability == pytest.approx(math.log(0.5))
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    expected = {40: 0.5, 7: 0.25, 9: 0.15, 3: 0.1}
+    assert shares(Sampling(temperature=1.0)) == pytest.approx(expected, abs=0.025)
+
+
+def test_temperature_divides_the_logits() -> None:
+    cubed = np.array([0.5, 0.25, 0.15, 0.1]) ** 2
+    expected = dict(zip([40, 7, 9, 3], cubed / cubed.sum(), strict=True))
+    assert shares(Sampling(temperature=0.5)) == pytest.approx(expected, abs=0.025)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "left"),
+    [
+        pytest.param(Sampling(temperature=1.0, top_p=0.75), {40, 7}, id="the share is reached by two"),
+        pytest.param(Sampling(temperature=1.0, top_p=0.76), {40, 7, 9}, id="just not"),
+        pytest.param(Sampling(temperature=1.0, top_p=1e-9), {40}, id="there is always one"),
+        pytest.param(Sampling(temperature=1.0, top_k=3), {40, 7, 9}, id="three likeliest"),
+        pytest.param(Sampling(temperature=1.0, top_k=500), {40, 7, 9, 3}, id="more than there are"),
+        pytest.param(Sampling(temperature=1.0, top_k=2, top_p=0.6), {40}, id="of the two likeliest one is two thirds"),
+    ],
+)
+def test_only_the_likeliest_are_drawn_from(sampling: Sampling, left: set[int]) -> None:
+    assert set(shares(sampling, 400)) == left
+
+
+def test_a_seed_and_a_place_draw_the_same_token_always_and_others_draw_others() -> None:
+    once = [choose(ANSWER, Sampling(temperature=1.0, seed=5), place).token for place in range(50)]
+    again = [choose(ANSWER, Sampling(temperature=1.0, seed=5), place).token for place in reversed(range(50))]
+    other = [choose(ANSWER, Sampling(temperature=1.0, seed=6), place).token for place in range(50)]
+    assert once == again[::-1]
+    assert once != other

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from earlyexit.families.own import TensorBackbone
 from earlyexit.network.boundary import Encoded, TensorSpec
-from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.checkpoint import RampOptions, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
+from tests.earlyexit.network.models import ramped
 
 BODY = PoseTask(
     ("head", "left hand", "right hand"),
@@ -121,15 +122,8 @@ def model_of_maps() -> EarlyExitModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         pretrained, family = load_pretrained(f"{__name__}:build")
-        model = add_ramps(
-            pretrained,
-            name="street",
-            family=family,
-            codec={"name": "image", "height": STREET.height, "width": STREET.width},
-            task=STREET,
-            ramps=RampOptions(style="given"),
-        )
-    return model.requires_grad_(False)
+    codec = {"name": "image", "height": STREET.height, "width": STREET.width}
+    return ramped(pretrained, family, STREET, codec=codec, ramps=RampOptions(style="given"), name="street")
 
 
 def images(count: int, seed: int = 0) -> list[npt.NDArray[np.uint8]]:

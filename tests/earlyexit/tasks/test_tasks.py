@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import base64
+import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from PIL import Image
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import values_of
+from earlyexit.network.boundary import Numbers, values_of
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks import find_task
@@ -18,7 +22,8 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
-from tests.earlyexit.tasks.maps import BODY, STREET
+from earlyexit.training.augmentation import Moves
+from tests.earlyexit.tasks.maps import BODY, STREET, ids, logits_of, peaks, png_chunks, png_of
 
 HERE = __name__
 LABELS = LabelTask(("bad", "fair", "good"))
@@ -99,27 +104,6 @@ def test_the_loss_of_numbers_is_least_where_the_width_is_the_mean_absolute_error
     assert losses[3] == pytest.approx(1 + math.log(3))
 
 
-@pytest.mark.parametrize(
-    ("task", "labels"),
-    [(LABELS, ["good"] * 3 + ["bad"]), (STARS, ["5", "4.5", "5.5", "5"])],
-    ids=["label", "regression"],
-)
-def test_descending_on_the_training_loss_finds_the_answer(task: Task, labels: list[str]) -> None:
-    targets_B = torch.from_numpy(task.targets(labels))
-    output_C = torch.zeros(task.num_outputs, requires_grad=True)
-    optimizer = torch.optim.Adam([output_C], lr=0.05)
-    losses = []
-    for _ in range(200):
-        optimizer.zero_grad()
-        loss = task.training_loss(output_C.expand(len(labels), -1), targets_B)
-        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    (answer,) = task.answer(output_C.detach()[None]).tolist()
-    assert answer == pytest.approx({"label": 2, "regression": 5.0}[task.name], abs=0.1)
-
-
 @EVERY
 def test_an_answer_does_not_depend_on_its_batch_mates(task: Task) -> None:
     outputs_BC = torch.randn(5, *task.output_shape, generator=torch.Generator().manual_seed(0))
@@ -177,3 +161,274 @@ def test_a_tokens_answer_is_the_likeliest_tokens_and_their_log_probabilities() -
     assert task.targets([4, 0]).tolist() == [4, 0]
     with pytest.raises(DataError, match="labels must be tokens, whole numbers from 0 to 4"):
         task.targets([5])
+
+
+NAN = math.nan
+
+
+def places(*joints: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.array([joints], dtype=np.float32)
+
+
+def test_a_joint_is_where_its_heatmap_is_highest_in_pixels_of_the_image() -> None:
+    answer = BODY.answer(peaks((0, 0, 0.5), (2, 3, 0.9), (7, 7, 1.0)))
+    assert answer.dtype == torch.float32
+    assert answer[0].tolist() == [
+        pytest.approx([1.5, 1.5, 0.5]),
+        pytest.approx([9.5, 13.5, 0.9]),
+        pytest.approx([29.5, 29.5, 1.0]),
+    ]
+
+
+def test_a_joint_lies_a_quarter_of_a_pixel_towards_the_higher_neighbour_each_way() -> None:
+    maps = peaks((2, 3, 0.9), (2, 3, 0.9), (0, 7, 0.9))
+    maps[0, 0, 3, 3] = 0.2  # right of it
+    maps[0, 0, 2, 2] = 0.2  # above
+    maps[0, 1, 3, 1] = maps[0, 1, 3, 3] = 0.2  # left and right alike
+    maps[0, 1, 4, 2] = 0.1  # below
+    maps[0, 2, 7, 1] = maps[0, 2, 6, 0] = 0.2  # at the edge nothing lies beyond
+    assert BODY.answer(maps)[0, :, :2].tolist() == [[9.5 + 1, 13.5 - 1], [9.5, 13.5 + 1], [1.5, 29.5]]
+
+
+def test_the_neighbours_of_a_pixel_at_the_end_of_a_line_are_not_those_of_the_next_line() -> None:
+    maps = peaks((7, 3, 0.9), (0, 3, 0.9), (1, 1, 0.9))
+    maps[0, 0, 4, 0] = maps[0, 1, 2, 7] = 0.5
+    assert BODY.answer(maps)[0, :2, :2].tolist() == [[29.5, 13.5], [1.5, 13.5]]
+
+
+def test_a_probability_is_the_peak_and_never_beyond_one_or_below_nothing() -> None:
+    maps = peaks((1, 1, 1.5), (1, 1, 0.25), (1, 1, 0.75))
+    maps[0, 1] -= 1
+    assert BODY.answer(maps)[0, :, 2].tolist() == [1.0, 0.0, 0.75]
+
+
+def test_principal_values_are_the_highest_of_each_heatmap() -> None:
+    maps = peaks((1, 1, 1.5), (1, 1, 0.5), (1, 1, 0.75))
+    maps[0, 1, 2, 2], maps[0, 1, 3, 3], maps[0, 2] = 0.25, 0.125, maps[0, 2] - 1
+    values = BODY.principal_values(maps)
+    assert values.shape == (1, BODY.num_principal_values) == (1, 6)
+    assert sorted(values[0].tolist()) == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0]
+    assert BODY.score(maps).tolist() == pytest.approx([1.75 / 6])
+
+
+def test_a_joint_counts_as_lost_beyond_the_tolerance_however_sure_it_is() -> None:
+    right = places((10, 10), (20, 20), (5, 5))
+    early = np.dstack([places((13, 10), (20, 24.1), (5, 5)), np.zeros((1, 3))])
+    assert BODY.loss(early, right).tolist() == pytest.approx([1 / 3])
+    assert BODY.loss(early[..., :2], np.dstack([right, np.ones((1, 3))])).tolist() == pytest.approx([1 / 3])
+    assert BODY.loss(right, right).tolist() == [0.0]
+
+
+def test_joints_that_cannot_be_seen_do_not_count() -> None:
+    right = places((10, 10), (NAN, NAN), (5, 5))
+    early = places((30, 30), (30, 30), (5, 5))
+    assert BODY.loss(early, right).tolist() == [0.5]
+    assert BODY.loss(early, places(*[(NAN, NAN)] * 3)).tolist() == [0.0]
+
+
+def test_pck_is_of_all_joints_together_not_the_mean_of_the_inputs() -> None:
+    right = np.concatenate([places((10, 10), (NAN, NAN), (NAN, NAN)), places((1, 1), (2, 2), (3, 3))])
+    early = np.concatenate([places((30, 30), (0, 0), (0, 0)), places((1, 1), (2, 2), (3, 3))])
+    tallies = BODY.tallies(early, right)
+    assert tallies.tolist() == [[0, 1], [3, 3]]
+    assert BODY.figures(tallies.sum(0)) == {"pck": 0.75}
+    assert 1 - BODY.loss(early, right).mean() == 0.5
+
+
+def test_targets_are_arrays_with_nan_where_a_joint_cannot_be_seen() -> None:
+    rows = [[[0, 0], [31, 31], [NAN, NAN]], np.array([[-0.5, 31.5], [4.25, 5], [6, 7]])]
+    targets = BODY.targets(rows)
+    assert (targets.shape, targets.dtype.name) == ((2, 3, 2), "float32")
+    assert targets[1].tolist() == [[-0.5, 31.5], [4.25, 5.0], [6.0, 7.0]]
+    assert np.isnan(targets[0, 2]).all()
+
+
+def test_in_a_mirror_left_is_right_and_the_heatmap_the_other_way_round() -> None:
+    targets = BODY.targets([[[3, 4], [10, 20], [NAN, NAN]]])
+    mirrored = BODY.mirrored(targets)
+    assert mirrored[0, [0, 2]].tolist() == [[28.0, 4.0], [21.0, 20.0]]
+    assert np.isnan(mirrored[0, 1]).all()
+    maps, other = (BODY.heatmaps(torch.from_numpy(each)) for each in (targets, mirrored))
+    torch.testing.assert_close(other[:, [0, 2, 1]], maps.flip(-1))
+    np.testing.assert_array_equal(BODY.mirrored(mirrored), targets)
+
+
+def test_training_asks_for_a_peak_of_one_at_each_joint() -> None:
+    (head, hand, unseen) = BODY.heatmaps(torch.tensor([[[9.5, 13.5], [11.5, 13.5], [NAN, NAN]]]))[0]
+    assert head[3, 2] == 1.0
+    assert head[3, 4] == pytest.approx(math.exp(-(2**2) / (2 * 2.0**2)))
+    assert hand[3, 2] == hand[3, 3] == pytest.approx(math.exp(-(0.5**2) / 8)), "between two pixels"
+    assert not unseen.any()
+
+
+def test_what_training_asks_for_answers_where_the_joint_is() -> None:
+    targets = np.random.default_rng(0).uniform(4, 27, size=(20, 3, 2)).astype(np.float32)
+    answers = BODY.answer(BODY.heatmaps(torch.from_numpy(targets)))[..., :2].numpy()
+    assert np.abs(answers - targets).max() <= 1.0 + 1e-4, "a quarter of a heatmap's pixel is one of the image"
+
+
+def test_joints_that_cannot_be_seen_teach_nothing() -> None:
+    targets = torch.tensor([[[9.5, 13.5], [NAN, NAN], [NAN, NAN]]])
+    right = BODY.heatmaps(targets)
+    noisy = right.clone()
+    noisy[0, 1:] = 7.0
+    noisy.requires_grad_(True)
+    loss = BODY.training_loss(noisy, targets)
+    loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    assert loss == 0
+    assert noisy.grad is not None
+    assert not noisy.grad.any()
+    assert BODY.training_loss(right + 0.5, targets) == pytest.approx(0.25), "of the one joint that is seen"
+    assert BODY.training_loss(right + 0.5, torch.full((1, 3, 2), NAN)) == 0
+
+
+def test_imitation_is_by_the_full_models_heatmaps() -> None:
+    full = torch.rand(2, *BODY.output_shape)
+    assert BODY.imitation_loss(full, full) == 0
+    assert BODY.imitation_loss(full + 0.5, full) == pytest.approx(0.25)
+
+
+def test_callers_get_every_joint_with_its_name() -> None:
+    value = Numbers.of(np.array([[1, 2, 0.5], [3, 4, 0.25], [5.12345, 6, 1]], dtype=np.float32))
+    columns = BODY.to_columns([value, value], [0.5, 0.25])
+    keypoints = columns["keypoints"]
+    assert isinstance(keypoints, np.ndarray)
+    assert (keypoints.shape, keypoints.dtype.name) == ((2, *BODY.columns[0].shape), "float32")
+    said = BODY.to_json(value, 0.5)
+    assert said["keypoints"][2] == {"joint": "right hand", "x": 5.123, "y": 6.0, "score": 1.0}
+    assert set(said) == set(BODY.json_schema)
+
+
+ROAD, CAR, SKY, UNKNOWN = range(4)
+MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
+
+
+def test_a_map_is_the_likeliest_class_of_every_pixel_of_the_image() -> None:
+    answer = STREET.answer(logits_of([[SKY, SKY, CAR], [ROAD, CAR, CAR]]))
+    assert (answer.dtype, tuple(answer.shape)) == (torch.uint8, (1, STREET.height, STREET.width))
+    assert answer[0].tolist() == [
+        [SKY, SKY, SKY, SKY, CAR, CAR],
+        [SKY, SKY, SKY, SKY, CAR, CAR],
+        [ROAD, ROAD, CAR, CAR, CAR, CAR],
+        [ROAD, ROAD, CAR, CAR, CAR, CAR],
+    ]
+
+
+def test_between_two_pixels_of_the_map_logits_count_not_classes() -> None:
+    logits = torch.zeros(1, 4, 2, 3)
+    logits[0, ROAD, :, 0], logits[0, CAR, :, 1:] = 1.0, 10.0
+    # Between the first two pixels' middles: three quarters of 1 against a quarter of 10.
+    assert STREET.answer(logits)[0, 0].tolist() == [ROAD, CAR, CAR, CAR, CAR, CAR]
+
+
+def test_principal_values_are_the_highest_probability_of_every_pixel_of_the_map() -> None:
+    values = STREET.principal_values(logits_of([[SKY, SKY, CAR], [ROAD, CAR, CAR]], probability=0.7))
+    assert values.shape == (1, STREET.num_principal_values) == (1, 6)
+    assert values[0].tolist() == pytest.approx([0.7] * 6)
+    assert STREET.score(logits_of([[SKY, SKY, CAR]] * 2, probability=0.7)).tolist() == pytest.approx([0.7])
+    assert STREET.principal_values(1e4 * torch.eye(4).reshape(1, 4, 2, 2)).tolist() == [[1.0] * 4], "no overflow"
+
+
+def test_the_loss_is_the_share_of_pixels_of_another_class() -> None:
+    early = MASK.copy()
+    early[0, :3] = CAR
+    assert STREET.loss(early[None], MASK[None]).tolist() == [3 / 24]
+    assert STREET.loss(MASK[None], MASK[None]).tolist() == [0.0]
+
+
+def test_pixels_whose_right_class_is_ignored_do_not_count() -> None:
+    right, early = MASK.copy(), MASK.copy()
+    right[0], early[0, 0], early[3, 0] = UNKNOWN, ROAD, UNKNOWN
+    assert STREET.loss(early[None], right[None]).tolist() == [1 / 18]
+    assert STREET.loss(early[None], np.full((1, 4, 6), UNKNOWN, dtype=np.uint8)).tolist() == [0.0]
+
+
+def test_mean_iou_is_over_the_classes_of_all_pixels_together() -> None:
+    right = ids([[ROAD] * 6, [ROAD] * 6, [CAR] * 6, [UNKNOWN] * 6])
+    early = ids([[ROAD] * 6, [ROAD, ROAD, CAR, CAR, CAR, CAR], [CAR] * 6, [SKY] * 6])
+    tallies = STREET.tallies(np.stack([early, right]), np.stack([right, right]))
+    assert tallies.shape == (2, 12)
+    figures = STREET.figures(tallies[0])
+    # Road: 8 of 12; car: 6 of 10; sky is answered at ignored pixels only, and so nowhere.
+    assert figures == {"pixel_accuracy": pytest.approx(14 / 18), "mean_iou": pytest.approx((8 / 12 + 6 / 10) / 2)}
+    both = STREET.figures(tallies.sum(0))
+    assert both["mean_iou"] == pytest.approx((20 / 24 + 12 / 16) / 2)
+    assert STREET.figures(np.zeros(12, dtype=np.int64)) == {"pixel_accuracy": 0.0, "mean_iou": 0.0}
+
+
+def test_a_class_that_is_answered_where_it_is_not_lowers_the_mean_iou() -> None:
+    right, early = ids([[ROAD] * 6] * 4), ids([[ROAD] * 6] * 3 + [[SKY] * 6])
+    assert STREET.figures(STREET.tallies(early[None], right[None])[0])["mean_iou"] == pytest.approx((18 / 24 + 0) / 2)
+    early[3] = UNKNOWN  # an ignored class, which is left out of the mean
+    assert STREET.figures(STREET.tallies(early[None], right[None])[0])["mean_iou"] == pytest.approx(18 / 24)
+
+
+FOUR_BITS = [bytes(row[k] << 4 | row[k + 1] for k in (0, 2, 4)) for row in MASK.tolist()]
+
+
+def of_palette(mask: Any) -> bytes:
+    """A file whose palette has the colours in another order than the ids."""
+    image = Image.fromarray(mask)
+    image.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9])
+    file = io.BytesIO()
+    image.save(file, format="PNG", bits=2)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        pytest.param(MASK, id="array"),
+        pytest.param(png_of(MASK), id="grey"),
+        pytest.param(png_of(MASK, "P"), id="palette"),
+        pytest.param(of_palette(MASK), id="a palette in another order, which says nothing"),
+        pytest.param(png_chunks((6, 4, 4, 3), FOUR_BITS, (b"PLTE", bytes(48))), id="four bits into a palette"),
+    ],
+)
+def test_targets_are_arrays_or_index_images(label: Any) -> None:
+    targets = STREET.targets([label, MASK])
+    assert targets.dtype == np.uint8
+    assert targets.tolist() == [MASK.tolist()] * 2
+
+
+def test_in_a_mirror_maps_are_the_other_way_round() -> None:
+    assert STREET.mirrored(MASK[None])[0, 2].tolist() == [ROAD, CAR, CAR, CAR, CAR, ROAD]
+    one = ids([[ROAD, CAR, SKY, SKY, SKY, SKY]] * 4)
+    assert STREET.mirrored(one[None])[0, 0].tolist() == [SKY, SKY, SKY, SKY, CAR, ROAD]
+
+
+def test_the_training_loss_is_that_of_the_right_class_where_it_counts() -> None:
+    # A pixel of the map learns the class of the image's pixel in the middle of its four: right and below.
+    right = ids([[9] * 6, [9, SKY, 9, UNKNOWN, 9, CAR], [9] * 6, [9, ROAD, 9, ROAD, 9, UNKNOWN]])
+    right[right == 9] = UNKNOWN
+    logits = logits_of([[SKY, SKY, SKY], [ROAD, ROAD, ROAD]], probability=0.7)
+    targets = torch.from_numpy(right[None])
+    # Of six pixels two are ignored, three have 0.7 and one has 0.1.
+    expected = -(3 * math.log(0.7) + math.log(0.1)) / 4
+    assert float(STREET.training_loss(logits, targets)) == pytest.approx(expected, rel=1e-5)
+    assert STREET.training_loss(logits, torch.full((1, 4, 6), UNKNOWN, dtype=torch.uint8)) == 0
+    assert STREET.training_loss(logits, targets, label_smoothing=0.1) != pytest.approx(expected)
+
+
+def test_an_ignored_class_needs_no_pixel_and_fills_what_moves_leave_empty() -> None:
+    STREET.check_taught(MASK[None])
+    none_B, right_B2 = torch.zeros(1), torch.tensor([[6.0, 0.0]])
+    away = Moves(mirrored_B=none_B.bool(), shift_B2=right_B2, turn_B=none_B, zoom_B=none_B + 1)
+    assert (STREET.moved(torch.from_numpy(MASK[None]), away) == UNKNOWN).all()
+
+
+def test_callers_get_a_map_of_bytes_or_a_png_file() -> None:
+    value = Numbers.of(MASK)
+    class_map = STREET.to_columns([value, value], [0.5, 0.25])["class_map"]
+    assert isinstance(class_map, np.ndarray)
+    assert (class_map.shape, class_map.dtype.name) == ((2, *STREET.columns[0].shape), "uint8")
+    said = STREET.to_json(value, 0.5)
+    file = Image.open(io.BytesIO(base64.b64decode(said["class_map"])))
+    assert np.asarray(file).tolist() == MASK.tolist()
+    assert set(said) == set(STREET.json_schema)
+
+
+def test_a_card_makes_an_equal_segmentation() -> None:
+    assert find_task(STREET.spec()) == STREET
+    assert STREET.output_shape == (4, 2, 3)
+    assert find_task({**STREET.spec(), "height": 5}).output_shape == (4, 3, 3), "the last row of pixels has one as well"

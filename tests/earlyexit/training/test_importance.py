@@ -13,7 +13,6 @@ from torch import Tensor
 
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.queue import Attention
-from earlyexit.errors import PlanError
 from earlyexit.families import find_family
 from earlyexit.network.boundary import Encoded, Segment
 from earlyexit.network.model import EarlyExitModel, from_wire
@@ -21,7 +20,6 @@ from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import importance_of, pack
 from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model
-from tests.earlyexit.families.vision import pose_model
 from tests.earlyexit.network.chains import chained
 from tests.earlyexit.network.cuts import piece_of
 from tests.earlyexit.network.models import small
@@ -142,12 +140,6 @@ def test_of_batch_mates_that_came_without_it_is_not_known() -> None:
     torch.testing.assert_close(found_N[4:], run(model, measured(pruned), 4).tensors[-1])
     torch.testing.assert_close(hidden_ND[:4], run(model, whole, 4).tensors[0], rtol=1e-5, atol=1e-5)
     assert len(fuse([whole, pruned]).tensors) == 1, "where none carries it, none does"
-
-
-def test_networks_without_attention_are_refused() -> None:
-    model = pose_model()
-    with pytest.raises(PlanError, match="networks of the family 'resnet' do not tell"):
-        importance_of(model, [])
 
 
 def test_pieces_that_carry_it_are_run_by_torch_where_others_are_by_onnx_runtime(tmp_path: Path) -> None:

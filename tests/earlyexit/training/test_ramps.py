@@ -19,6 +19,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import TrainOptions, batches_by_length, exit_outputs, train_ramps
+from tests.earlyexit.families.convolutions import pictures
 from tests.earlyexit.network.models import SMALL
 from tests.earlyexit.network.tokens import of_tokens
 
@@ -109,15 +110,6 @@ def test_ramps_that_imitate_answer_as_the_full_model_does_whatever_the_labels_sa
     assert min(accuracies(model, seed=1).values()) > 0.92
 
 
-def images(seed: int) -> tuple[list[Encoded], ValueArray]:
-    """Noise; those of class 1 are brighter on the left."""
-    rng = np.random.default_rng(seed)
-    labels = np.array([k % 2 for k in range(32)])
-    pixels = rng.integers(0, 128, (32, 8, 8, 3), dtype=np.uint8)
-    pixels[labels == 1, :, :4] += 100
-    return [Encoded(1, (each[None],)) for each in pixels], labels
-
-
 def resnet(
     pooling: Pooling, style: RampStyle = "light", at: tuple[int, ...] | None = None, task: Task | None = None
 ) -> EarlyExitModel:
@@ -138,9 +130,9 @@ def resnet(
 def test_ramps_learn_on_maps_of_a_frozen_network(style: RampStyle, pooling: Pooling) -> None:
     model = resnet(pooling, style)
     before = copy_of(model.backbone)
-    train_ramps(model, *images(seed=0), QUICK)
+    train_ramps(model, *pictures(32, seed=0), QUICK)
     assert changed(model.backbone, before) == set(), "its norms keep their statistics"
-    inputs, labels = images(seed=1)
+    inputs, labels = pictures(32, seed=1)
     for outputs_NC in exit_outputs(model, inputs).values():
         assert (outputs_NC.argmax(1).numpy() == labels).mean() > 0.9
 
@@ -153,7 +145,7 @@ def test_a_ramp_trained_alone_becomes_what_it_becomes_among_others(
     options = TrainOptions(epochs=4, batch=8, learning_rate=2e-2, imitate=imitate)
     together, alone = resnet(pooling, style), resnet(pooling, style, at=(1,))
     for model in (together, alone):
-        train_ramps(model, *images(seed=0), options)
+        train_ramps(model, *pictures(32, seed=0), options)
     for name, tensor in alone.exit_head(1).state_dict().items():
         torch.testing.assert_close(tensor, together.exit_head(1).state_dict()[name], rtol=0, atol=1e-6)
 
@@ -162,7 +154,7 @@ def test_a_ramp_trained_alone_becomes_what_it_becomes_among_others(
 def test_a_ramp_of_maps_trained_alone_becomes_what_it_becomes_among_others(style: RampStyle) -> None:
     task = PoseTask(["nose", "tail"], heatmap_side=8, image_side=8, tolerance=1.0)
     together, alone = (resnet("mean", style, at=at, task=task) for at in ((0, 1), (1,)))
-    inputs, _ = images(seed=0)
+    inputs, _ = pictures(32, seed=0)
     places = np.random.default_rng(0).uniform(0, 7, (len(inputs), 2, 2)).astype(np.float32)
     for before, model in enumerate((together, alone)):
         torch.manual_seed(before)

@@ -1,0 +1,190 @@
+"""Ramps behind bridges: PAME's exits, which are copies of some blocks and of the full model's head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from earlyexit.families.resnet import ResNetBackbone, cifar_layout
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Layout
+from earlyexit.ramps import build_ramp
+from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp
+from earlyexit.ramps.pooling import Pooling, pool, pooled_size
+from earlyexit.tasks.label import LabelTask
+from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+from tests.earlyexit.families.checkpoints import resnet_state
+from tests.earlyexit.families.convolutions import pictures
+from tests.earlyexit.training.test_ramps import changed, copy_of
+
+SIDE = 12
+SIZES = {"depth": 14, "side": SIDE}
+BRIDGES = RampOptions(style="bridge")
+QUICK = TrainOptions(epochs=10, batch=16, learning_rate=1e-2)
+
+
+def small(ramps: RampOptions = BRIDGES) -> EarlyExitModel:
+    """Six blocks, two in each region."""
+    return random_model(SIZES, family="resnet", codec={"name": "image", "height": SIDE, "width": SIDE}, ramps=ramps)
+
+
+def bridge_ramp(model: EarlyExitModel, block: int) -> BridgeRamp:
+    ramp = model.exit_head(block)
+    assert isinstance(ramp, BridgeRamp)
+    return ramp
+
+
+@torch.inference_mode()
+def test_a_bridge_gives_from_everywhere_what_the_last_block_gives() -> None:
+    backbone = ResNetBackbone(cifar_layout(20, side=15)).eval()
+    for block in range(backbone.num_blocks):
+        hidden = torch.zeros(2, *backbone.boundary(block)[0].shape)
+        assert backbone.bridge(block)(hidden).shape[1:] == backbone.boundary(8)[0].shape
+
+
+def test_a_bridge_has_the_first_block_of_every_later_region_and_shares_no_weights() -> None:
+    backbone = ResNetBackbone(cifar_layout(20))
+    firsts = {0: [3, 6], 2: [3, 6], 3: [6], 5: [6], 6: [], 8: []}
+    originals = {id(parameter) for parameter in backbone.parameters()}
+    for block, expected in firsts.items():
+        bridge = backbone.bridge(block)
+        assert len(list(bridge.children())) == len(expected)
+        for copy, original in zip(bridge.children(), expected, strict=True):
+            assert changed(copy, copy_of(backbone.blocks[original])) == set()
+        assert not originals & {id(parameter) for parameter in bridge.parameters()}
+
+
+def test_bridges_of_a_checkpoint_begin_with_its_blocks_and_its_head(tmp_path: Path) -> None:
+    torch.save(resnet_state(blocks_per_stage=2), tmp_path / "resnet14.th")
+    pretrained, family = load_pretrained(str(tmp_path / "resnet14.th"))
+    assert pretrained.codec is not None
+    task = LabelTask([f"class-{k}" for k in range(10)])
+    model = add_ramps(pretrained, name="m", family=family, codec=pretrained.codec, task=task, ramps=BRIDGES)
+    assert (model.info.ramp_style, model.info.head_style) == ("bridge", "light")
+    for block in model.ramp_indices:
+        assert changed(bridge_ramp(model, block).head, copy_of(model.head)) == set()
+        assert changed(bridge_ramp(model, block).bridge, copy_of(model.backbone.bridge(block) or model)) == set()
+
+
+def test_bridges_learn_on_a_frozen_backbone() -> None:
+    model = small()
+    before = copy_of(model.backbone)
+    inputs, labels = pictures(64, side=SIDE)
+    train_ramps(model, inputs, labels, QUICK)
+    assert changed(model.backbone, before) == set()
+    assert changed(bridge_ramp(model, 0).bridge, copy_of(model.backbone.bridge(0) or model))  # it is no longer a copy
+    unseen, expected = pictures(64, seed=1, side=SIDE)
+    for found in exit_outputs(model, unseen).values():
+        assert (found.argmax(1).numpy() == expected).mean() > 0.95
+
+
+STYLES = ("maps", "deconv")
+SIDES = [
+    pytest.param((12, 16), (45, 60), id="180 x 240 at 16 to every fourth pixel"),
+    pytest.param((6, 8), (45, 60), id="180 x 240 at 32 to every fourth pixel"),
+    pytest.param((6, 8), (180, 240), id="180 x 240 at 32 to every pixel"),
+    pytest.param((45, 60), (45, 60), id="as large as it is"),
+    pytest.param((3, 3), (24, 24), id="a heatmap"),
+    pytest.param((7, 5), (31, 17), id="sides of which one is no half of the other"),
+    pytest.param((9, 9), (4, 5), id="smaller"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SIDES)
+@pytest.mark.parametrize("style", STYLES)
+@torch.inference_mode()
+def test_maps_come_out_exactly_as_large_as_they_are_asked_for(
+    style: str, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    head = build_ramp(style, (8, *before), (3, *after), "mean").eval()
+    assert head.classify(torch.randn(2, 8, *before)).shape == (2, 3, *after)
+
+
+@torch.inference_mode()
+def test_upsampling_after_the_last_convolution_is_what_upsampling_before_it_gives() -> None:
+    head = MapsRamp((8, 6, 8), (3, 45, 60), "mean").eval()
+    maps = torch.randn(2, 8, 6, 8)
+    inner = torch.relu(head.norm(head.convolution(maps)))
+    expected = head.classifier(interpolate(inner, size=(45, 60), mode="bilinear", align_corners=False))
+    torch.testing.assert_close(head.classify(maps), expected, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_deconvolution_leaves_every_pixel_where_it_was() -> None:
+    """Halves of 45 x 60 rounded up are 23 x 30 and 12 x 15; only the last row is left out, of what is doubled."""
+    head = DeconvRamp((2, 12, 15), (1, 45, 60), "mean").eval()
+    maps = torch.zeros(1, 2, 12, 15)
+    without = head.classify(maps)
+    for row, column in ((0, 0), (5, 7), (11, 14)):
+        maps.zero_()
+        maps[0, :, row, column] = 1
+        rows, columns = (head.classify(maps) != without)[0, 0].nonzero(as_tuple=True)
+        for found, place in ((rows, row), (columns, column)):
+            assert (found >= 4 * place - 3).all(), "two doublings reach three pixels beyond the four that one becomes"
+            assert (found <= 4 * place + 6).all()
+            assert 4 * place in found
+
+
+@pytest.mark.parametrize("style", STYLES)
+@torch.inference_mode()
+def test_an_input_has_the_maps_alone_that_it_has_among_others(style: str) -> None:
+    head = build_ramp(style, (8, 6, 8), (3, 45, 60), "mean").eval()
+    maps = torch.randn(7, 8, 6, 8)
+    alone = torch.cat([head.classify(each[None]) for each in maps])
+    torch.testing.assert_close(head.classify(maps), alone, rtol=0, atol=1e-5)
+
+
+def single(count: int) -> Layout:
+    """The layout of inputs that have no tokens."""
+    return Layout(np.ones(count, dtype=np.int32))
+
+
+def test_the_mean_of_a_map_is_taken_per_channel() -> None:
+    maps_BCHW = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
+    assert pool(maps_BCHW, single(1), "mean").tolist() == [[3.0, 1.0]]
+
+
+def test_a_grid_holds_the_mean_of_every_cell() -> None:
+    maps_BCHW = torch.arange(64.0).view(1, 1, 8, 8)
+    # The first cell has rows 0 and 1, columns 0 and 1: 0, 1, 8, 9. A cell to the right is 2 more, one below 16.
+    expected = [4.5 + 2 * column + 16 * row for row in range(4) for column in range(4)]
+    assert pool(maps_BCHW, single(1), "grid").tolist() == [expected]
+
+
+def test_a_map_with_fewer_places_than_cells_is_its_own_grid() -> None:
+    maps_BCL = torch.tensor([[[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]]])
+    assert pool(maps_BCL, single(2), "grid").tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_tokens_that_are_maps_are_pooled_before_their_maps() -> None:
+    layout = Layout(np.array([2, 1], dtype=np.int32))
+    rows_NCL = torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]], [[2.0, 4.0]]])
+    assert pool(rows_NCL, layout, "mean").tolist() == [[4.0], [3.0]]
+    assert pool(rows_NCL, layout, "grid").tolist() == [[3.0, 5.0], [2.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "pooling"),
+    [
+        ((6,), "mean"),
+        ((6,), "first"),
+        ((6,), "grid"),
+        ((6, 9), "mean"),
+        ((6, 9), "grid"),
+        ((6, 9, 3), "grid"),
+        ((2, 4, 5, 6), "grid"),
+    ],
+    ids=str,
+)
+def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooling) -> None:
+    assert pool(torch.zeros(2, *row), single(2), pooling).shape == (2, pooled_size(row, pooling))
+
+
+def test_maps_that_a_network_gives_itself_are_taken_as_they_are() -> None:
+    maps_BCHW = torch.randn(2, 3, 8, 8)
+    assert build_ramp("given", (3, 8, 8), (3, 8, 8), "mean")(maps_BCHW, single(2)).equal(maps_BCHW)
