@@ -60,7 +60,7 @@ from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import importance_of
 from earlyexit.words import alpha_for, check_prune, pruned
 from tests.chained_texts import chain_spec, chained
-from tests.earlyexit.codecs.pictures import file_of, noise
+from tests.earlyexit.codecs.pictures import file_of, noise, png_chunks
 from tests.earlyexit.codecs.prompts import TEMPLATE, prompt_codec, prompt_folder
 from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, write_scenes
 from tests.earlyexit.families.refusals import REFUSED as CHECKPOINTS
@@ -69,7 +69,7 @@ from tests.earlyexit.foreign.refusals import HAS_ONNX
 from tests.earlyexit.foreign.refusals import REFUSED as FOREIGN
 from tests.earlyexit.network.models import small
 from tests.earlyexit.network.refusals import REFUSED as CARDS
-from tests.earlyexit.tasks.maps import BODY, STREET, png_chunks, png_of, png_with_large_text
+from tests.earlyexit.tasks.maps import BODY, STREET, png_with_large_text
 from tests.refusals import Case, FileCase, Refusals
 
 LABELS, STARS = LabelTask(("no", "yes")), RegressionTask(scale=4.0)
@@ -232,10 +232,10 @@ CASES: dict[str, Case] = {
     "segmentation: height": lambda: find_task({**STREET.spec(), "height": 4.5}),
     "segmentation: stride": lambda: find_task({**STREET.spec(), "stride": 0}),
     "mask: size": lambda: STREET.targets([MASK, MASK[:3]]),
-    "mask: size of a file": lambda: STREET.targets([png_of(MASK.T.copy())]),
+    "mask: size of a file": lambda: STREET.targets([file_of(MASK.T.copy())]),
     "mask: class id": lambda: STREET.targets([MASK + np.uint8(17)]),
-    "mask: colours": lambda: STREET.targets([png_of(np.dstack([MASK] * 3))]),
-    "mask: no PNG": lambda: STREET.targets([png_of(MASK, format="BMP")]),
+    "mask: colours": lambda: STREET.targets([file_of(np.dstack([MASK] * 3))]),
+    "mask: no PNG": lambda: STREET.targets([file_of(MASK, "BMP")]),
     "mask: fractions": lambda: STREET.targets([MASK.astype(np.float32)]),
     "mask: grey of four bits": lambda: STREET.targets([png_chunks((6, 4, 4, 0), [bytes(3)] * 4)]),
     "mask: a large text": lambda: STREET.targets([png_with_large_text()]),

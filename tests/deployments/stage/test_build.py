@@ -30,7 +30,7 @@ from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.deployments.control.control_fakes import problem
 from tests.deployments.stage.small_model import save_records, save_small_model
-from tests.earlyexit.backends.recordings import answers_of
+from tests.earlyexit.network.cuts import answers_of
 from tests.earlyexit.network.tokens import of_tokens, wire_of
 
 ROOT = Path(__file__).parents[3]

@@ -1,3 +1,5 @@
+"""Segments that a device captured as graphs: a recorder that logs stands in for the device."""
+
 from __future__ import annotations
 
 import logging
@@ -10,35 +12,107 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.backends.captured import MOST_TOKENS, CapturedSegments, Shape, Work, shape_of, shapes_within
+from earlyexit.backends.captured import (
+    MOST_TOKENS,
+    CapturedSegments,
+    CudaRecorder,
+    Recorder,
+    Shape,
+    Work,
+    shape_of,
+    shapes_within,
+)
 from earlyexit.engine.queue import Attention
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
-from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.cut import TorchRunner, cut_out
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from tests.earlyexit.backends.recordings import (
-    EACH_SEGMENT,
-    FIRST,
-    FOUR,
-    HALVES,
-    LAST,
-    LONGEST,
-    ON_EACH,
-    WITH_RAMP,
-    Log,
-    answers_of,
-    assert_as_the_model,
-    piece_before,
-    ready,
-    recorder_on,
-)
 from tests.earlyexit.families.convolutions import pictures
 from tests.earlyexit.families.test_own_family import fresh_model
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, halves
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, answers_of, assert_same, every_bounds, halves
 from tests.earlyexit.network.models import small
-from tests.earlyexit.network.tokens import random_inputs
+from tests.earlyexit.network.tokens import random_inputs, wire_of
+
+LONGEST = 32
+FIRST, WITH_RAMP, LAST = (
+    Segment(first=0, end=1, ramp=None),
+    Segment(first=1, end=2, ramp=1),
+    Segment(first=2, end=4, ramp=None),
+)
+EACH_SEGMENT = pytest.mark.parametrize(
+    "segment", [FIRST, WITH_RAMP, LAST], ids=["from tokens", "with a ramp", "with the head"]
+)
+POLICY = ConfidencePolicy(1.1)
+FOUR = Budget(inputs=4)
+ON_EACH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@dataclass(eq=False)
+class Log:
+    """Torch in the place of a device's graphs: what was recorded and replayed, in tokens; refuses what is too large."""
+
+    limit: int = MOST_TOKENS
+    error: type[RuntimeError] = torch.OutOfMemoryError
+    in_capture: bool = False
+    tried: int = 0
+    recorded: int = 0
+    replayed: int = 0
+
+    def record(self, work: Work) -> Work:
+        self.tried += 1
+        if self.tokens_of(work) > self.limit:
+            try:
+                raise self.error("no room\nand much advice")
+            finally:
+                if self.in_capture:
+                    raise RuntimeError("the capture broke off")
+        self.recorded += 1
+        work()
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+    @staticmethod
+    def tokens_of(work: Work) -> int:
+        shape = work.__self__._shape  # type: ignore[attr-defined]
+        assert isinstance(shape, Shape)
+        return shape.num_tokens
+
+
+def recorder_on(device: str) -> Recorder:
+    return Log() if device == "cpu" else CudaRecorder(torch.device(device))
+
+
+def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, seed: int = 0) -> Piece:
+    wire = wire_of(random_inputs(np.random.default_rng(seed), lengths), prefix="s")
+    piece = from_wire(model, wire, POLICY)
+    if block == 0:
+        return piece
+    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
+    assert step.survivors is not None
+    return step.survivors
+
+
+def ready(model: EarlyExitModel, recorder: Recorder, *segments: Segment, budget: Budget = FOUR) -> CapturedSegments:
+    captured = CapturedSegments(model, recorder)
+    captured.prepare(dict.fromkeys(segments, budget))
+    return captured
+
+
+def assert_as_the_model(
+    segments: CapturedSegments, model: EarlyExitModel, segment: Segment, piece: Piece, within: float = 1e-5
+) -> None:
+    with torch.inference_mode():
+        expected = model.run(segment, piece)
+    torch.testing.assert_close(segments.run(segment, piece), expected, rtol=within, atol=within)
+
+
+HALVES = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
 
 
 @EACH_SEGMENT

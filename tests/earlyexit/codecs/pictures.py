@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,21 @@ def file_of(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> b
     return out.getvalue()
 
 
+def png_chunks(header: tuple[int, int, int, int], rows: Sequence[bytes], *before: tuple[bytes, bytes]) -> bytes:
+    """A PNG file by hand: width, height, bits and colour type, packed rows, and chunks before them."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0)),
+        *before,
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
+        (b"IEND", b""),
+    ]
+    sums = (struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + check for (kind, data), check in zip(chunks, sums, strict=True)
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
 def png_header(width: int, height: int) -> bytes:
     """A PNG file that says it is so large, and has ten bytes of it."""
-    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", size) + _chunk(b"IDAT", zlib.compress(bytes(10))) + _chunk(b"IEND", b"")
-    )
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return png_chunks((width, height, 8, 2), [bytes(9)])

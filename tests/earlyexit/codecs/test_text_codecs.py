@@ -125,13 +125,6 @@ def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:
     assert cut.pruned("a b c d", np.array([9.0, 1.0, 5.0, 9.0]), 0.9) == "b c d", "what was cut is not known"
 
 
-def test_a_pair_is_pruned_as_one(folder: Path) -> None:
-    codec = pair_codec(folder)
-    importance = np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0])
-    assert codec.pruned(("a b", "c d"), importance, 0.4) == ("a b", "d")
-    assert codec.pruned(("a b", "c d"), importance, 0.8) == ("b", "c d")
-
-
 def whole(folder: Path, text: str, max_length: int) -> list[int]:
     """What the tokenizer itself makes of a text, cut."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -137,46 +137,6 @@ def test_a_batch_begins_beside_one_that_shrank_and_may_end_before_it(runner: Hel
     assert not [each for each in threading.enumerate() if each.name.startswith("overlapping")]
 
 
-def test_a_plan_that_lets_batches_overlap_may_come_while_one_runs(runner: HeldRunner) -> None:
-    outbox = Outbox(expected=5)
-    thread = thread_of(replace(WHOLE, overlap_below=None), runner, outbox)
-    runner.hold("y")
-    thread.start()
-    thread.device.submit(0, [member("x")])
-    assert runner.waits_for("x")
-    thread.device.follow([WHOLE], "work-conserving", "a policy")
-    thread.device.submit(0, members("aeiz"))
-    assert not has_room(thread), "the running batch's own plan says never"
-    assert not runner.began["a"].is_set()
-    runner.let("x")
-    runner.let("x")
-    assert runner.waits_for("a")
-    runner.let("a")
-    thread.device.submit(0, [member("y")])
-    assert runner.waits_for("y")
-    for name in "aayy":
-        runner.let(name)
-    assert outbox.complete.wait(PATIENCE_S)
-    thread.stop()
-
-
-def test_a_batch_that_fails_runs_again_one_by_one_beside_another(runner: HeldRunner) -> None:
-    outbox = Outbox(expected=5)
-    runner.poison = "c"
-    runner.hold("b")
-    thread = thread_of(replace(WHOLE, overlap_below=4), runner, outbox)
-    thread.start()
-    thread.device.submit(0, [member("b")])
-    assert runner.waits_for("b")
-    thread.device.submit(0, members("acdz"))  # fails: then a alone, c, which is lost, d and z
-    assert runner.waits_for("a")
-    for name in "aabb":
-        runner.let(name)
-    assert outbox.complete.wait(PATIENCE_S)
-    thread.stop()
-    assert sorted(outbox.released) == list("abcdz")
-
-
 def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
     outbox = Outbox(expected=5)
     thread = thread_of(WHOLE, runner, outbox)

@@ -1,6 +1,8 @@
-"""Dataflows for tests, in lines."""
+"""Dataflows in lines; and whether a tensor carries everything, found by taking it away: what `carriers` must equal."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from earlyexit.foreign.dataflow import Dataflow, Operator, OperatorKind
 
@@ -25,3 +27,36 @@ def _operator(index: int, outputs: str, call: str) -> Operator:
     return Operator(
         name=f"operator{index}", op=kind, kind=kinds[kind], inputs=tuple(inputs), outputs=tuple(outputs.split())
     )
+
+
+def carriers_by_removal(flow: Dataflow) -> list[str]:
+    """Tensors without which no output follows from any input; in the order of the operators, inputs left out."""
+    free = _free(flow)
+    if not _reached(flow, free, set()):
+        return []
+    made = [name for operator in flow.operators for name in operator.outputs if name not in free]
+    return [name for name in made if not _reached(flow, free, {name})]
+
+
+def disconnects(flow: Dataflow, tensors: Iterable[str]) -> bool:
+    """Whether without these no output follows from any input."""
+    return not _reached(flow, _free(flow), set(tensors))
+
+
+def _free(flow: Dataflow) -> set[str]:
+    free = {*flow.weights, *(flow.layout & set(flow.inputs))}
+    for operator in flow.operators:
+        if operator.kind == "sizes" or (operator.kind != "random" and all(name in free for name in operator.inputs)):
+            free |= set(operator.outputs)
+    return free
+
+
+def _reached(flow: Dataflow, free: set[str], removed: set[str]) -> bool:
+    """Whether an output depends on an input, by a way around what is removed."""
+    known = set(flow.inputs) - free - removed
+    for operator in flow.operators:
+        if operator.kind == "sizes":
+            continue
+        if known.intersection(operator.inputs) or operator.kind == "random":
+            known |= set(operator.outputs) - free - removed
+    return bool(known & set(flow.outputs))

@@ -19,11 +19,11 @@ CARD = {"sha256": "", "inputs": [{"name": "x"}], "cuts": [[{"name": "y"}]], "out
 
 
 def module(name: str) -> TorchModel:
-    return read_torch(f"tests.earlyexit.foreign.{name}")
+    return read_torch(f"tests.earlyexit.foreign.modules:{name}")
 
 
 def traced(name: str) -> Read:
-    return lambda _: module(f"networks:{name}")
+    return lambda _: module(name)
 
 
 def node_of(model: TorchModel, part: str) -> str:
@@ -32,17 +32,17 @@ def node_of(model: TorchModel, part: str) -> str:
 
 
 def cut_inside_a_block() -> object:
-    model = module("modules:pictures")
+    model = module("pictures")
     return model.cut([(node_of(model, "batch_norm"),)])
 
 
 def cut_at_a_weight() -> object:
-    model = module("modules:texts")
+    model = module("texts")
     return model.spec(node_of(model, "transpose"))
 
 
 def taken_module(name: str, **codec: int) -> Read:
-    return lambda folder: module(f"modules:{name}").take((), codec, folder)
+    return lambda folder: module(name).take((), codec, folder)
 
 
 def modules() -> dict[str, Read]:

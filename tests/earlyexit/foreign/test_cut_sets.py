@@ -18,8 +18,7 @@ from earlyexit.foreign.dataflow import (
     sets_in,
     with_sets,
 )
-from tests.earlyexit.foreign.flows import flow_of
-from tests.earlyexit.foreign.removal import disconnects
+from tests.earlyexit.foreign.flows import disconnects, flow_of
 
 MASKED = (
     "m = light x",

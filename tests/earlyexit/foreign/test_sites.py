@@ -17,9 +17,8 @@ from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Dataflow, Site, carriers, find_sites, regions_of, with_shares, work_shares
 from earlyexit.foreign.onnx_model import read_onnx
 from earlyexit.foreign.torch_module import read_torch
-from tests.earlyexit.foreign.flows import flow_of
+from tests.earlyexit.foreign.flows import carriers_by_removal, flow_of
 from tests.earlyexit.foreign.found import LIGHT, PACKAGED, model_file
-from tests.earlyexit.foreign.removal import carriers_by_removal
 from tests.earlyexit.foreign.tiny import beside, graph_of, saved, weight
 
 SITES = {
@@ -191,7 +190,7 @@ def test_inputs_that_a_model_cannot_take_are_told(tmp_path: Path) -> None:
 
 
 def test_torch_modules_are_timed_operator_by_operator() -> None:
-    graph = read_torch("tests.earlyexit.foreign.networks:resnet14")
+    graph = read_torch("tests.earlyexit.foreign.modules:resnet14")
     found = shares(graph.timed(find_sites(graph.flow), repeats=3))
     assert len(found) == 7
     assert all(0 < first < second < 1 for first, second in pairwise(found))

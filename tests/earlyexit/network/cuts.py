@@ -9,14 +9,19 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from earlyexit.engine.device import Step
-from earlyexit.network.boundary import Answer, Encoded
+from earlyexit.clock import ManualClock
+from earlyexit.engine.device import Answered, Device, Release, Runner, Step
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Answer, Encoded, Split
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
+from tests.answers import label_of
 from tests.earlyexit.network.tokens import wire_of
 
 
@@ -121,3 +126,20 @@ def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolic
         scores = sorted(model.task.score(outputs_NC).tolist())
         thresholds[block] = (scores[len(scores) // 2 - 1] + scores[len(scores) // 2]) / 2
     return ConfidencePolicy(thresholds)
+
+
+def answers_of(runner: Runner[Piece], splits: Sequence[Split], piece: Piece) -> dict[str, tuple[int, int]]:
+    """The exit and the label of every input of a piece, by a device of its own."""
+    found: dict[str, tuple[int, int]] = {}
+
+    def deliver(releases: list[Release[Piece]]) -> None:
+        for release in releases:
+            assert isinstance(release, Answered)
+            assert release.answer.sample_id not in found
+            found[release.answer.sample_id] = (release.answer.exit, label_of(release.answer))
+
+    device = Device(BatchEngine(splits, ObservedTimes()), runner, ManualClock(), deliver)
+    members = [Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles()]
+    device.engine.submit(0, members, 0.0)
+    device.run_until_idle()
+    return found

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from earlyexit.families.own import TensorBackbone
@@ -20,6 +16,7 @@ from earlyexit.network.checkpoint import RampOptions, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
+from tests.earlyexit.codecs.pictures import png_chunks
 from tests.earlyexit.network.models import ramped
 
 BODY = PoseTask(
@@ -48,29 +45,6 @@ def logits_of(classes: Sequence[Sequence[int]], probability: float = 0.9) -> Ten
     index = torch.tensor(classes)
     rest = torch.full((4, *index.shape), (1 - probability) / 3)
     return rest.scatter(0, index[None], probability).log()[None]
-
-
-def png_of(array: npt.NDArray[Any], mode: str | None = None, **options: Any) -> bytes:
-    """A PNG file of an array, in a mode of Pillow's."""
-    file = io.BytesIO()
-    image = Image.fromarray(array)
-    (image if mode is None else image.convert(mode)).save(file, format=options.pop("format", "PNG"), **options)
-    return file.getvalue()
-
-
-def png_chunks(header: tuple[int, int, int, int], rows: Sequence[bytes], *before: tuple[bytes, bytes]) -> bytes:
-    """A PNG file by hand: width, height, bits and colour type, packed rows, and chunks before them."""
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0)),
-        *before,
-        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
-        (b"IEND", b""),
-    ]
-    sums = (struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
-    parts = (
-        struct.pack(">I", len(data)) + kind + data + check for (kind, data), check in zip(chunks, sums, strict=True)
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def png_with_large_text() -> bytes:

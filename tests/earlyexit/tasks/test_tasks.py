@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import io
 import math
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.testing import assert_allclose
 from PIL import Image
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import Numbers, values_of
+from earlyexit.network.boundary import values_of
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks import find_task
@@ -23,7 +22,8 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.augmentation import Moves
-from tests.earlyexit.tasks.maps import BODY, STREET, ids, logits_of, peaks, png_chunks, png_of
+from tests.earlyexit.codecs.pictures import file_of, png_chunks
+from tests.earlyexit.tasks.maps import BODY, STREET, ids, logits_of, peaks
 
 HERE = __name__
 LABELS = LabelTask(("bad", "fair", "good"))
@@ -288,17 +288,6 @@ def test_imitation_is_by_the_full_models_heatmaps() -> None:
     assert BODY.imitation_loss(full + 0.5, full) == pytest.approx(0.25)
 
 
-def test_callers_get_every_joint_with_its_name() -> None:
-    value = Numbers.of(np.array([[1, 2, 0.5], [3, 4, 0.25], [5.12345, 6, 1]], dtype=np.float32))
-    columns = BODY.to_columns([value, value], [0.5, 0.25])
-    keypoints = columns["keypoints"]
-    assert isinstance(keypoints, np.ndarray)
-    assert (keypoints.shape, keypoints.dtype.name) == ((2, *BODY.columns[0].shape), "float32")
-    said = BODY.to_json(value, 0.5)
-    assert said["keypoints"][2] == {"joint": "right hand", "x": 5.123, "y": 6.0, "score": 1.0}
-    assert set(said) == set(BODY.json_schema)
-
-
 ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
 
@@ -379,8 +368,8 @@ def of_palette(mask: Any) -> bytes:
     "label",
     [
         pytest.param(MASK, id="array"),
-        pytest.param(png_of(MASK), id="grey"),
-        pytest.param(png_of(MASK, "P"), id="palette"),
+        pytest.param(file_of(MASK), id="grey"),
+        pytest.param(file_of(Image.fromarray(MASK).convert("P")), id="palette"),
         pytest.param(of_palette(MASK), id="a palette in another order, which says nothing"),
         pytest.param(png_chunks((6, 4, 4, 3), FOUR_BITS, (b"PLTE", bytes(48))), id="four bits into a palette"),
     ],
@@ -415,17 +404,6 @@ def test_an_ignored_class_needs_no_pixel_and_fills_what_moves_leave_empty() -> N
     none_B, right_B2 = torch.zeros(1), torch.tensor([[6.0, 0.0]])
     away = Moves(mirrored_B=none_B.bool(), shift_B2=right_B2, turn_B=none_B, zoom_B=none_B + 1)
     assert (STREET.moved(torch.from_numpy(MASK[None]), away) == UNKNOWN).all()
-
-
-def test_callers_get_a_map_of_bytes_or_a_png_file() -> None:
-    value = Numbers.of(MASK)
-    class_map = STREET.to_columns([value, value], [0.5, 0.25])["class_map"]
-    assert isinstance(class_map, np.ndarray)
-    assert (class_map.shape, class_map.dtype.name) == ((2, *STREET.columns[0].shape), "uint8")
-    said = STREET.to_json(value, 0.5)
-    file = Image.open(io.BytesIO(base64.b64decode(said["class_map"])))
-    assert np.asarray(file).tolist() == MASK.tolist()
-    assert set(said) == set(STREET.json_schema)
 
 
 def test_a_card_makes_an_equal_segmentation() -> None:

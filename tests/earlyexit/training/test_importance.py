@@ -16,7 +16,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.families import find_family
 from earlyexit.network.boundary import Encoded, Segment
 from earlyexit.network.model import EarlyExitModel, from_wire
-from earlyexit.network.piece import Layout, Piece, fuse
+from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import importance_of, pack
 from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model
@@ -79,16 +79,6 @@ def test_every_layout_gives_each_input_what_it_has_alone(family: str, attention:
     torch.testing.assert_close(run(model, piece, 4).tensors[-1], singles, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [(7,), (9, 9, 9), (1, 1), MIXED], ids=str)
-def test_what_the_tokens_of_an_input_receive_is_what_its_queries_give(lengths: tuple[int, ...]) -> None:
-    model = small()
-    for attention in SCHEMES:
-        model.attention = attention
-        found = torch.split(importance(model, lengths), list(lengths))
-        given = [4 * 4 * length for length in lengths]  # blocks, heads, queries
-        torch.testing.assert_close(torch.stack([each.sum() for each in found]), torch.tensor(given).float())
-
-
 @pytest.mark.parametrize("hop_dtype", ["same", "float16"])
 def test_it_survives_every_hop_and_other_batch_mates(hop_dtype: str) -> None:
     model = small(family="mpnet")
@@ -119,15 +109,6 @@ def test_long_rows_attend_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
         model = small(family="mpnet")
         model.attention = attention
         torch.testing.assert_close(importance(model, MIXED), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_padding_that_looks_at_tokens_is_not_counted() -> None:
-    counted = Layout(np.array([3, 1], dtype=np.int32), attention="padded").counted_RT
-    assert counted is not None
-    assert counted.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert Layout(np.array([3, 3], dtype=np.int32), attention="padded").counted_RT is None
-    assert Layout(np.array([3, 1], dtype=np.int32), attention="apart").counted_RT is None
-    assert Layout(np.array([3, 1, 2], dtype=np.int32), attention="slotted").counted_RT is None
 
 
 def test_of_batch_mates_that_came_without_it_is_not_known() -> None:

@@ -42,7 +42,7 @@ def test_sites_are_printed_as_json_and_as_a_table(capsys: Captured) -> None:
 
 
 def test_a_torch_module_is_named_as_a_function(capsys: Captured) -> None:
-    answer = printed(capsys, "sites", "tests.earlyexit.foreign.networks:plain", "--no-measure")
+    answer = printed(capsys, "sites", "tests.earlyexit.foreign.modules:plain", "--no-measure")
     assert [site["seconds_share"] for site in answer["sites"]] == [None, None]
 
 

@@ -25,7 +25,8 @@ from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
-from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps, png_of
+from tests.earlyexit.codecs.pictures import file_of
+from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps
 
 NUMBER = 150
 EASY = CalibrateJob(budget=0.25, confidence=0.8)
@@ -40,8 +41,8 @@ def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
     outputs = exit_outputs(model_of_maps(), encoded_images(count, seed))
     right = STREET.answer(outputs[2]).numpy()
     right[:, :, 0] = 0
-    files = [png_of(image) for image in images(count, seed)]
-    masks: Any = tuple(png_of(mask) for mask in right)
+    files = [file_of(image) for image in images(count, seed)]
+    masks: Any = tuple(file_of(mask) for mask in right)
     return LabelledRows(columns={IMAGE: objects(files)}, labels=masks)
 
 
