@@ -35,6 +35,7 @@ def hf_seq2seq(kind: str, **changes: Any) -> Any:
 
 def seq2seq(hf_model: Any, *, num_pages: int = 64) -> EarlyExitModel:
     """Ours of the same weights, with ramps after blocks 1 and 2 whose answers are anything."""
+    torch.manual_seed(1)
     family, gated = hf_model.config.model_type, getattr(hf_model.config, "is_gated_act", False)
     pretrained = find_family(family).from_transformers(hf_model)
     model = model_of(pretrained, ramps=(1, 2), num_pages=num_pages, family=family)

@@ -39,12 +39,16 @@ def ramped(
     *,
     codec: NamedSpec | None = None,
     ramps: RampOptions | None = None,
-    seed: int = 0,
+    seed: int | None = 0,
     name: str = "m",
 ) -> EarlyExitModel:
-    """A network that was read, with untrained ramps; by its own codec, or else one of texts; without gradients."""
+    """A network that was read, with untrained ramps; by its own codec, or else one of texts; without gradients.
+
+    `seed`: None for ramps of the random numbers that come next.
+    """
     spec = codec or pretrained.codec or {"name": "text", "max_length": pretrained.backbone.max_length}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        if seed is not None:
+            torch.manual_seed(seed)
         model = add_ramps(pretrained, name=name, family=family, codec=spec, task=task, ramps=ramps or RampOptions())
     return model.requires_grad_(False)
