@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.families.resnet import cifar_layout
 from earlyexit.families.seq2seq import Seq2SeqConfig
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
-from earlyexit.network.piece import Layout
 from earlyexit.sequences.sequence import run_of
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.families.checkpoints import hf_config, hf_model
@@ -23,6 +21,7 @@ from tests.earlyexit.families.decoders import backbone_of, hf_decoder
 from tests.earlyexit.families.encoder_decoders import hf_seq2seq, seq2seq
 from tests.earlyexit.families.published import PublishedResNet, PublishedVgg
 from tests.earlyexit.network.models import SMALL
+from tests.earlyexit.network.tokens import layout_of
 
 Read = Callable[[Path], object]
 STRETCHED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
@@ -77,15 +76,15 @@ def source(tokens: int, start: int, prompt: int) -> Read:
 
     def read(_: Path) -> object:
         run_15 = torch.tensor([run_of(1, start, 9, prompt)], dtype=torch.int32)
-        layout = Layout(np.array([tokens], dtype=np.int32))
-        return backbone_of(seq2seq(hf_seq2seq("t5"))).embed((torch.ones(tokens, dtype=torch.int32), run_15), layout)
+        given = torch.ones(tokens, dtype=torch.int32), run_15
+        return backbone_of(seq2seq(hf_seq2seq("t5"))).embed(given, layout_of(tokens))
 
     return read
 
 
 def no_store(_: Path) -> object:
     backbone, run_15 = Llama().from_transformers(hf_decoder()).backbone, torch.zeros(1, 5, dtype=torch.int32)
-    return backbone.run_blocks(0, 1, (torch.zeros(1, 48), run_15, run_15[:, 0]), Layout(np.ones(1, dtype=np.int32)))
+    return backbone.run_blocks(0, 1, (torch.zeros(1, 48), run_15, run_15[:, 0]), layout_of(1))
 
 
 def broken_weights(folder: Path) -> object:

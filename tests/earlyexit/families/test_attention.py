@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,10 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout
 from earlyexit.policies.threshold import ConfidencePolicy
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.network.models import small
-from tests.earlyexit.network.tokens import random_inputs
+from tests.earlyexit.network.tokens import layout_of, random_inputs
 
 MIXED = (5, 32, 1, 12, 5, 30, 7, 3)
 POLICY = ConfidencePolicy(0.45)
@@ -28,24 +26,11 @@ POLICY = ConfidencePolicy(0.45)
 SCHEMES: tuple[Attention, ...] = ("padded", "slotted", "apart")
 
 
-def layout_of(*lengths: int, attention: Attention = "auto") -> Layout:
-    return Layout(np.array(lengths, dtype=np.int32), attention=attention)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
     return small()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other() -> None:
     assert layout_of(7, 2).scheme == "apart"
     assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"

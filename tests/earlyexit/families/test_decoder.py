@@ -17,7 +17,7 @@ from earlyexit.named import Fill
 from earlyexit.network.boundary import Numbers, Segment, WirePiece, entering
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel, arbitrary_tensors, from_wire
-from earlyexit.network.piece import Layout, Piece
+from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.kv_memory import BEHIND, RUN
@@ -31,14 +31,11 @@ from tests.earlyexit.families.decoders import (
     sequence,
 )
 from tests.earlyexit.network.cuts import every_bounds, in_random_order
+from tests.earlyexit.network.tokens import layout_of
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 SOMETIMES = ConfidencePolicy(0.4)
 """Between the confidences of the random ramps: some tokens leave at each."""
-
-
-def layout_of(*lengths: int) -> Layout:
-    return Layout(np.array(lengths, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from earlyexit.named import Fill
 from earlyexit.network.checkpoint import load_pretrained, start_of
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of
 from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, say, sequence
 from tests.earlyexit.families.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq
+from tests.earlyexit.network.tokens import layout_of
 
 SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
 SOMETIMES = ConfidencePolicy(0.4)
@@ -156,7 +155,7 @@ def _see(model: EarlyExitModel, number: int, of: TokenSequence, tokens: list[int
     """Let all blocks see a sequence's last tokens, under a number."""
     backbone, count = backbone_of(model), len(tokens)
     run_15 = torch.tensor([run_of(number, len(of.tokens) - count, of.limit, of.num_prompt)], dtype=torch.int32)
-    layout = Layout(np.array([count], dtype=np.int32))
+    layout = layout_of(count)
     with torch.inference_mode():
         embedded = backbone.embed((torch.tensor(tokens, dtype=torch.int32), run_15), layout)
         backbone.run_blocks(0, NUM_BLOCKS, embedded, layout)

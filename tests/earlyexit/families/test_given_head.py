@@ -28,17 +28,13 @@ from tests.model_cards import a_card
 
 NAME = "tests.earlyexit.families.test_given_head:build"
 GIVEN = FinalHead(style="given", pooling="mean", num_outputs=2, weights={})
-NOTE = "note.txt"
 SIDES = LabelTask(("left", "right"))
 
 
 class WithClassifier(TensorBackbone):
-    """Has a file in the model's folder, and runs in float32 only."""
+    """It runs in float32 only."""
 
     float32_only: ClassVar[bool] = True
-
-    def write_files(self, folder: Path) -> None:
-        (folder / NOTE).write_text("of the backbone")
 
 
 def build() -> Backbone:

@@ -19,12 +19,11 @@ from earlyexit.network.checkpoint import RampOptions, load_pretrained
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.layers import ReorderedLinear, reorder_linears
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
-from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
-from tests.earlyexit.families.convolutions import PIXELS, SHAPES, pictures
+from earlyexit.training.ramps import exit_outputs
+from tests.earlyexit.families.convolutions import PIXELS, SHAPES
 from tests.earlyexit.families.convolutions import build as build_convolutions
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.network.models import ramped
@@ -72,15 +71,6 @@ def padded(*blocks: nn.Module) -> PaddedBackbone:
     return PaddedBackbone(embed=Embedding(), blocks=blocks, max_length=9, config={"depth": len(blocks)})
 
 
-def run(backbone: PaddedBackbone, token_ids: list[int], lengths: list[int]) -> Tensor:
-    layout = Layout(np.array(lengths, dtype=np.int32))
-    hidden = backbone.embed((torch.tensor(token_ids, dtype=torch.int32),), layout)
-    for block in range(backbone.num_blocks):
-        hidden = backbone.run_block(block, hidden, layout)
-    (hidden_ND,) = hidden
-    return hidden_ND
-
-
 def test_a_network_that_lets_padding_through_is_refused_by_its_block() -> None:
     with pytest.raises(ModelFolderError, match=r"block 1 gives one of 3 inputs other values than alone"):
         check_own(leaky())
@@ -105,7 +95,6 @@ def test_an_own_model_is_saved_loaded_cut_and_reordered_only_where_it_may_be(tmp
 NAME = "tests.earlyexit.families.convolutions:build"
 CODEC = {"name": "image", "height": 8, "width": 8}
 LABELS, GRID = LabelTask(("left", "right")), RampOptions(pooling="grid")
-QUICK = TrainOptions(epochs=100, batch=32, learning_rate=2e-2)
 
 
 def fresh_model() -> EarlyExitModel:
@@ -113,21 +102,8 @@ def fresh_model() -> EarlyExitModel:
     return ramped(pretrained, family, LABELS, codec=CODEC, ramps=GRID)
 
 
-@pytest.fixture(scope="module")
-def model() -> EarlyExitModel:
-    """Trained ramps: some pictures leave at each."""
+def test_what_crosses_is_known_by_trying() -> None:
     model = fresh_model()
-    encoded, labels = pictures(96)
-    train_ramps(model, encoded, labels, QUICK)
-    return model
-
-
-@pytest.fixture(scope="module")
-def encoded() -> list[Encoded]:
-    return pictures(20, seed=1)[0]
-
-
-def test_what_crosses_is_known_by_trying(model: EarlyExitModel) -> None:
     assert model.boundary(-1) == (PIXELS,)
     assert tuple(tuple(each.shape for each in model.boundary(block)) for block in range(4)) == SHAPES
     assert {each.per_token for block in range(4) for each in model.boundary(block)} == {False}

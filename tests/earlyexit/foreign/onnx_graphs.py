@@ -45,8 +45,6 @@ ENDS = {
     "flat": "flat = Flatten(pooled) logits = Gemm(flat, head, bias)",
     "probabilities": "flat = Flatten(pooled) sums = Gemm(flat, head, bias) answers = Softmax <axis = 1> (sums)",
     "reshaped": "rows = Constant <value_ints = [1, 8]> () flat = Reshape(pooled, rows) logits = Gemm(flat, head, bias)",
-    "among others": """flat = Flatten(pooled) all = Constant <value_ints = [0]> () mean = ReduceMean(flat)
-        other = Sub(flat, mean) logits = Gemm(other, head, bias)""",
 }
 BLOCK = """
     q{k} = MatMul({before}, w{k})
@@ -160,30 +158,6 @@ def across_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
     """In one place its inputs lie in columns, at `across`; it can be cut at r0, c1 and back."""
     shapes = {"w0": (6, 3, 3, 3), "w1": (8, 6, 3, 3), "w2": (8, 8), "w3": (8, 8), "head": (8, 3), "bias": (3,)}
     return _model(ACROSS.replace("BATCH", batch), shapes, seed)
-
-
-MASKED = """
-masked (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] logits) {
-    mask = ReduceMax <axes = [1, 2, 3]> (x)
-    c0 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w0)
-    r0 = Relu(c0)
-    m0 = Mul(r0, mask)
-    c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (m0, w1)
-    r1 = Relu(c1)
-    m1 = Mul(r1, mask)
-    c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (m1, w2)
-    m2 = Mul(c2, mask)
-    pooled = GlobalAveragePool(m2)
-    flat = Flatten(pooled)
-    logits = Gemm(flat, head, bias)
-}
-"""
-
-
-def masked_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
-    """Every convolution's output is multiplied with a number made of the pixels: only with it can the graph be cut."""
-    shapes = {"w0": (6, 3, 3, 3), "w1": (6, 6, 3, 3), "w2": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}
-    return _model(MASKED.replace("BATCH", batch), shapes, seed)
 
 
 BYTES = """

@@ -125,14 +125,10 @@ def test_what_crosses_is_described() -> None:
     assert not boundaries[-1][0].per_token
 
 
-def replace_provenance(model: EarlyExitModel, **facts: object) -> EarlyExitModel:
-    model.info = replace(model.info, provenance={**model.info.provenance, **facts})
-    return model
-
-
 def test_other_weights_in_the_folder_are_noticed(tmp_path: Path) -> None:
     model = model_of("pictures")
-    save_model(replace_provenance(model, backbone_sha256=model.backbone.sha256()), tmp_path)
+    model.info = replace(model.info, provenance={"backbone_sha256": model.backbone.sha256()})
+    save_model(model, tmp_path)
     load_model(tmp_path)
     weights = load_file(tmp_path / WEIGHTS_FILE)
     next(tensor for name, tensor in weights.items() if name.startswith("backbone.")).view(-1)[0] += 1

@@ -42,10 +42,6 @@ def graph_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def _made(op: str, inputs: str, outputs: str) -> Any:
-    return helper.make_node(op, inputs.split(), outputs.split())
-
-
 def saved(folder: Path, model: Any, name: str = "model.onnx") -> Path:
     """The file that a model was written to."""
     path = folder / name

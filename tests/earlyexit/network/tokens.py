@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.engine.queue import Attention
 from earlyexit.network.boundary import Encoded, WirePiece, entering
+from earlyexit.network.piece import Layout
 
 
 def of_tokens(token_ids: npt.NDArray[np.int32] | Sequence[int]) -> Encoded:
@@ -22,3 +24,7 @@ def random_inputs(rng: np.random.Generator, lengths: Sequence[int], *, least: in
 def wire_of(encoded: Sequence[Encoded], *, prefix: str = "i") -> WirePiece:
     """Inputs i0, i1, ... before block 0."""
     return entering([f"{prefix}{k}" for k in range(len(encoded))], encoded)
+
+
+def layout_of(*lengths: int, attention: Attention = "auto") -> Layout:
+    return Layout(np.array(lengths, dtype=np.int32), attention=attention)

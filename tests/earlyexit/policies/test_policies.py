@@ -152,16 +152,6 @@ def test_voting_counts_votes_in_a_row_or_not(votes: int, labels: list[int], ramp
     assert leaves_at(VotingPolicy(votes), labels) == ramp
 
 
-def test_dependent_policies_keep_the_states_of_batch_mates_apart() -> None:
-    policy = PatiencePolicy(1)
-    first = policy.decide(0, labels_of(0, 1), policy.initial_state(2, 3, CPU), ("a", "b"))
-    assert first.leave_B.tolist() == [False, False]
-    second = policy.decide(1, labels_of(0, 2), first.state_BS, ("a", "b"))
-    assert second.leave_B.tolist() == [True, False]
-    assert second.state_BS.tolist() == [[0, 1], [2, 0]]
-    assert second.state_BS.dtype == policy.state_dtype
-
-
 def recorded() -> RecordedPolicy:
     """Entropies 0.1 and 0.9 at ramp 2, 0.8 and 0.2 at ramp 5."""
     answers = RecordedAnswers(
@@ -183,12 +173,6 @@ def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
     assert policy.conclude(OPINION, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
 
 
-def test_an_own_rule_becomes_an_independent_policy() -> None:
-    assert at_ramp_one.state_width(3) == 0
-    assert decide(at_ramp_one, ramp=0).leave_B.tolist() == [False, False, False]
-    assert decide(at_ramp_one, ramp=1).leave_B.tolist() == [True, True, True]
-
-
 def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
     @exit_wrapper(state_width=1)
     def total_logit(ramp: int, logits_BC: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,20 +181,6 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
 
     assert total_logit.initial_state(2, 3, CPU).tolist() == [[0.0], [0.0]]
     assert leaves_at(total_logit, [0, 1, 2]) == 1  # 5, then 5 + 5
-
-
-def look(policy: ExitPolicy, ramp: int = 7) -> tuple[list[float], list[int]]:
-    score_B, label_B = policy.look(ramp, OPINION, policy.initial_state(3, 2, CPU), IDS)
-    return score_B.tolist(), label_B.tolist()
-
-
-def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None:
-    scores, labels = look(EntropyPolicy({0: 0.4}))
-    assert scores == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
-    assert labels == [0, 0, 1]
-    scores, labels = look(ConfidencePolicy({0: 0.4}))
-    assert scores == pytest.approx([0.5, 0.75, 0.9])
-    assert labels == [0, 0, 1]
 
 
 def test_no_score_passes_a_threshold_above_one_however_late() -> None:

@@ -15,7 +15,6 @@ from PIL import Image
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import values_of
 from earlyexit.policies.base import Opinion
-from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -132,17 +131,6 @@ class FiveStars(RegressionTask):
 def test_a_task_of_ones_own_is_named_by_its_function() -> None:
     assert FiveStars().spec() == STARS.spec(), "by the constructor of the class that has the name"
     assert find_task({"name": f"{HERE}:stars", "scale": 2.0}) == RegressionTask(2.0)
-
-
-def test_confidence_lets_numbers_leave_that_expect_little_error() -> None:
-    policy = ConfidencePolicy(0.5)
-    policy.check_task(STARS)
-    opinion = Opinion(STARS, torch.tensor([[0.5, 1.0], [0.25, -1.0]]))
-    verdict = policy.decide(0, opinion, torch.zeros(2, 0), ("a", "b"))
-    assert verdict.leave_B.tolist() == [False, True]
-    assert verdict.value_B is None, "the exit's own answers"
-    assert opinion.answers().tolist() == [5.0, 4.0]
-    assert opinion.answers([1]).tolist() == [4.0]
 
 
 def test_a_tokens_answer_is_the_likeliest_tokens_and_their_log_probabilities() -> None:
