@@ -124,3 +124,9 @@ def test_the_head_at_a_networks_end_is_computed_only_where_it_decides_or_looks(
         [*_, step] = cut.run(from_wire(two, inputs.wire(0, 0, inputs.ids), ConfidencePolicy(math.inf)))
         assert step.survivors is not None
         assert (called, step.survivors.next_block, step.survivors.tensors) == (expected, 2, ())
+
+
+def test_nothing_crosses_the_end_of_a_network_and_every_start_takes_inputs(two: ChainNetwork) -> None:
+    assert [len(two.boundary(block)) for block in range(5)] == [1, 0, 1, 1, 1]
+    assert (two.boundary(-1), two.takes(2)) == tuple(member.boundary(-1) for member in two.members)
+    assert (two.takes(1), two.takes(3)) == tuple(member.boundary(0) for member in two.members)
