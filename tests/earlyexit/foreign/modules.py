@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -189,40 +190,22 @@ def images(batch: int = 2) -> dict[str, Tensor]:
     return {"image": torch.randint(0, 256, (batch, SIDE, SIDE, 3), generator=generator).to(torch.uint8)}
 
 
-def pictures() -> Given:
-    return _seeded(Pictures), images()
+def _of_images(make: type[nn.Module]) -> Given:
+    return _seeded(make), images()
 
 
-def probable() -> Given:
-    return _seeded(Probable), images()
-
-
-def separate() -> Given:
-    return _seeded(Separate), images()
-
-
-def two_answers() -> Given:
-    return _seeded(Pair), images()
+pictures = partial(_of_images, Pictures)
+probable = partial(_of_images, Probable)
+separate = partial(_of_images, Separate)
+two_answers = partial(_of_images, Pair)
+masked = partial(_of_images, Masked)
+no_sites = partial(_of_images, Alone)
+stubborn = partial(_of_images, Stubborn)
+broken = partial(_of_images, Broken)
 
 
 def doubled() -> Given:
     return Doubled(_seeded(Pictures)), images()
-
-
-def masked() -> Given:
-    return _seeded(Masked), images()
-
-
-def no_sites() -> Given:
-    return _seeded(Alone), images()
-
-
-def stubborn() -> Given:
-    return _seeded(Stubborn), images()
-
-
-def broken() -> Given:
-    return _seeded(Broken), images()
 
 
 def texts() -> Given:
@@ -330,10 +313,6 @@ class Decides(nn.Module):
         return values + 1 if values.sum() > 0 else values - 1
 
 
-def decides() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Decides(), (torch.randn(2, 3),)
-
-
 class Fixed(nn.Module):
     """It takes batches of two only."""
 
@@ -341,19 +320,11 @@ class Fixed(nn.Module):
         return values.reshape(2, -1) * 2
 
 
-def fixed() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Fixed(), (torch.randn(2, 3),)
-
-
 class Mixes(nn.Module):
     """It lets inputs of a batch see each other."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values - values.mean(0)
-
-
-def mixes() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Mixes(), (torch.randn(2, 3),)
 
 
 class Branches(nn.Module):
@@ -364,8 +335,14 @@ class Branches(nn.Module):
         return chosen
 
 
-def branches() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Branches(), (torch.randn(2, 3),)
+def _of_rows(make: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return make(), (torch.randn(2, 3),)
+
+
+decides = partial(_of_rows, Decides)
+fixed = partial(_of_rows, Fixed)
+mixes = partial(_of_rows, Mixes)
+branches = partial(_of_rows, Branches)
 
 
 def small_bert() -> tuple[nn.Module, dict[str, Tensor]]:
