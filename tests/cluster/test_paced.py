@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.emulated import EmulatedPiece, PacedRunner
+from cluster.emulated import EmulatedPiece, Pace, PacedRunner, Sharing
 from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
@@ -47,34 +48,34 @@ class Stage:
         ]
 
 
-def test_answers_come_when_the_profile_says_for_those_really_inside() -> None:
+RAMP_1 = Split(first=0, end=4, batch=4, ramps=(1,))
+TIMED: dict[str, tuple[dict[str, Any], Batch[EmulatedPiece], list[tuple[str, float]]]] = {
     # Four inside block 0 and ramp 0: 3 + 0.3. Three, between two and four: 25 + 0.25. Two: 200 + 0.2. One: 1000.
-    assert Stage().moments(batch_of("abcd")) == [("a", 3.3), ("b", 28.55), ("c", 228.75), ("d", 1228.75)]
+    "inputs inside": ({}, batch_of("abcd"), [("a", 3.3), ("b", 28.55), ("c", 228.75), ("d", 1228.75)]),
+    "stretched": ({"time_scale": 15}, batch_of("abcd"), [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]),
+    "active ramps": ({}, batch_of("abcd", replace(RAMP_1, ramps=(2,))), [("abc", 333.3), ("d", 1333.3)]),
+    "probes": ({}, batch_of("abcd", RAMP_1, probe=True), [("", 3.3), ("ab", 33.6), ("", 333.9), ("abcd", 3333.9)]),
+    "stay": ({}, batch_of("abcd", replace(RAMP_1, after_answer="stay")), [("ab", 33.3), ("abcd", 3333.3)]),
+    # The profile is of inputs of 10 tokens. Forty tokens are four of them: 3 + 0.3. Without a's 20 two are left, 20 +
+    # 0.2, without b's 5 one and a half, 150 + 0.15, and without c's 10 half a one, which takes as long as one: 1000.
+    "tokens inside": (
+        {"length": 10},
+        batch_of("abcd", tokens=(20, 5, 10, 5)),
+        [("a", 3.3), ("b", 23.5), ("c", 173.65), ("d", 1173.65)],
+    ),
+    "more tokens than measured": (
+        {"length": 10},
+        batch_of("d", Split(first=0, end=2, batch=1), tokens=(60,)),
+        [("", 1.5 * 33)],
+    ),
+}
 
 
-def test_only_active_ramps_take_time() -> None:
-    split = Split(first=0, end=4, batch=4, ramps=(2,))
-    assert Stage().moments(batch_of("abcd", split)) == [("abc", 3 + 30 + 300 + 0.3), ("d", 333.3 + 1000)]
-
-
-def test_probes_take_the_time_of_every_ramp_with_everyone_inside() -> None:
-    split = Split(first=0, end=4, batch=4, ramps=(1,))
-    assert Stage().moments(batch_of("abcd", split, probe=True)) == [
-        ("", 3.3),
-        ("ab", 33.6),
-        ("", 333.9),
-        ("abcd", 3333.9),
-    ]
-
-
-def test_batches_that_stay_take_the_time_of_their_ramps_with_everyone_inside() -> None:
-    split = Split(first=0, end=4, batch=4, ramps=(1,), after_answer="stay")
-    assert Stage().moments(batch_of("abcd", split)) == [("ab", 33.3), ("abcd", 3333.3)]
-
-
-def test_time_is_stretched_by_the_scale() -> None:
-    moments = Stage(time_scale=15).moments(batch_of("abcd"))
-    assert moments == [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]
+@pytest.mark.parametrize(("options", "batch", "moments"), TIMED.values(), ids=TIMED)
+def test_a_batch_takes_what_the_profile_says(
+    options: dict[str, Any], batch: Batch[EmulatedPiece], moments: list[tuple[str, float]]
+) -> None:
+    assert Stage(**options).moments(batch) == moments
 
 
 def test_what_lies_between_two_batches_costs_a_busy_device_nothing() -> None:
@@ -145,18 +146,6 @@ def test_a_batch_beyond_the_profile_is_refused() -> None:
         runner.prepare([Split(first=0, end=4, batch=5)])
     with pytest.raises(PlanError, match="the profile knows no batch of 5"):
         list(runner.run(batch_of("abcda", Split(first=0, end=4, batch=5))))
-
-
-def test_where_lengths_count_blocks_take_the_time_of_the_tokens_really_inside() -> None:
-    # The profile is of inputs of 10 tokens. Forty tokens are four of them: 3 + 0.3. Without a's 20 two are left, 20 +
-    # 0.2, without b's 5 one and a half, 150 + 0.15, and without c's 10 half a one, which takes as long as one: 1000.
-    moments = Stage(length=10).moments(batch_of("abcd", tokens=(20, 5, 10, 5)))
-    assert moments == [("a", 3.3), ("b", 23.5), ("c", pytest.approx(173.65)), ("d", pytest.approx(1173.65))]
-
-
-def test_a_larger_batch_than_measured_takes_as_many_times_as_long_as_it_is_larger() -> None:
-    split = Split(first=0, end=2, batch=1)
-    assert Stage(length=10).moments(batch_of("d", split, tokens=(60,))) == [("", pytest.approx(1.5 * 33))]
 
 
 def test_a_token_budget_beyond_the_profile_is_refused() -> None:
@@ -242,3 +231,15 @@ def test_a_batch_that_is_given_up_leaves_the_other_alone() -> None:
     began_s = runs.clock.now_s()
     runs.run(batch_of("d", split, queued_s=began_s))
     assert runs.log == {"d": pytest.approx(began_s + 0.4)}
+
+
+def test_a_step_that_begins_in_what_is_counted_already_has_done_its_share_since() -> None:
+    block_s_NB = np.array([[4.0, 4.0, 8.0]] * 4)  # flat up to four inputs, then a second for each
+    pace = Pace(LatencyTable(batches=(1, 4, 8), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((0, 3))), (), 1.0)
+    sharing = Sharing()
+    sharing.step(0, pace, 0, 1, (), inside=6, at_s=0.0)
+    sharing.advance(6.0)
+    sharing.shrink(0, 2, 6.0)
+    sharing.step(1, pace, 0, 1, (), inside=2, at_s=8.0)
+    sharing.step(0, pace, 0, 1, (), inside=2, at_s=6.0)  # this process was 2 s late
+    assert sharing.due_s(0) == 10.0
