@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from deployments.settings import Tuning
+from optimizer.plan import Plan
+from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
-from profiles.table import LatencyTable
-from simulator.controlled import Control, control_settings
+from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
 from simulator.fleet import Delays
 from simulator.inputs import IntArray, recorded
 from simulator.scenario import FloatArray, Scenario
+from tests.deployments.control import control_fakes
+from tests.deployments.control.control_fakes import POLICY as POLICY
+from tests.deployments.control.control_fakes import RAMPS as RAMPS
 
-RAMPS = (0, 1, 2)
-POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
 DELAYS = Delays(start_s=4.0, notice_s=1.0, lost_s=8.0, drain_s=1.0)
 EASY, HARD = 0, 1
 """Rows of the records: inputs that leave after block 1, and inputs that stay to the end."""
@@ -40,32 +40,18 @@ def records() -> ExitRecords:
 def problem(easy_share: float, *, count: int = 4) -> PlanProblem:
     """Every block takes 10 ms for one to four inputs, a ramp nothing."""
     left = 1 - easy_share
-    return PlanProblem(
-        num_blocks=4,
-        ramps=RAMPS,
-        survival_N=(1.0, 1.0, left, left),
-        latency={"cpu": LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((3, 2)))},
-        devices={"cpu": Supply(count=count, usd_per_hour=1.0)},
-        link=Link(bandwidth_bytes_per_s=1e12),
-        bytes_per_sample_N=(1.0,) * 4,
-        slo=Slo(latency_s=1.0),
-        objective=MaximizeRate(),
-    )
+    return control_fakes.problem(count=count, survival=(1.0, 1.0, left, left))
 
 
 def whole(replicas: int) -> Plan:
     """The model in one split, no ramp: 4 inputs in 40 ms, so 100/s per replica."""
-    stage = Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=4, batch=4),))
-    return Plan(stages=(stage,), policy=POLICY, predicted={"rate_per_s": 100.0 * replicas, "latency_s": 0.08})
+    predicted = {"rate_per_s": 100.0 * replicas, "latency_s": 0.08}
+    return Plan(stages=control_fakes.whole(replicas), policy=POLICY, predicted=predicted)
 
 
 def halves(first: int, second: int) -> Plan:
     """Cut after ramp 1. A replica of the first half does 200/s, one of the second 200/s of those that reach it."""
-    stages = (
-        Stage(device="cpu", replicas=first, splits=(Split(first=0, end=2, batch=4, ramps=(1,)),)),
-        Stage(device="cpu", replicas=second, splits=(Split(first=2, end=4, batch=4),)),
-    )
-    return Plan(stages=stages, policy=POLICY)
+    return Plan(stages=control_fakes.halves(first, second), policy=POLICY)
 
 
 def evenly(rate_per_s: float, duration_s: float) -> FloatArray:
@@ -106,6 +92,36 @@ def control(expected: PlanProblem, **options: Any) -> Control:
         plan_s=0.0,
     )
     return replace(made, **options)
+
+
+def simulated(
+    expected: PlanProblem,
+    plan: Plan,
+    of: ExitRecords,
+    mixes: Sequence[Mix],
+    *,
+    rate_per_s: float,
+    duration_s: float,
+    tuning: Tuning,
+    budget: float = 0.02,
+    **options: Any,
+) -> Controlled:
+    """A stream of one mix of rows after the other, under a controller with periods of 60 s and a look every 2.5 s."""
+    arrivals_s = evenly(rate_per_s, duration_s)
+    made = Scenario(
+        problem=expected,
+        plan=plan,
+        decisions=recorded(of, dict.fromkeys(RAMPS, 0.5)),
+        rows_N=rows_in_turn(mixes, arrivals_s),
+        arrivals_s=arrivals_s,
+        duration_s=duration_s,
+        slo_s=1.0,
+    )
+    settings = control_settings(
+        expected, period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=budget
+    )
+    fields = {"probe_share": 0.1, "delays": DELAYS} | options
+    return simulate_controlled(made, Control(settings=settings, problem=expected, records=of, **fields))
 
 
 def seconds(log: Sequence[tuple[float, str]]) -> list[str]:

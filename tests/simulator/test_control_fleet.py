@@ -33,20 +33,6 @@ def now(asked: Coroutine[Any, Any, Any]) -> Any:
     return answer.value.value
 
 
-def test_new_replicas_take_calls_once_they_have_started() -> None:
-    fleet, service = fleet_of(whole(2))
-    now(fleet.scale("cpu", 4))
-    service.events.run_until(3.9)
-    assert now(fleet.running()) == {"cpu": 2}
-    service.events.run_until(4.0)
-    assert now(fleet.running()) == {"cpu": 4}
-    assert seconds(fleet.log) == [
-        "0.00 scale cpu to 4",
-        "4.00 split-cpu#2 runs",
-        "4.00 split-cpu#3 runs",
-    ]
-
-
 def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
     fleet, service = fleet_of(halves(1, 2))
 
@@ -69,16 +55,6 @@ def test_a_type_that_shrinks_gives_up_first_what_has_not_started() -> None:
     service.events.run_out()
     assert now(fleet.running()) == {"cpu": 1}
     assert seconds(fleet.log)[2:] == ["1.00 split-cpu#1 ends"]
-
-
-def test_a_dead_replica_is_replaced_once_its_death_is_noticed() -> None:
-    fleet, service = fleet_of(whole(2))
-    victim = fleet.replica_at(FIRST, 0)
-    assert victim is not None
-    fleet.die(victim)
-    assert now(fleet.running()) == {"cpu": 1}
-    service.events.run_out()
-    assert seconds(fleet.log) == ["0.00 split-cpu#0 dies", "5.00 split-cpu#2 runs"]
 
 
 def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_those_that_come_back() -> None:

@@ -11,10 +11,8 @@ from deployments.settings import Tuning
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
-from simulator.inputs import recorded
-from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import DELAYS, RAMPS, evenly, problem, whole
+from simulator.controlled import Controlled, Mix
+from tests.simulator.controlled_cases import RAMPS, problem, simulated, whole
 
 CHANGES_S, ENDS_S, PERIOD_S = 70.0, 185.0, 60.0
 
@@ -47,25 +45,6 @@ def with_costs() -> PlanProblem:
     return replace(made, latency={"cpu": table})
 
 
-def simulated(tuning: Tuning) -> Controlled:
-    arrivals_s = evenly(200, ENDS_S)
-    mixes = [Mix(at_s=0.0, rows_N=np.arange(1000)), Mix(at_s=CHANGES_S, rows_N=np.arange(1000, 2000))]
-    scenario = Scenario(
-        problem=with_costs(),
-        plan=whole(4),
-        decisions=recorded(RECORDS, dict.fromkeys(RAMPS, 0.5)),
-        rows_N=rows_in_turn(mixes, arrivals_s),
-        arrivals_s=arrivals_s,
-        duration_s=ENDS_S,
-        slo_s=1.0,
-    )
-    settings = control_settings(
-        with_costs(), period_s=PERIOD_S, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=0.02
-    )
-    steered = Control(settings=settings, problem=with_costs(), records=RECORDS, probe_share=0.1, delays=DELAYS)
-    return simulate_controlled(scenario, steered)
-
-
 def ramps_at(result: Controlled, at_s: float) -> set[int]:
     """Of the plan in force then."""
     placed = [plan.placed for plan in result.plans if plan.outcome == "in force" and plan.at_s <= at_s][-1]
@@ -75,7 +54,9 @@ def ramps_at(result: Controlled, at_s: float) -> set[int]:
 
 @pytest.mark.parametrize("tuning", ["off", "guarantee"])
 def test_other_ramps_are_on_a_period_after_they_became_the_better_ones(tuning: Tuning) -> None:
-    result = simulated(tuning)
+    mixes = [Mix(at_s=0.0, rows_N=np.arange(1000)), Mix(at_s=CHANGES_S, rows_N=np.arange(1000, 2000))]
+    load = {"rate_per_s": 200, "duration_s": ENDS_S}
+    result = simulated(with_costs(), whole(4), RECORDS, mixes, tuning=tuning, **load)
     assert ramps_at(result, 59.0) == set()
     assert ramps_at(result, CHANGES_S) == {0}
     assert ramps_at(result, CHANGES_S + PERIOD_S) == {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,8 @@ from deployments.settings import Tuning
 from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
-from simulator.controlled import Control, Controlled, Mix, Order, control_settings, rows_in_turn, simulate_controlled
-from simulator.inputs import recorded
-from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import DELAYS, POLICY, RAMPS, evenly, problem, whole
+from simulator.controlled import Controlled, Mix, Order
+from tests.simulator.controlled_cases import POLICY, problem, simulated, whole
 from tests.simulator.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs
 
 DRIFTS_S, ENDS_S = 90.0, 180.0
@@ -30,36 +29,15 @@ def staying(replicas: int) -> Plan:
     return Plan(stages=(Stage(device="cpu", replicas=replicas, splits=(split,)),), policy=POLICY)
 
 
-def simulated(
-    plan: Plan, tuning: Tuning, *, hold: bool = False, orders: tuple[Order, ...] = (), probe_share: float = 0.05
-) -> Controlled:
-    arrivals_s = evenly(100, ENDS_S)
-    scenario = Scenario(
-        problem=soonest(),
-        plan=plan,
-        decisions=recorded(RECORDS, dict.fromkeys(RAMPS, 0.5)),
-        rows_N=rows_in_turn([Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)], arrivals_s),
-        arrivals_s=arrivals_s,
-        duration_s=ENDS_S,
-        slo_s=1.0,
-    )
-    settings = control_settings(
-        soonest(), period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=BUDGET
-    )
-    steered = Control(
-        settings=settings,
-        problem=soonest(),
-        records=RECORDS,
-        probe_share=probe_share,
-        delays=DELAYS,
-        hold=hold,
-        orders=orders,
-    )
-    return simulate_controlled(scenario, steered)
+def stream(plan: Plan, tuning: Tuning, **options: Any) -> Controlled:
+    """It drifts in the middle."""
+    mixes = [Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)]
+    steered = {"probe_share": 0.05, "budget": BUDGET, **options}
+    return simulated(soonest(), plan, RECORDS, mixes, rate_per_s=100, duration_s=ENDS_S, tuning=tuning, **steered)
 
 
 def test_the_plan_of_the_soonest_answers_is_found_taken_and_kept() -> None:
-    result = simulated(whole(4), "off")
+    result = stream(whole(4), "off")
     taken = epochs(result, "period")[0]
     assert taken.at_s == pytest.approx(60.3)
     assert taken.words.startswith("changes the plan: the new one would answer")
@@ -80,7 +58,7 @@ def test_the_plan_of_the_soonest_answers_is_found_taken_and_kept() -> None:
 
 def test_a_plan_that_stays_is_put_in_force_and_left_without_losing_an_input() -> None:
     orders = (Order(at_s=20.0, plan=staying(4)), Order(at_s=40.0, plan=whole(4)))
-    result = simulated(whole(4), "off", hold=True, orders=orders)
+    result = stream(whole(4), "off", hold=True, orders=orders)
     during = result.outcome.figures_between(25.0, 39.0)
     assert during.exits[1] / during.answered == pytest.approx(0.6, abs=0.03)
     assert set(result.outcome.figures_between(45.0, 60.0).exits) == {3}
@@ -88,14 +66,14 @@ def test_a_plan_that_stays_is_put_in_force_and_left_without_losing_an_input() ->
 
 
 def test_a_plan_that_stays_is_planned_again_without_probes_by_what_was_expected() -> None:
-    result = simulated(staying(4), "off", probe_share=0.0)
+    result = stream(staying(4), "off", probe_share=0.0)
     assert result.words("error") == []
     assert epochs(result, "period")[0].at_s == pytest.approx(60.3)
     assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
 
 
 def test_where_inputs_stay_the_alarm_hears_all_of_them_and_no_capacity_is_lost() -> None:
-    result = simulated(staying(4), "guarantee", hold=True)
+    result = stream(staying(4), "guarantee", hold=True)
     alarm = epochs(result, "alarm")[0]
     # 100 answers a second are held against the full model's, of which 5 are probes: the first look is enough.
     assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 2.6

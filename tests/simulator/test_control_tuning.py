@@ -8,14 +8,13 @@ import pytest
 from deployments.controller.remember import PlanRow
 from deployments.settings import Tuning
 from profiles.records import ExitRecords
-from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
-from simulator.inputs import recorded
-from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import DELAYS, RAMPS, evenly, halves, problem
+from simulator.controlled import Controlled, Mix, rows_in_turn
+from tests.simulator.controlled_cases import RAMPS, halves, problem, simulated
 
 BEFORE, AFTER = np.arange(2000), np.arange(2000, 4000)
 """Rows of the records: the stream at first, and after it drifted."""
 DRIFTS_S, ENDS_S = 35.0, 115.0
+MIXES = [Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)]
 BUDGET = 0.02
 
 
@@ -43,42 +42,20 @@ def records() -> ExitRecords:
 RECORDS = records()
 
 
-def drifting(rate_per_s: float) -> Scenario:
+def drifting(rate_per_s: float, tuning: Tuning) -> Controlled:
     """By thresholds of 0.5 six of ten leave at ramp 1."""
-    arrivals_s = evenly(rate_per_s, ENDS_S)
-    return Scenario(
-        problem=problem(0.6),
-        plan=halves(3, 1),
-        decisions=recorded(RECORDS, dict.fromkeys(RAMPS, 0.5)),
-        rows_N=rows_in_turn([Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)], arrivals_s),
-        arrivals_s=arrivals_s,
-        duration_s=ENDS_S,
-        slo_s=1.0,
-    )
-
-
-def steered(tuning: Tuning) -> Control:
-    settings = control_settings(
-        problem(0.6), period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=BUDGET
-    )
-    return Control(
-        settings=settings,
-        problem=problem(0.6),
-        records=RECORDS,
-        probe_share=0.1,
-        delays=DELAYS,
-        plan_s=0.3,
-    )
+    load = {"rate_per_s": rate_per_s, "duration_s": ENDS_S}
+    return simulated(problem(0.6), halves(3, 1), RECORDS, MIXES, tuning=tuning, budget=BUDGET, plan_s=0.3, **load)
 
 
 @pytest.fixture(scope="module")
 def tuned() -> Controlled:
-    return simulate_controlled(drifting(150), steered("guarantee"))
+    return drifting(150, "guarantee")
 
 
 def agreement(result: Controlled, from_s: float, until_s: float) -> float:
     """Share of the answers to what arrived in between that are the full model's."""
-    outcome, rows_N = result.outcome, drifting(150).rows_N
+    outcome, rows_N = result.outcome, rows_in_turn(MIXES, result.outcome.arrived_s_R)
     losses_NE = np.column_stack([RECORDS.losses_NR, np.zeros(len(RECORDS))])
     between_N = (outcome.arrived_s_R >= from_s) & (outcome.arrived_s_R < until_s) & (outcome.exit_N >= 0)
     return 1 - float(losses_NE[rows_N[between_N], outcome.exit_N[between_N]].mean())
@@ -98,7 +75,7 @@ def test_a_stream_that_drifts_keeps_its_agreement_with_tuning(tuned: Controlled)
 
 
 def test_the_same_stream_loses_it_without() -> None:
-    kept = simulate_controlled(drifting(150), steered("off"))
+    kept = drifting(150, "off")
     assert (epochs(kept, "alarm"), epochs(kept, "thresholds")) == ([], [])
     assert agreement(kept, 0.0, DRIFTS_S) > 1 - BUDGET
     assert agreement(kept, DRIFTS_S, ENDS_S) == pytest.approx(0.7, abs=0.02)
@@ -117,7 +94,7 @@ def test_no_input_leaves_between_the_alarm_and_the_first_test_and_then_many_do_a
 
 
 def test_a_plan_that_lives_on_exits_gives_way_to_another_at_once() -> None:
-    tuned = simulate_controlled(drifting(380), steered("guarantee"))
+    tuned = drifting(380, "guarantee")
     (alarm,), another = epochs(tuned, "alarm"), epochs(tuned, "after an alarm")[0]
     # The one replica of the second half does 200 of the 380 inputs/s. The new plan has the model whole on all four.
     assert another.at_s - alarm.at_s == pytest.approx(0.3)

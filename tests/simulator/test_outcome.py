@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from simulator.outcome import DROPS, NO_EXIT, NOT_DROPPED, REASONS, Ledger, Outcome, SlotUse, SplitUse
+from simulator.outcome import NO_EXIT, NOT_DROPPED, REASONS, Outcome, SlotUse, SplitUse
 
 NAN = math.nan
 ADMISSION, DEADLINE = REASONS["admission"], REASONS["deadline"]
@@ -86,11 +86,3 @@ def test_accelerators_are_weighed_by_the_time_they_were_held_and_paid_per_hour_o
     assert figures.usd_per_hour == pytest.approx(60.0)  # 0.2 USD in 12 s
     written = json.loads(json.dumps(figures.document()))
     assert written["splits"][0]["fill"] == 0.75
-
-
-def test_a_ledger_begins_without_any_outcome() -> None:
-    ledger = Ledger(np.array([0.5, 2.0]), 3)
-    assert (len(ledger.latency_s), ledger.arrived_s.tolist()) == (6, [0.5, 2.0])
-    assert all(math.isnan(each) for each in ledger.latency_s)
-    assert (set(ledger.exit), set(ledger.drop)) == ({NO_EXIT}, {NOT_DROPPED})
-    assert DROPS[DEADLINE] == "deadline"
