@@ -2,13 +2,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from cluster.render import BUILDER, serve_config
-from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
-from earlyexit.errors import InputError
+from deployments.local_ray.applications import (
+    RayDashboard,
+    check_devices,
+    claimed,
+    with_application,
+    without_application,
+)
+from earlyexit.errors import InputError, OfframpError
 from tests.deployments.serve_status import application, serving
 
 PLAN = {
@@ -125,7 +132,27 @@ def test_accelerators_of_other_services_are_missing_here() -> None:
         check_devices({"cpu": 3}, there, {"cpu": 2})
 
 
-def test_a_service_of_another_route_stands_beside_the_one_at_the_root() -> None:
-    beside = serve_config({"route_prefix": "/b"}, name="demo", environment={}, host="0.0.0.0", port=9000)
-    put = with_application(serving(application("a", route="/")), beside)
-    assert [each["route_prefix"] for each in put["applications"]] == ["/", "/b"]
+# Ray's dashboard
+
+
+def answering(status: int, content: bytes = b"") -> RayDashboard:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, content=content))
+    return RayDashboard("http://ray:8265/", transport)
+
+
+async def test_an_answer_is_its_json_or_nothing() -> None:
+    assert await answering(200, b'{"a": 1}').ask("GET", "/x") == {"a": 1}
+    assert await answering(200).ask("PUT", "/x", {}) is None
+
+
+async def test_a_refusal_is_an_error_with_the_dashboards_words() -> None:
+    with pytest.raises(OfframpError, match="dashboard says 400: no such slot"):
+        await answering(400, b"no such slot").ask("POST", "/x")
+
+
+async def test_a_dashboard_that_is_not_there_is_named() -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(OfframpError, match="dashboard at http://ray:8265 cannot be reached"):
+        await RayDashboard("http://ray:8265/", httpx.MockTransport(gone)).ask("GET", "/x")

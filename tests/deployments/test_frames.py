@@ -77,13 +77,6 @@ def test_frames_are_the_same_wherever_the_stream_is_cut() -> None:
         assert end.heard == SAID, (first, second)
 
 
-def test_long_frames_come_in_many_pieces() -> None:
-    said = [bytes(range(256)) * 4096, b"short", b"x" * 300_000]
-    stream, end = stream_of(said), End(longest=1 << 20)
-    end.feed(*(stream[start : start + 65_536] for start in range(0, len(stream), 65_536)))
-    assert end.heard == said
-
-
 @pytest.mark.parametrize("beyond", [-LENGTH_BYTES - 1, -LENGTH_BYTES, 1 - LENGTH_BYTES, 0, 1])
 @pytest.mark.parametrize("first", [1, LENGTH_BYTES, LENGTH_BYTES + 1, SHORT_BYTES, SHORT_BYTES + 9])
 def test_frames_about_as_long_as_what_is_received_at_a_time_are_heard_among_others(beyond: int, first: int) -> None:

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 import pytest
 
-from deployments.local_ray.ports import LINGER_S, LOOK_S, HostPort, RunningProcess, await_ports
+from deployments.local_ray.ports import (
+    LINGER_S,
+    LOOK_S,
+    HostPort,
+    RunningProcess,
+    await_ports,
+    free_port,
+    holding,
+    take_listener,
+)
 from earlyexit.errors import OfframpError
 
+HOST = "127.0.0.1"
 LEFT = RunningProcess(pid=7, name="haproxy")
 SERVING = RunningProcess(pid=7, name="haproxy", parent="ray::HAProxyManager")
 PYTHON = RunningProcess(pid=8, name="python3")
@@ -22,9 +31,7 @@ class Ports:
         self._holder = holder
 
     def wait_for(self, *ports: int) -> None:
-        await_ports(
-            [("127.0.0.1", port) for port in ports], is_free=self._is_free, holders=self._holders, pause=self._pause
-        )
+        await_ports([(HOST, port) for port in ports], is_free=self._is_free, holders=self._holders, pause=self._pause)
 
     def _is_free(self, address: HostPort) -> bool:
         return self.now_s >= self._free_from_s.get(address[1], 0.0)
@@ -74,26 +81,22 @@ def test_a_port_of_what_will_not_end_is_an_error_at_once(holder: RunningProcess 
 
 def test_one_that_is_let_go_while_its_holder_is_looked_for_is_free() -> None:
     looks = iter([False, True])
-    await_ports([("127.0.0.1", 8000)], is_free=lambda address: next(looks), holders=dict)
+    await_ports([(HOST, 8000)], is_free=lambda address: next(looks), holders=dict)
     assert next(looks, None) is None
 
 
-def test_of_a_real_port_the_process_that_listens_is_named(no_pause: Callable[[float], None]) -> None:
+def no_pause(seconds: float) -> None:
+    raise AssertionError(f"waits {seconds} s")
+
+
+def test_of_a_real_port_the_process_that_listens_is_named() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(OfframpError, match=rf"port {port} of 127.0.0.1 is taken by .*, pid \d+"):
-            await_ports([("127.0.0.1", port)], pause=no_pause)
-    await_ports([("127.0.0.1", port)], pause=no_pause)
-
-
-@pytest.fixture
-def no_pause() -> Callable[[float], None]:
-    def pause(seconds: float) -> None:
-        raise AssertionError(f"waits {seconds} s")
-
-    return pause
+            await_ports([(HOST, port)], pause=no_pause)
+    await_ports([(HOST, port)], pause=no_pause)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +112,63 @@ def no_pause() -> Callable[[float], None]:
 )
 def test_what_was_of_ray_and_has_no_parent_there_is_left_over(name: str, parent: str | None, *, is_left: bool) -> None:
     assert RunningProcess(pid=5, name=name, parent=parent).is_left == is_left
+
+
+# The socket that ingresses take
+
+
+def asked(port: int) -> socket.socket:
+    client = socket.create_connection((HOST, port), timeout=5)
+    client.sendall(b"ask")
+    return client
+
+
+def answer_one(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(b"answer to " + connection.recv(100))
+
+
+def test_callers_are_refused_until_the_first_ingress_listens() -> None:
+    port = free_port()
+    with holding(HOST, port) as path:
+        with pytest.raises(ConnectionRefusedError):
+            asked(port)
+        with take_listener(path) as listener:
+            listener.listen()
+            with asked(port) as client:
+                answer_one(listener)
+                assert client.recv(100) == b"answer to ask"
+
+
+def test_a_client_that_comes_while_no_ingress_is_there_is_answered_by_the_next_one() -> None:
+    port = free_port()
+    with holding(HOST, port) as path:
+        with take_listener(path) as first:
+            first.listen()
+            waiting = asked(port)  # accepted by no process before the first one has gone
+        later = asked(port)
+        with take_listener(path) as second, waiting, later:
+            answer_one(second)
+            answer_one(second)
+            assert [client.recv(100) for client in (waiting, later)] == [b"answer to ask"] * 2
+
+
+def test_a_service_that_ends_lets_go_of_its_port_and_hands_nothing_over() -> None:
+    port = free_port()
+    with holding(HOST, port) as path:
+        take_listener(path).close()
+    with pytest.raises(OfframpError, match="the socket to listen on cannot be had"):
+        take_listener(path)
+    with holding(HOST, port):
+        pass
+
+
+def test_an_address_that_cannot_be_had_is_named() -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        port = other.getsockname()[1]
+        with pytest.raises(OfframpError, match=f"port {port} of {HOST} cannot be listened on"), holding(HOST, port):
+            pass
+    with pytest.raises(OfframpError, match="is no address"), holding("no.such.host.invalid", 1):
+        pass

@@ -18,11 +18,9 @@ from deployments.wire.messages import (
     Assignment,
     Begin,
     Chunk,
-    End,
     Forget,
     Frames,
     GoingOn,
-    Host,
     Part,
     Refused,
     StageCall,
@@ -71,14 +69,13 @@ def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
     )
 
 
-def call_of(sample_ids: Sequence[str], sequences: tuple[int, ...] = ()) -> StageCall:
+def call_of(sample_ids: Sequence[str]) -> StageCall:
     """One input per letter, or per id, with time for ever."""
     return StageCall(
         piece=piece_of(sample_ids),
         remaining_s=(math.inf,) * len(sample_ids),
         reserve_s=0.0,
         assignment=ASSIGNMENT,
-        sequences=sequences,
     )
 
 
@@ -92,11 +89,6 @@ def answered(sample_ids: Sequence[str]) -> Chunk:
 def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
     """A part with these survivors."""
     return Chunk(going_on=GoingOn(piece=piece_of(sample_ids, next_block), timings=(TIMING,) * len(sample_ids)))
-
-
-def names(parts: Sequence[Chunk]) -> list[str]:
-    """The answered inputs, part by part."""
-    return ["".join(answer.sample_id for answer, _ in part.answers) for part in parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +126,6 @@ class FakeReplica:
         self.asked: asyncio.Queue[Asked] = asyncio.Queue() if asked is None else asked
         self.forgotten: asyncio.Queue[int] = asyncio.Queue()
         """Serials."""
-        self.over: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
-        """Sequences that were ended, message by message."""
-        self.hosted: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
-        """The plans and stages that it was told to host."""
         self.ended: asyncio.Queue[None] = asyncio.Queue()
         """Of every connection its end."""
         self._connections: set[Frames] = set()
@@ -181,10 +169,6 @@ class FakeReplica:
                     self.asked.put_nowait(Asked(replica=self.name, serial=serial, call=call, frames=frames))
                 case Forget(serial=serial):
                     self.forgotten.put_nowait(serial)
-                case End(sequences=sequences):
-                    self.over.put_nowait(sequences)
-                case Host(assignment=assignment):
-                    self.hosted.put_nowait((assignment.epoch, assignment.slot))
 
         def end() -> None:
             self._connections.discard(frames)
@@ -216,13 +200,10 @@ class FakeHost:
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[tuple[StageCall, OpenCall]] = asyncio.Queue()
         self.forgotten: asyncio.Queue[OpenCall] = asyncio.Queue()
-        self.over: asyncio.Queue[set[int]] = asyncio.Queue()
-        """Sequences that were ended, at once."""
-        self.followed: asyncio.Queue[Assignment] = asyncio.Queue()
         self.refuses: Exception | None = None
 
     def follow(self, assignment: Assignment) -> None:
-        self.followed.put_nowait(assignment)
+        """Any plan can be followed."""
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
         if self.refuses is not None:
@@ -233,7 +214,7 @@ class FakeHost:
         self.forgotten.put_nowait(opened)
 
     def end(self, sequences: Collection[int]) -> None:
-        self.over.put_nowait(set(sequences))
+        """It keeps nothing of sequences."""
 
 
 class Caller:
@@ -251,20 +232,11 @@ class Caller:
         for frame in first or (address.word.encode(),):
             self.frames.send(frame)
 
-    def begin(self, serial: int, sample_ids: str, sequences: tuple[int, ...] = ()) -> None:
-        self.frames.send(encode(Begin(serial, call_of(sample_ids, sequences))))
-
-    def end(self, *sequences: int) -> None:
-        self.frames.send(encode(End(sequences)))
-
-    def host(self, assignment: Assignment) -> None:
-        self.frames.send(encode(Host(assignment)))
-
-    def forget(self, serial: int) -> None:
-        self.frames.send(encode(Forget(serial)))
+    def begin(self, serial: int, sample_ids: str) -> None:
+        self.frames.send(encode(Begin(serial, call_of(sample_ids))))
 
     async def part(self) -> tuple[int, str]:
         """The next part: its call, and the inputs that it answers."""
         message = await soon(self.heard.get())
         assert isinstance(message, Part), message
-        return message.serial, names([message.chunk])[0]
+        return message.serial, "".join(answer.sample_id for answer, _ in message.chunk.answers)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from deployments.accelerators import accelerators, first_replicas
 from deployments.controller.description import describe
@@ -27,13 +27,14 @@ ENTROPY = {"name": "entropy", "thresholds": 0.3}
 HALVES = plan_document(Plan(stages=halves(3, 1), policy=POLICY))
 
 
-def settings(tmp_path: Path, *, policy: dict[str, Any] | None = None, **changes: Any) -> ServeSettings:
+def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> ServeSettings:
+    """`asked`: what else is asked of the controller."""
     control = {
         "problem": problem_document(problem()),
-        "policy": policy or ENTROPY,
+        "policy": ENTROPY,
         "state": str(tmp_path / "control.db"),
         "accuracy_budget": 0.01,
-    }
+    } | dict(asked)
     plan = plan_document(Plan(stages=whole(2)))
     return ServeSettings.model_validate({"model": "m", "plan": plan, "control": control} | changes)
 
@@ -71,26 +72,58 @@ async def test_an_emulated_accelerator_says_so(tmp_path: Path) -> None:
     assert described["accelerators"]["cpu"]["time_scale"] == 20.0
 
 
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [
-        ({"name": "patience", "patience": 2}, "plans by thresholds; the policy 'patience' has none"),
-        ({"name": "entropy", "thresholds": {"0": 0.3, "2": 0.3}}, r"no threshold for ramps \[1\]"),
-        ({"name": "entropy", "treshold": 0.3}, "control.policy"),
-    ],
-    ids=["no thresholds", "one missing", "misspelt"],
-)
-def test_a_policy_that_cannot_be_planned_by_is_refused(tmp_path: Path, policy: dict[str, Any], words: str) -> None:
+PATIENT = {"policy": {"name": "patience", "patience": 2}}
+TUNED = {"tuning": "guarantee"}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], ModelShape, str]] = {
+    "no thresholds": (PATIENT, {}, SHAPE, "plans by thresholds; the policy 'patience' has none"),
+    "a threshold is missing": (
+        {"policy": {"name": "entropy", "thresholds": {"0": 0.3, "2": 0.3}}},
+        {},
+        SHAPE,
+        r"no threshold for ramps \[1\]",
+    ),
+    "a misspelt policy": ({"policy": {"name": "entropy", "treshold": 0.3}}, {}, SHAPE, "control.policy"),
+    "another model": ({}, {}, replace(SHAPE, num_blocks=6), "control.problem has 4 blocks .* the model has 6"),
+    "other networks": (
+        {},
+        {},
+        replace(SHAPE, networks=(2, 4)),
+        r"control.problem has networks that end at \[\], the model's end at \[2, 4\]",
+    ),
+    "a first plan of other ramps": (
+        {"problem": problem_document(problem(ramps=(0, 2)))},
+        {"plan": HALVES},
+        SHAPE,
+        r"has ramps \[1\], control.problem has \[0, 2\]",
+    ),
+    "tuning without a budget": (
+        TUNED | {"accuracy_budget": None},
+        {},
+        SHAPE,
+        "budget above 0, and none is given: accuracy.budget says it",
+    ),
+    "tuning with a budget of 0": (
+        TUNED | {"accuracy_budget": 0.0},
+        {},
+        SHAPE,
+        "tuning 'guarantee' keeps an accuracy budget above 0, and it is 0: accuracy",
+    ),
+    "tuning without probes": (TUNED, {"probe_share": 0.0}, SHAPE, "'guarantee' needs probes, and probe_share is 0"),
+    "tuning of a model that generates": (
+        TUNED,
+        {},
+        replace(SHAPE, generates=True),
+        "keeps a loss per input, and a sequence's is of all its tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "changes", "shape", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_a_controller_cannot_plan_by_is_refused(
+    tmp_path: Path, asked: dict[str, Any], changes: dict[str, Any], shape: ModelShape, words: str
+) -> None:
     with pytest.raises(PlanError, match=words):
-        check_control(settings(tmp_path, policy=policy), SHAPE)
-
-
-def test_a_problem_of_another_model_and_a_first_plan_of_other_ramps_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"control.problem has 4 blocks .* the model has 6"):
-        check_control(settings(tmp_path), ModelShape(num_blocks=6, ramps=(0, 1, 2)))
-    few = {"problem": problem_document(problem(ramps=(0, 2))), "policy": ENTROPY, "state": str(tmp_path / "c.db")}
-    with pytest.raises(PlanError, match=r"has ramps \[1\], control.problem has \[0, 2\]"):
-        check_control(settings(tmp_path, plan=HALVES, control=few), SHAPE)
+        check_control(settings(tmp_path, asked=asked, **changes), shape)
 
 
 def test_another_applications_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -113,8 +146,7 @@ def test_an_idle_type_begins_with_one_replica_because_serve_refuses_none(tmp_pat
         | {"V100": Supply(count=3, usd_per_hour=1.0), "T4": Supply(count=0, usd_per_hour=1.0)},
         latency=dict(asked.latency) | dict.fromkeys(("V100", "T4"), asked.latency["cpu"]),
     )
-    control = {"problem": problem_document(wider), "policy": ENTROPY, "state": str(tmp_path / "control.db")}
-    controlled = settings(tmp_path, control=control)
+    controlled = settings(tmp_path, asked={"problem": problem_document(wider)})
     assert first_replicas(controlled) == {"cpu": 2, "V100": 1}
     assert accelerators(controlled) == {"cpu": 4, "V100": 3}
 
@@ -130,52 +162,6 @@ def test_an_idle_type_begins_with_one_replica_because_serve_refuses_none(tmp_pat
 def test_a_first_plan_that_cannot_be_is_refused(tmp_path: Path, stages: Sequence[Stage], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         first_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
-
-
-def test_slots_of_earlier_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="slots"):
-        settings(tmp_path, slots={"cpu": 2})
-
-
-@pytest.mark.parametrize(
-    ("changes", "probe_share", "words"),
-    [
-        ({"accuracy_budget": None}, 0.02, "budget above 0, and none is given: accuracy.budget says it"),
-        ({"accuracy_budget": 0.0}, 0.02, "tuning 'guarantee' keeps an accuracy budget above 0, and it is 0: accuracy"),
-        ({}, 0.0, "tuning 'guarantee' needs probes, and probe_share is 0"),
-        ({"policy": {"name": "patience", "patience": 2}}, 0.02, "plans by thresholds; the policy 'patience' has none"),
-    ],
-    ids=["no budget", "budget 0", "no probes", "no thresholds"],
-)
-def test_tuning_without_what_it_needs_is_refused(
-    tmp_path: Path, changes: dict[str, Any], probe_share: float, words: str
-) -> None:
-    control = {
-        "problem": problem_document(problem()),
-        "policy": ENTROPY,
-        "state": str(tmp_path / "control.db"),
-        "accuracy_budget": 0.01,
-        "tuning": "guarantee",
-    }
-    with pytest.raises(PlanError, match=words):
-        check_control(settings(tmp_path, control=control | changes, probe_share=probe_share), SHAPE)
-
-
-def test_thresholds_of_a_model_that_generates_do_not_follow_the_stream(tmp_path: Path) -> None:
-    control = {
-        "problem": problem_document(problem()),
-        "policy": ENTROPY,
-        "state": str(tmp_path / "control.db"),
-        "accuracy_budget": 0.01,
-        "tuning": "guarantee",
-    }
-    with pytest.raises(PlanError, match="keeps a loss per input, and a sequence's is of all its tokens"):
-        check_control(settings(tmp_path, control=control, probe_share=0.02), replace(SHAPE, generates=True))
-
-
-def test_a_problem_whose_networks_are_not_the_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"control.problem has networks that end at \[\], the model's end at \[2, 4\]"):
-        check_control(settings(tmp_path), replace(SHAPE, networks=(2, 4)))
 
 
 def test_an_operators_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from deployments.controller.decide import Proposal, propose
 from deployments.controller.observe import BELIEVED_S
 from deployments.controller.observe import MissingAccelerators as Missing
 from earlyexit.network.boundary import Split
-from optimizer.decision import Decision, NoPlan, Strategy
+from optimizer.decision import Decision, Strategy
 from optimizer.live.trial import Blame
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
@@ -40,11 +40,6 @@ async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Seque
     return found.planned.stages if isinstance(found, Proposal) else None
 
 
-async def test_a_blamed_plan_is_not_proposed() -> None:
-    blamed = (Blame(stages=halves(3, 1), problem=problem(), until=6),)
-    assert await stages_of(FakePlanner(halves(3, 1), whole(4)), blamed=blamed) == whole(4)
-
-
 async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
     blamed = (Blame(stages=whole(4), problem=problem(), until=6),)
     planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
@@ -73,11 +68,6 @@ async def test_questions_are_asked_until_one_has_an_answer() -> None:
     assert planner.asked == [(900.0, "best"), (300.0, "best")]
 
 
-async def test_without_an_answer_the_first_question_says_why() -> None:
-    found = await propose((problem(), problem()), FakePlanner().solve, "best", blamed=(), reach=None)
-    assert found == NoPlan(strategy="best", binding="devices")
-
-
 PLACED = PlacedPlan(
     plan=Plan(
         stages=(
@@ -91,18 +81,6 @@ ALL, WITHOUT_STAGE = {"cpu": 4}, {"cpu": 1}
 
 def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int = 6) -> int:
     return missing.left({"cpu": counted}, running, PLACED, at_s)["cpu"]
-
-
-def test_a_stage_that_stays_empty_tells_what_is_gone() -> None:
-    missing = Missing()
-    assert left(missing, ALL, 0.0) == 6
-    assert left(missing, WITHOUT_STAGE, 2.0) == 6
-    assert left(missing, WITHOUT_STAGE, 4.0) == 3  # 1 of the 4 that the plan needs runs
-
-
-def test_a_stage_that_has_not_started_yet_is_waited_for() -> None:
-    missing = Missing()
-    assert [left(missing, WITHOUT_STAGE, at_s) for at_s in (0.0, 2.0, 4.0)] == [6, 6, 6]
 
 
 def test_once_ray_has_noticed_its_own_count_is_taken() -> None:

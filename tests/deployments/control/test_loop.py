@@ -348,15 +348,6 @@ async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(
     assert scene.fleet.followed.epoch == 2
 
 
-async def test_replicas_that_come_after_all_are_not_given_up(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, **GROWING)
-    scene.fleet.is_stuck = True
-    await scene.ticks(2, EASY)
-    scene.fleet.replicas["cpu"] = 5
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 2)
-
-
 async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
     scene.fleet.broken = {"prepare"}

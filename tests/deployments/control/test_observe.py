@@ -116,28 +116,27 @@ def counted(arrived: int, since_s: float, at_s: float) -> Interval:
     return Interval(since_s=since_s, at_s=at_s, arrived=arrived)
 
 
-def test_before_anything_was_seen_the_problems_survival_is_expected() -> None:
-    forecast = known().forecast(STATE, START_S + 10.0)
-    assert forecast.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
-    assert (forecast.num_probes, forecast.how, forecast.rate) == (0, "expected", None)
-
-
-def test_few_probes_share_the_weight_with_what_was_expected() -> None:
+@pytest.mark.parametrize(
+    ("leaving", "staying", "survival", "how"),
+    [
+        pytest.param(0, 0, 0.4, "expected", id="before anything was seen"),
+        pytest.param(
+            0, 15, 0.7, "worth 15 probes, and what was expected", id="15 of the 30 that would do: half of each"
+        ),
+        pytest.param(6, 24, 0.8, "worth 30 probes", id="enough are believed alone"),
+    ],
+)
+def test_few_probes_share_the_weight_with_what_was_expected(
+    leaving: int, staying: int, survival: float, how: str
+) -> None:
     stream = known()
-    stream.add_probes(seen(START_S + 5.0, leaving=0, staying=15))
+    stream.add_probes(seen(START_S + 5.0, leaving=leaving, staying=staying))
     forecast = stream.forecast(STATE, START_S + 10.0)
-    # 15 of the 30 that would do: half of 1.0 and half of 0.4.
-    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.7, 0.7))
-    assert forecast.survival.survival_low_HK[0, 2] <= 0.4
-    assert forecast.survival.survival_high_HK[0, 2] >= 0.9
-
-
-def test_enough_probes_are_believed_alone() -> None:
-    stream = known()
-    stream.add_probes(seen(START_S + 5.0, leaving=6, staying=24))
-    forecast = stream.forecast(STATE, START_S + 10.0)
-    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.8, 0.8))
-    assert forecast.how == "worth 30 probes"
+    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, survival, survival))
+    assert (forecast.num_probes, forecast.how) == (leaving + staying, how)
+    if leaving + staying == 15:
+        assert forecast.survival.survival_low_HK[0, 2] <= 0.4
+        assert forecast.survival.survival_high_HK[0, 2] >= 0.9
 
 
 def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_is_not_whole() -> None:
@@ -178,24 +177,6 @@ def test_plans_are_scored_on_recent_probes_if_there_are_enough() -> None:
     assert far is not None
     assert (len(near), len(far)) == (40, 40)
     assert near.outcome({1: 0.5}).survival == (1.0, 1.0, 0.5, 0.5)
-
-
-def test_inputs_that_are_no_probes_are_left_out() -> None:
-    plain = Observations(
-        shape=seen(START_S, leaving=1, staying=0).shape,
-        times_s_N=np.array([START_S]),
-        probe_N=np.array([False]),
-        stayed_N=np.array([False]),
-        active_NR=np.array([[False, True, False]]),
-        exits_N=np.array([1], dtype=np.int16),
-        scores_NR=np.array([[np.nan, 1.0, np.nan]], dtype=np.float32),
-        losses_NR=np.full((1, 3), np.nan, dtype=np.float32),
-    )
-    stream = known()
-    stream.add_probes(plain)
-    estimate = stream.observed(STATE, START_S, START_S + 1.0)
-    assert estimate is not None
-    assert estimate.num_inputs == worth(estimate) == 0
 
 
 def stayed(at_s: float, *, leaving: int, staying: int) -> Observations:

@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deployments.controller.intake import Interval
@@ -21,7 +20,6 @@ from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
-from profiles.stream import COLUMNS
 from tests.deployments.control.control_fakes import POLICY, halves, probes, problem
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
@@ -33,32 +31,6 @@ def row(epoch: int, outcome: str = "in force") -> PlanRow:
 
 def opened(tmp_path: Path, app: str = "app") -> History:
     return History.open(tmp_path / "control.db", app)
-
-
-def test_what_was_committed_is_there_again(tmp_path: Path) -> None:
-    history = opened(tmp_path)
-    interval = Interval(since_s=5.0, at_s=10.0, arrived=3, exits={1: 2}, drops={"deadline": 1}, latencies={-9: 2})
-    history.add_counts(interval)
-    history.add_event(10.0, "plan", "plan 1 in force")
-    history.put("standing", {"hold": False})
-    history.commit()
-    again = opened(tmp_path)
-    assert again.counts(since_s=0.0) == [interval]
-    assert again.counts(since_s=10.0) == []
-    assert again.events(5) == [{"at_s": 10.0, "kind": "plan", "words": "plan 1 in force"}]
-    assert again.get("standing") == {"hold": False}
-    assert again.get("nothing") is None
-
-
-def test_probes_come_back_as_they_were(tmp_path: Path) -> None:
-    history = opened(tmp_path)
-    seen = probes([1.0, 2.0], [True, False], PLAN)
-    history.add_probes(5.0, seen)
-    (back,) = history.probes()
-    assert back.shape == seen.shape
-    for name in COLUMNS:
-        np.testing.assert_array_equal(getattr(back, name), getattr(seen, name))
-        assert getattr(back, name).dtype == getattr(seen, name).dtype
 
 
 def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: here\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 GOOD = post(BODY, path="/predict")
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
+ODD_PATHS = b"models/%00", b"models/%zz%ff", b"models/../../etc/passwd"
 LIVE = '{"live":true}'
 CARD, INPUT = '"label":"card"', '"kind":"input"'
 """Of an answer, and of a refusal of what is wrong."""
@@ -63,6 +64,16 @@ CASES = {
     "two lengths": refused(HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
     "length and chunks": refused(HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"),
     "a wrong chunk": refused(CHUNKED + b"zz\r\n"),
+    "a chunk that lies": refused(CHUNKED + b"2\r\nabcdef\r\n0\r\n\r\n"),
+    "a chunk of 2 to the 64": refused(CHUNKED + b"10000000000000000\r\nabc"),
+    "a length in words": refused(HEAD + b"Content-Length: ten\r\n\r\n"),
+    "a length of 60 digits": refused(HEAD + b"Content-Length: " + b"9" * 60 + b"\r\n\r\n"),
+    "no length": Case(HEAD + b"\r\n" + GET, ((400, INPUT), (200, LIVE))),
+    "too long, and unsent": refused(HEAD + b"Content-Length: 999999999\r\n\r\n", 413, "payload_too_large"),
+    "chunks without end": refused(CHUNKED + (b"64\r\n" + b"x" * 100 + b"\r\n") * 30, 413, "payload_too_large"),
+    "a folded line": refused(GET[:-2] + b"X: a\r\n b\r\n\r\n"),
+    "BREW": refused(b"BREW /predict HTTP/1.1\r\nHost: here\r\n\r\n"),
+    "TRACE": Case(b"TRACE /predict HTTP/1.1\r\nHost: here\r\n\r\n", ((405, "only POST"),)),
     "a space in a name": refused(b"GET /v2 HTTP/1.1\r\nHost: here\r\nA : b\r\n\r\n"),
     "HTTP/0.9": refused(b"GET /v2\r\n\r\n"),
     "HTTP/2": refused(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
@@ -149,6 +160,7 @@ CASES = {
     "a whole URL": answered(GOOD.replace(b"/predict", b"http://here/predict")),
     "a host alone": Case(b"GET http://here HTTP/1.1\r\nHost: here\r\n\r\n", ((404, "unknown_path"),)),
     "no URL": refused(b"GET http:// HTTP/1.1\r\nHost: here\r\n\r\n"),
+    "odd paths": Case(b"".join(GET.replace(b"health/live", each) for each in ODD_PATHS), ((404, "error"),) * 3),
     "a star": Case(b"OPTIONS * HTTP/1.1\r\nHost: here\r\n\r\n", ((404, "unknown_path"),)),
     "a name": Case(
         post(b"{", "X-Request-ID: r-1", path="/predict"),
@@ -165,13 +177,13 @@ CASES = {
 
 @asynccontextmanager
 async def serving(
-    *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None
+    *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None, outright: bool = True
 ) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
     """A server of this process over a fake backend; yields what opens a connection and sends bytes."""
     api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
     site = Site(router=api.router, prefix="/", name="offramp")
     callers: list[Caller] = []
-    async with running(HttpServer(site, lane=api.lane if lane else {}, limits=LIMITS, outright=True)) as (port, _):
+    async with running(HttpServer(site, lane=api.lane if lane else {}, limits=LIMITS, outright=outright)) as (port, _):
 
         async def call(data: bytes) -> Caller:
             callers.append(Caller(*await asyncio.open_connection("127.0.0.1", port)))
@@ -241,3 +253,15 @@ async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() 
         assert await (await call(GOOD)).status() == 200
         callers[1].reset()
         await holding(0)
+
+
+async def test_a_caller_that_goes_away_while_it_sends_is_no_failure() -> None:
+    backend = FakeBackend()
+    async with serving(lane=False, backend=backend, outright=False) as call:
+        caller = await call(GOOD[:-3])
+        await asyncio.sleep(0.05)
+        caller.reset()
+        async with asyncio.timeout(10):
+            while not backend.counted:  # noqa: ASYNC110 - the server and its caller take turns on one loop
+                await asyncio.sleep(0.01)
+    assert (backend.counted, backend.requests) == ([("/predict", 499)], [])

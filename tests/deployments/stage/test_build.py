@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.emulated import PacedRunner, RecordedRunner
+from cluster.emulated import PacedRunner
 from deployments.replica.build import (
     build_policy,
     build_runner,
@@ -90,13 +90,6 @@ def test_a_gpu_answers_as_the_cpu_does_from_graphs(folder: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    ("device", "inner"), [(V100, RecordedRunner), (A100, TorchRunner)], ids=["recorded", "computed"]
-)
-def test_an_emulated_device_paces_records_or_the_model(folder: Path, device: str, inner: type) -> None:
-    assert isinstance(runner_of(settings_of(folder), device).inner, inner)
-
-
 def test_recorded_decisions_need_the_recorded_policy(folder: Path) -> None:
     settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
     with pytest.raises(PlanError, match=f"{V100} takes its decisions from exit records.* 'recorded', not 'entropy'"):
@@ -143,12 +136,6 @@ def test_a_running_replica_keeps_its_exit_records(folder: Path) -> None:
     others = PolicySpec(name="recorded", thresholds=0.4, records="others.npz")
     with pytest.raises(PlanError, match=r"keeps its exit records; others\.npz are others"):
         policy_for(settings_of(folder), V100, others)
-
-
-def test_a_policy_must_decide_at_the_ramps_of_its_splits(folder: Path) -> None:
-    spec = PolicySpec(name="entropy", thresholds={0: 0.4})
-    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold"):
-        policy_for(settings_of(folder), "cpu", spec, [Split(first=0, end=2, batch=1, ramps=(0, 1))])
 
 
 def test_without_ramps_in_its_plan_an_application_begins_with_its_controllers_policy(folder: Path) -> None:

@@ -155,12 +155,6 @@ async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_befo
     assert await replica.told("abcd", replica.assignment(7, FIRST)) == ("ab", "cd")
 
 
-async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:
-    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
-        await replica.host.prepare([replica.assignment(7, Split(first=0, end=4, batch=5))])
-    assert replica.host.epoch == NOTHING
-
-
 async def test_a_replica_that_starts_during_a_change_to_a_plan_with_fewer_thresholds_is_warm_for_both_plans(
     settings: ServeSettings, replica: Replica
 ) -> None:

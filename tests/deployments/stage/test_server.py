@@ -9,7 +9,7 @@ import pytest
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import CallServer, OpenCall, StageHost
 from deployments.wire.messages import Address, Begin, Host, Part, Refused, encode
-from earlyexit.engine.device import Answered, Failed, Release, Survivors
+from earlyexit.engine.device import Answered, Failed, Release
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import Answer
@@ -66,14 +66,9 @@ def member(sample_id: str, opened: OpenCall) -> Member[EmulatedPiece]:
     return Member(sample_id=sample_id, payload=payload, origin=opened, queue_s=0.25, compute_s=0.5)
 
 
-def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Answered[EmulatedPiece]:
+def answers(sample_id: str, opened: OpenCall) -> Answered[EmulatedPiece]:
     answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
-    return Answered(member=member(sample_id, opened), answer=answer, stays=early)
-
-
-def goes_on(sample_id: str, opened: OpenCall) -> Survivors[EmulatedPiece]:
-    going = member(sample_id, opened)
-    return Survivors(members=(going,), piece=going.payload)
+    return Answered(member=member(sample_id, opened), answer=answer)
 
 
 # Which connections may call

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
 import numpy as np
@@ -9,13 +8,11 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.api.endpoint import v2_response
 from deployments.api.grpc.calls import CONTENTS, parse_infer
 from deployments.api.grpc.messages import message_class
-from deployments.api.parsing import GivenTensor, Signature, V2Reply, packed, parse_v2, read_columns, unpacked
+from deployments.api.parsing import GivenTensor, Signature, packed, parse_v2, read_columns
 from earlyexit.network.boundary import DATATYPES
-from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, TEXT, tensor, tensors
-from tests.earlyexit.codecs.pictures import file_of, noise
+from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, tensor, tensors
 
 
 def numbers(datatype: str) -> npt.NDArray[Any]:
@@ -71,13 +68,6 @@ def test_every_datatype_is_the_same_by_every_way(datatype: str) -> None:
         np.testing.assert_array_equal(received, sent, err_msg=way)
 
 
-def test_every_datatype_survives_its_bytes() -> None:
-    for datatype in NUMBERS:
-        sent = numbers(datatype)
-        np.testing.assert_array_equal(unpacked(datatype, packed(datatype, sent), "x"), sent.ravel())
-    assert unpacked("BYTES", packed("BYTES", ["café", b"\xff", ""]), "x") == ["café".encode(), b"\xff", b""]
-
-
 def test_two_texts_are_a_pair() -> None:
     inputs = [GivenTensor("text_pair", "BYTES", [2, 1], ["b", "d"]), GivenTensor("text", "BYTES", [2], ["a", "c"])]
     assert PAIR.codec.from_columns(read_columns(inputs, PAIR.inputs)) == [("a", "b"), ("c", "d")]
@@ -93,39 +83,10 @@ def test_several_tensors_follow_the_json_in_their_order() -> None:
     assert request.rows == (("text", "text_"),)
 
 
-def test_an_image_is_a_file_or_pixels() -> None:
-    pixels = noise(2, 3)
-    files = np.array([file_of(pixels), file_of(pixels, "WEBP", lossless=True)], dtype=object)
-    shares = (pixels / np.float32(255)).astype(np.float32)
-    given = {
-        "files": ("BYTES", files),
-        "pixels": ("UINT8", pixels[None]),
-        "shares": ("FP32", shares[None]),
-        "half": ("FP16", shares[None].astype(np.float16)),
-    }
-    for datatype, array in given.values():
-        triton = InferInput("image", list(array.shape), datatype).set_data_from_numpy(array)
-        body, length = InferenceServerClient.generate_request_body([triton])
-        request, _ = parse_v2(body, length, IMAGE)
-        for encoded in IMAGE.codec.encode(request.rows):
-            np.testing.assert_array_equal(encoded.tensors[0], pixels[None])
-
-
 def test_metadata_says_the_form_that_is_preferred() -> None:
-    assert TEXT.input_tensors == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
     assert [each["name"] for each in PAIR.input_tensors] == ["text", "text_pair"]
     assert IMAGE.input_tensors == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
     several = tensors(
         {"name": "a", "datatype": "FP32", "shape": [2, 3]}, {"name": "b", "datatype": "INT8", "shape": []}
     )
     assert [(each["name"], each["shape"]) for each in several.input_tensors] == [("a", [-1, 2, 3]), ("b", [-1])]
-    assert [(each["name"], each["datatype"]) for each in TEXT.output_tensors] == [
-        ("label", "BYTES"),
-        ("score", "FP32"),
-        ("exit", "INT32"),
-    ]
-
-
-def test_bytes_of_a_reply_are_little_endian() -> None:
-    assert packed("INT32", [1]) == struct.pack("<i", 1)
-    assert v2_response([], TEXT.task, V2Reply(id=None, outputs=("exit",), binary=frozenset()), "m")[1] is None

@@ -196,11 +196,6 @@ async def test_a_class_map_in_json_says_which_classes_there_are_in_the_colours_o
         assert STREET.class_names[each["id"]] == each["name"]
 
 
-async def test_only_outputs_that_are_asked_for_are_sent(backend: DenseBackend) -> None:
-    response = await infer(backend, outputs=[{"name": "exit"}])
-    assert [each["name"] for each in response.json()["outputs"]] == ["exit"]
-
-
 async def test_metadata_and_description_say_the_shapes(backend: DenseBackend) -> None:
     async with client_of(backend) as asking:
         [dense, score, left] = (await asking.get("/v2/models/intents")).json()["outputs"]

@@ -40,12 +40,6 @@ def backend() -> FakeBackend:
     return FakeBackend()
 
 
-async def test_texts_are_answered_in_their_order_and_counted(ask: Ask, backend: FakeBackend) -> None:
-    said = await ask(backend, "pay", "bill")
-    assert (said.status, said.labels, said.version) == (200, ("card", "bill"), "1")
-    assert ([request.rows for request in backend.requests], len(backend.counted)) == ([("pay", "bill")], 1)
-
-
 FAILURES: list[tuple[OfframpError, int, grpc.StatusCode, str | None]] = [
     (InputError("300 inputs; at most 256"), 400, grpc.StatusCode.INVALID_ARGUMENT, None),
     (UnprocessableInputError("too long"), 422, grpc.StatusCode.INVALID_ARGUMENT, None),

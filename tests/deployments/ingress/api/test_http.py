@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.api.http import build_api
-from earlyexit.errors import ControllerUnavailableError, DeadlineError, StageUnavailableError
+from earlyexit.errors import DeadlineError, StageUnavailableError
 from tests.deployments.ingress.api.faces import MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, client_of
 
 ROUTES = [
@@ -79,18 +77,6 @@ async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Resp
     return await client.request(method, path_of(route), json=body if method in ("POST", "PUT") else None)
 
 
-# Plans
-
-
-async def test_without_its_controller_a_service_says_503_when_asked_for_the_plan(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.failure = ControllerUnavailableError("gone", retry_after_s=5.0)
-    response = await client.get("/plan")
-    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
-    assert response.json()["error"] == {"kind": "controller_unavailable", "message": "gone"}
-
-
 # Answers
 
 
@@ -128,20 +114,6 @@ async def test_a_body_above_the_limit_is_a_413(client: httpx.AsyncClient) -> Non
     assert predict_error(refused) == (413, "payload_too_large", "the body is larger than 2000 bytes")
 
 
-async def test_an_endless_body_is_refused_without_being_read_to_its_end(client: httpx.AsyncClient) -> None:
-    parts_taken = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal parts_taken
-        while True:
-            parts_taken += 1
-            yield b"x" * 100
-
-    response = await client.post("/predict", content=endless())
-    assert response.status_code == 413
-    assert parts_taken <= 30
-
-
 async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
@@ -158,39 +130,6 @@ async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
             assert response.headers.get("retry-after") == retry_after
         await client.post(V2_INFER, json=V2_BODY)
         assert backend.counted[-1] == ("/v2/models/{model}/infer", said[0])
-
-
-class Scope:
-    """One ASGI request to `/predict` without its server."""
-
-    def __init__(self, **headers: str) -> None:
-        self.sent: list[Any] = []
-        self.received: list[dict[str, Any]] = []
-        self.scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "root_path": ""}
-        self.scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-
-    async def run(self, backend: FakeBackend) -> None:
-        await asyncio.wait_for(build_api(backend).router(self.scope, self._receive, self._send), timeout=5)
-
-    async def _receive(self) -> dict[str, Any]:
-        self.received.append({"type": "http.disconnect"})
-        return self.received[-1]
-
-    async def _send(self, message: Any) -> None:
-        self.sent.append(message)
-
-
-async def test_a_caller_that_goes_away_while_it_sends_is_no_failure(backend: FakeBackend) -> None:
-    await Scope().run(backend)
-    assert (backend.counted, backend.requests) == ([("/predict", 499)], [])
-
-
-async def test_a_body_that_says_it_is_too_large_is_refused_unread(backend: FakeBackend) -> None:
-    for length in (str(MAX_BODY_BYTES + 1), "9" * 5000):
-        asked = Scope(content_length=length)
-        await asked.run(backend)
-        assert (asked.received, asked.sent[0]["status"]) == ([], 413)
-    assert backend.counted == [("/predict", 413)] * 2
 
 
 # The description

@@ -101,39 +101,24 @@ def test_a_service_of_which_nothing_is_known_begins_everything_until_one_is_late
     assert admission.limit == pytest.approx(300 * (1 - FALL))
 
 
-def test_a_late_input_lowers_the_limit_and_many_in_time_raise_it_again() -> None:
+# So often, after so many seconds, with so many inputs ahead, at a second; and what becomes of the limit.
+ANSWERED = {
+    "a late one lowers it": ([(1, 0.95, 60, 0.1)], 1 - FALL),
+    "many in time raise it again": ([(1, 0.95, 60, 0.1), (100, 0.85, 60, 0.2)], (1 - FALL) * (1 + RISE) ** 100),
+    "those late together lower it once, by a bounded share": ([(50, 1.2, 60, 0.1)], 1 - DEEPEST_FALL),
+    "an SLO later once more": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
+    "one with little ahead says nothing": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
+    "unless too many of them are late": ([(90, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1 - FALL),
+}
+
+
+@pytest.mark.parametrize(("answers", "times"), ANSWERED.values(), ids=ANSWERED)
+def test_answers_move_the_limit(answers: list[tuple[int, float, int, float]], times: float) -> None:
     admission = known()
-    admission.answered(0.95, 60, 1, 0.1)
-    assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
-    for _ in range(100):
-        admission.answered(0.85, 60, 1, 0.2)
-    assert admission.limit == pytest.approx(BEGIN * (1 - FALL) * (1 + RISE) ** 100)
-
-
-def test_those_late_together_lower_it_once_by_a_bounded_share() -> None:
-    admission = known()
-    for _ in range(50):
-        admission.answered(1.2, 60, 1, 0.1)
-    assert admission.limit == pytest.approx(BEGIN * (1 - DEEPEST_FALL))
-    for _ in range(50):
-        admission.answered(1.2, 60, 1, 1.1)  # an SLO later
-    assert admission.limit == pytest.approx(BEGIN * (1 - DEEPEST_FALL) ** 2)
-
-
-def test_an_input_with_little_ahead_says_nothing_of_the_limit() -> None:
-    admission = known()
-    for _ in range(200):
-        admission.answered(0.2, 10, 1, 0.1)
-    admission.answered(1.2, 10, 1, 0.1)
-    assert admission.limit == BEGIN
-
-
-def test_unless_too_many_of_them_are_late() -> None:
-    admission = known()
-    for _ in range(90):
-        admission.answered(0.2, 10, 1, 0.1)
-    admission.answered(1.2, 10, 1, 0.1)
-    assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
+    for often, latency_s, ahead, at_s in answers:
+        for _ in range(often):
+            admission.answered(latency_s, ahead, 1, at_s)
+    assert admission.limit == pytest.approx(BEGIN * times)
 
 
 def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_nothing() -> None:
@@ -145,26 +130,22 @@ def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_no
 
 
 @pytest.mark.parametrize(
-    ("slowest_s", "times"),
+    ("refuses", "slowest_s", "times"),
     [
-        pytest.param(0.6, 0.72 / 0.6, id="until-the-slowest-would-have-none"),
-        pytest.param(0.1, LEAP, id="no-more-than-twice"),
-        pytest.param(0.8, 1.0, id="not-if-the-slowest-had-no-time-to-spare"),
+        pytest.param(True, 0.6, 0.72 / 0.6, id="until-the-slowest-would-have-none"),
+        pytest.param(True, 0.1, LEAP, id="no-more-than-twice"),
+        pytest.param(True, 0.8, 1.0, id="not-if-the-slowest-had-no-time-to-spare"),
+        pytest.param(False, 0.3, 1.0, id="not-where-nothing-was-refused"),
     ],
 )
-def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(slowest_s: float, times: float) -> None:
+def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(
+    refuses: bool, slowest_s: float, times: float
+) -> None:
     admission = known()
-    assert late(admission, BEGIN) > 0.0
+    assert not refuses or late(admission, BEGIN) > 0.0
     admission.answered(slowest_s, 60, 1, 0.5)
     late(admission, 1, at_s=4.0)
     assert admission.limit == pytest.approx(BEGIN * (1 + RISE) * times)
-
-
-def test_nothing_leaps_where_nothing_was_refused() -> None:
-    admission = known()
-    admission.answered(0.3, 60, 1, 0.5)
-    late(admission, 1, at_s=4.0)
-    assert admission.limit == pytest.approx(BEGIN * (1 + RISE))
 
 
 def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was() -> None:
@@ -372,13 +353,3 @@ def test_before_the_first_input_nothing_is_known_in_another_unit(to_tokens: bool
     assert math.isfinite(admission.limit)
     admission.follow(other)
     assert math.isinf(admission.limit)
-
-
-def test_a_fall_right_after_a_change_is_bounded_in_the_new_unit() -> None:
-    admission = by_tokens()
-    admission.answered(1.2, 60 * LENGTH, LENGTH, 0.1)
-    admission.follow(plan(rate_per_s=100.0), float(LENGTH))
-    for _ in range(3):
-        admission.answered(1.2, 60, 1, 0.2)
-    assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 4)
-    assert PLANNED_SHARE[0] * BEGIN < admission.limit < BEGIN

@@ -45,16 +45,6 @@ def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were(
     assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 5, 5, 6, 7]
 
 
-def test_crossings_are_counted_by_the_network_they_go_to_with_what_they_took_and_the_words_they_lost() -> None:
-    counts = IngressCounts(None)
-    counts.cross(6, [0.25, 0.5], words=20, pruned_words=3)
-    counts.cross(6, [0.25])
-    counts.cross(18, [0.125])
-    totals = counts.totals()
-    assert (totals["crossings"], totals["crossing_s"]) == ({6: 3, 18: 1}, {6: 1.0, 18: 0.125})
-    assert (totals["words"], totals["pruned_words"]) == ({6: 20}, {6: 3})
-
-
 def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
     counts = IngressCounts(None)
     assert counts.crossing_quantile_s(0.5) is None
@@ -64,16 +54,6 @@ def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
         found = counts.crossing_quantile_s(share)
         assert found is not None
         assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)
-
-
-def test_the_first_second_gives_the_first_rate() -> None:
-    rate = AnswerRate()
-    rate.record(20, 0.0)
-    rate.record(20, 0.5)
-    assert rate.rate_per_s == 0
-    rate.record(60, 2.0)
-    assert rate.rate_per_s == 50.0  # 100 answers in 2 s
-    assert rate.seconds_for(200) == 4.0
 
 
 def test_the_rate_moves_to_a_new_one_within_about_ten_seconds() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
@@ -50,37 +49,6 @@ def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> Non
     assert gone(queue, now_s=1.0) == "zc"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tokens", [None, 50])
-def test_no_input_is_lost_whichever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
-    rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name)
-    queue: WaitQueue = WaitQueue()
-    waiting: dict[str, PendingInput] = {}
-    for step in range(400):
-        what = rng.choice("jjjlgr")
-        if what == "j":
-            deadline_s = rng.choice([math.inf, step + 5.0, step + rng.random() * 50])
-            come = [pending(f"{step}.{k}", step, deadline_s, rng.randint(1, 70)) for k in range(rng.randint(1, 4))]
-            queue.join(come)
-            waiting |= {each.key: each for each in come}
-        elif what == "g" and waiting:
-            settled = [waiting.pop(rng.choice(list(waiting)))]
-            settled[0].settled = True
-            queue.forget(settled)
-        elif waiting:
-            left = queue.leave(Budget(inputs=4, tokens=tokens), order, float(step))
-            assert 1 <= len(left) <= 4
-            for each in left:
-                assert waiting.pop(each.key) is each
-            if what == "r":
-                queue.rejoin(left)
-                waiting |= {each.key: each for each in left}
-        assert queue.length == len(waiting)
-        assert queue.tokens == sum(each.tokens for each in waiting.values())
-        assert {each.key for each in queue} == set(waiting)
-        assert [each.deadline_s for each in queue] == sorted(each.deadline_s for each in waiting.values())
-
-
 # Timers
 
 
@@ -88,15 +56,6 @@ def numbered(serial: int, *, settled: bool = False) -> PendingInput:
     made = PendingInput(serial, 0.0, 0.0)
     made.settled = settled
     return made
-
-
-def test_what_is_over_never_expires() -> None:
-    timers, inputs = Timers(), [numbered(k, settled=k in (0, 2)) for k in range(4)]
-    for at_s, each in enumerate(inputs):
-        timers.add(float(at_s), DEADLINE, [each])
-    assert timers.next_s() == 1.0
-    inputs[1].settled = True
-    assert timers.pop(9.0) == [(DEADLINE, [inputs[3]])]
 
 
 def test_what_is_over_does_not_pile_up() -> None:

@@ -48,13 +48,6 @@ def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -
     assert ranked == {name: order for name, (_, _, order) in RANKED.items()}
 
 
-def test_pieces_fill_one_batch_after_the_other_once_no_replica_is_idle() -> None:
-    loads = [1, 1, 1]
-    for _ in range(9):
-        loads[fill_first(loads, 5, BATCH)[0]] += 5
-    assert loads == [16, 16, 16]
-
-
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
     def least(budget: Budget) -> list[tuple[float, float]]:
         return [least_to_call(budget, unheard=unheard, replicas=3, calls_per_replica=2) for unheard in range(8)]
@@ -100,17 +93,6 @@ def test_where_all_inputs_are_as_long_tokens_rank_replicas_as_inputs_do(
     parts = [weight_of(budget, 1, length)[0] * load for load in loads]
     weighed = weight_of(budget, min(weight, batch), min(weight, batch) * length)
     assert fill_first(parts, *weighed) == fill_first(loads, min(weight, batch), batch)
-
-
-def test_choosing_by_tokens_keeps_no_more_orders_and_loads_than_a_few_batches_have_parts() -> None:
-    router, budget = FillFirst(), Budget(inputs=64, tokens=4096)
-    for index in range(4):
-        router.add(index)
-    for length in (*range(1, 4096, 7), 10**6):
-        weight, batch = weight_of(budget, 1, length)
-        router.load(router.take(weight, batch), -weight)
-    assert len(router._orders) <= PARTS + 1
-    assert len(router._holding) <= 2 * MOST_BATCHES * PARTS
 
 
 Step = tuple[str, int, int, int]

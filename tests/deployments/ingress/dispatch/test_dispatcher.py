@@ -16,7 +16,6 @@ from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import Answer, Encoded
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.dispatch.dispatcher_scene import (
-    BATCH,
     PLAN,
     TIMING,
     TWO_TOKENS,
@@ -34,16 +33,6 @@ async def test_requests_that_arrive_in_the_same_turn_of_the_loop_leave_in_one_ca
     assert scene.stages[0].calls == []
     await turns()
     assert scene.stages[0].names == ["abc"]
-
-
-async def test_a_call_says_what_it_carries() -> None:
-    scene = Scene()
-    scene.clock.advance(4.0)
-    call = await scene.sent("ab")
-    assert call.call.piece.lengths_B.tolist() == [2, 2]
-    assert (call.call.remaining_s, call.call.assignment.epoch, call.call.probe) == ((6.0, 6.0), 7, False)
-    assert (call.call.assignment.stage, call.call.assignment.slot) == (PLAN.stages[0], "split-cpu-0")
-    assert call.batch == BATCH
 
 
 async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:

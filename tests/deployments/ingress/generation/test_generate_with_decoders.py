@@ -1,35 +1,30 @@
-"""Streams of a real decoder, whose replicas are real but for Ray: connections, hosts, engines, stores."""
+"""Streams of a real decoder, and of an encoder-decoder, through real replicas: connections, hosts, engines, stores."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from deployments.api.generation import CutShortError, GenerateRequest, GenerateService, Stream
-from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import ReplicaLinks
-from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
-from deployments.wire.directory import ReplicaDirectory
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import ContextLengthError, DeadlineError, InputError, OverloadedError, StageUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.sequence import Chosen, Said
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
-from tests.deployments.wire_fakes import LOOPBACK, soon
+from tests.deployments.service_here import Replica, Running, connected
+from tests.deployments.wire_fakes import soon
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
     VOCABULARY,
@@ -40,35 +35,19 @@ from tests.earlyexit.families.decoders import (
     hf_decoder,
     sequence,
 )
+from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq, seq2seq
 
-SLOTS = ("split-cpu-0", "split-cpu-1")
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 64, 128, 12
 THRESHOLD = 0.9
 POLICY = PolicySpec(name="confidence", thresholds=THRESHOLD)
+KIND = "t5 gated"
+"""Of encoder-decoders."""
+Expected = dict[tuple[int, ...], list[tuple[int, int]]]
 
 
 def a_decoder() -> EarlyExitModel:
     """The same at every call, over a store of its own."""
     return decoder(hf_decoder(), num_pages=NUM_PAGES)
-
-
-class Replica:
-    """A replica that lives in this process."""
-
-    def __init__(self, number: int, slot: str, model: EarlyExitModel) -> None:
-        self.name = f"{slot}#{number}"
-        self.memory = backbone_of(model).memory
-        settings = ServeSettings(model="none", plan=plan().plan)
-        runner = TorchRunner(model, ConfidencePolicy(2.0), memory=self.memory)
-        self.server = CallServer(asyncio.get_running_loop())
-        self.host = StageHost(settings, "cpu", runner, MonotonicClock(), self.server.deliver)
-
-    def die(self) -> None:
-        """As a process does that is killed."""
-        for connection in tuple(self.server._connections):
-            connection.frames.abort()
-        assert self.server._server is not None
-        self.server._server.close()
 
 
 def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
@@ -89,58 +68,23 @@ def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
 class Service:
     """An ingress and its replicas."""
 
-    def __init__(
-        self,
-        placed: PlacedPlan,
-        new_model: Callable[[], EarlyExitModel] = a_decoder,
-        start: int | None = None,
-        probe_share: float = 0.0,
-        **settings: Any,
-    ) -> None:
-        """`start`: what answers start with, of an encoder-decoder."""
+    def __init__(self, placed: PlacedPlan, new_model: Callable[[], EarlyExitModel]) -> None:
         self.placed = placed
-        self.settings = ServeSettings.model_validate(
-            {"model": "none", "plan": placed.plan, "prompt_chunk": 8, "max_queued": 100} | settings
-        )
-        self.probe_share = probe_share
-        self.task = TokenTask(VOCABULARY, start=start)
-        self.board = ReplicaDirectory()
-        self.replicas = {slot: [Replica(number, slot, new_model()) for number in range(2)] for slot in placed.slots}
+        self.replicas = {slot: [self._replica(f"{slot}#{k}", new_model()) for k in range(2)] for slot in placed.slots}
+
+    @property
+    def all_replicas(self) -> list[Replica]:
+        return [replica for replicas in self.replicas.values() for replica in replicas]
 
     @property
     def num_lost(self) -> int:
         """Times that a sequence began anew."""
         return self.service.loop.counts.lost
 
-    async def start(self) -> None:
-        links = ReplicaLinks(self.placed, ["cpu"], phase=0.0)
-        links.connect("cpu", self.board)
-        addresses = {}
-        for replica in (replica for replicas in self.replicas.values() for replica in replicas):
-            replica.host.start()
-            addresses[replica.name] = await replica.server.listen(replica.host, LOOPBACK)
-        self.board.announce(addresses)
-        shape = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=(1, 2))
-        rules = Rules(
-            calls_per_replica=2,
-            max_attempts=8,
-            max_queued=self.settings.max_queued,
-            admits=False,
-            shape=shape,
-            loss=self.task.loss,
-            probe_share=self.probe_share,
-        )
-        core = IngressCore("i", self.placed, rules, random.Random(0))
-        self.dispatcher = Dispatcher(core, links, MonotonicClock())
-        self.service = GenerateService(
-            byte_tokenizer(),
-            self.task,
-            MAX_LENGTH,
-            self.dispatcher,
-            self.settings,
-            MonotonicClock(),
-            rng=random.Random(0),
-        )
+    def begin_service(self, running: Running, task: TokenTask, settings: ServeSettings) -> None:
+        self.dispatcher = running.dispatcher
+        clock, rng = MonotonicClock(), random.Random(0)
+        self.service = GenerateService(byte_tokenizer(), task, MAX_LENGTH, running.dispatcher, settings, clock, rng=rng)
 
     def begin(self, prompt: tuple[int, ...], **asked: Any) -> Stream:
         fields: dict[str, Any] = {"prompt": prompt, "max_tokens": MAX_TOKENS} | asked
@@ -148,47 +92,66 @@ class Service:
 
     async def all_free(self) -> None:
         """Every page of every replica is, or soon: replicas are told, and have threads of their own."""
-        held = [each.memory for replicas in self.replicas.values() for each in replicas]
         for _ in range(2000):
-            if not any(memory.use().pages for memory in held):
+            if not any(replica.pages for replica in self.all_replicas):
                 return
             await asyncio.sleep(0.005)
-        raise AssertionError(f"pages are still held: {[memory.use() for memory in held]}")
+        raise AssertionError(f"pages are still held: {[replica.pages for replica in self.all_replicas]}")
 
     def die(self) -> None:
         """End every connection to a replica, and take no new one."""
-        for replica in (replica for replicas in self.replicas.values() for replica in replicas):
+        for replica in self.all_replicas:
             replica.die()
 
-    async def stop(self) -> None:
-        self.board.announce({})
-        for replica in (replica for replicas in self.replicas.values() for replica in replicas):
-            replica.host.stop()
-            replica.die()
-        await asyncio.sleep(0)
+    def one_dies(self, stage: int) -> None:
+        """The replica of a stage that has most pages."""
+        replicas = self.replicas[self.placed.slots[stage]]
+        max(replicas, key=lambda replica: replica.pages).die()
+
+    def _replica(self, name: str, model: EarlyExitModel) -> Replica:
+        settings = ServeSettings(model="none", plan=self.placed.plan)
+        runner = TorchRunner(model, ConfidencePolicy(2.0), memory=backbone_of(model).memory)
+        return Replica(name, settings, "cpu", runner)
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[tuple[int, ...], list[tuple[int, int]]]:
+def expected() -> Expected:
+    return alone(decoder(hf_decoder()))
+
+
+def alone(model: EarlyExitModel, start: int | None = None) -> Expected:
     """By prompt, what a model alone says of it: tokens, and the blocks that they leave after."""
     rng = random.Random(0)
     prompts = [tuple(rng.randrange(1, 256) for _ in range(rng.randint(1, 20))) for _ in range(6)]
-    run = Handfuls(
-        model=decoder(hf_decoder()), policy=ConfidencePolicy(THRESHOLD), bounds=(0, 2, NUM_BLOCKS), ramps=(1, 2)
-    )
-    said = run.run({k: sequence(prompt, max_tokens=MAX_TOKENS) for k, prompt in enumerate(prompts, 1)})
+    run = Handfuls(model=model, policy=ConfidencePolicy(THRESHOLD), bounds=(0, 2, NUM_BLOCKS), ramps=(1, 2))
+    said = run.run({k: sequence(prompt, max_tokens=MAX_TOKENS, start=start) for k, prompt in enumerate(prompts, 1)})
     return {prompt: [(each.chosen.token, each.exit) for each in said[k]] for k, prompt in enumerate(prompts, 1)}
 
 
 @asynccontextmanager
-async def served(*given: Any, **options: Any) -> AsyncIterator[Service]:
-    """A running service, made as `Service` is."""
-    service = Service(*given, **options)
-    await service.start()
-    try:
+async def served(
+    placed: PlacedPlan,
+    new_model: Callable[[], EarlyExitModel] = a_decoder,
+    start: int | None = None,
+    probe_share: float = 0.0,
+    **changes: Any,
+) -> AsyncIterator[Service]:
+    """A running service. `start`: what answers start with, of an encoder-decoder; `changes`: of its settings."""
+    fields = {"model": "none", "plan": placed.plan, "prompt_chunk": 8, "max_queued": 100} | changes
+    settings, task = ServeSettings.model_validate(fields), TokenTask(VOCABULARY, start=start)
+    service = Service(placed, new_model)
+    rules = Rules(
+        calls_per_replica=2,
+        max_attempts=8,
+        max_queued=settings.max_queued,
+        admits=False,
+        shape=StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=(1, 2)),
+        loss=task.loss,
+        probe_share=probe_share,
+    )
+    async with connected(placed, service.all_replicas, rules) as running:
+        service.begin_service(running, task, settings)
         yield service
-    finally:
-        await service.stop()
 
 
 @pytest.fixture(params=[None, 2, 3], ids=["one stage", "two stages, cut behind a ramp", "two stages, cut elsewhere"])
@@ -211,14 +174,11 @@ async def test_streams_say_what_the_model_says_alone_and_leave_nothing_behind(
     assert service.num_lost == 0
 
 
-async def one_dies_in_mid_stream(
-    service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]], stage: int
-) -> None:
+async def one_dies_in_mid_stream(service: Service, expected: Expected, stage: int) -> None:
     """The replica of a stage that has most pages, once every stream has a token: none is missing, none comes twice."""
     streams = [service.begin(prompt) for prompt in expected]
     begun = [(await soon(anext(stream))).chosen.token for stream in streams]
-    replicas = service.replicas[service.placed.slots[stage]]
-    max(replicas, key=lambda replica: replica.memory.use().pages).die()
+    service.one_dies(stage)
     rest = await soon(asyncio.gather(*map(all_of, streams)))
     tokens = [[first, *(token for token, _ in more)] for first, more in zip(begun, rest, strict=True)]
     assert tokens == [[token for token, _ in each] for each in expected.values()]
@@ -228,30 +188,34 @@ async def one_dies_in_mid_stream(
 
 @pytest.mark.parametrize("stage", [0, -1])
 async def test_a_replica_that_dies_in_mid_stream_costs_no_token_and_repeats_none(
-    service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]], stage: int
+    service: Service, expected: Expected, stage: int
 ) -> None:
     await one_dies_in_mid_stream(service, expected, stage)
 
 
+@pytest.mark.parametrize("cut", [None, 2, 3])
+async def test_streams_of_an_encoder_decoder_say_what_it_says_alone_also_where_a_replica_dies(cut: int | None) -> None:
+    """Sources hop whole, and come again where a replica dies."""
+
+    def new_model() -> EarlyExitModel:
+        return seq2seq(hf_seq2seq(KIND), num_pages=NUM_PAGES)
+
+    expected = alone(new_model(), PAD[KIND])
+    async with served(plan(cut), new_model, PAD[KIND]) as service:
+        said = await soon(asyncio.gather(*(all_of(service.begin(source)) for source in expected)))
+        assert said == list(expected.values())
+        assert len({exit_block for each in said for _, exit_block in each}) > 1
+        await service.all_free()
+        await one_dies_in_mid_stream(service, expected, -1)
+
+
 async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room(
-    expected: dict[tuple[int, ...], list[tuple[int, int]]],
+    expected: Expected,
 ) -> None:
     sizes = iter((8, NUM_PAGES))
     async with served(plan(), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
         said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
         assert (said, service.num_lost) == (list(expected.values()), 0)
-
-
-async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(
-    service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]]
-) -> None:
-    streams = [service.begin(prompt) for prompt in expected]
-    for stream in streams[:3]:
-        await soon(anext(stream))
-        stream.abort()
-    said = await soon(asyncio.gather(*map(all_of, streams[3:])))
-    assert said == list(expected.values())[3:]
-    await service.all_free()
 
 
 # Streams that end before their last token
@@ -306,17 +270,3 @@ async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
         with pytest.raises(StageUnavailableError):
             service.begin((3,))
         assert service.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
-
-
-async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what_was_not_read() -> None:
-    aborted: list[str] = []
-    stream = Stream(1)
-    stream.when_aborted = lambda: aborted.append("told")
-    said = Said(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
-    for _ in range(2):
-        stream.put(said)
-    async with aclosing(stream) as reading:
-        assert await anext(reading) is said
-    stream.abort()
-    stream.put(said)
-    assert (aborted, [each async for each in stream]) == (["told"], [])

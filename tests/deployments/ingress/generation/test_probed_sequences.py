@@ -9,10 +9,7 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-import torch
 
-from deployments.ingress.core.routes import KVPlacement
-from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks.token import first_token
@@ -21,14 +18,13 @@ from tests.deployments.ingress.generation.test_generate_with_decoders import (
     MAX_TOKENS,
     THRESHOLD,
     Service,
-    a_decoder,
     all_of,
     expected,
     plan,
     served,
 )
 from tests.deployments.wire_fakes import soon
-from tests.earlyexit.families.decoders import NUM_BLOCKS, backbone_of, decoder, hf_decoder
+from tests.earlyexit.families.decoders import NUM_BLOCKS, decoder, hf_decoder
 
 __all__ = ["expected"]
 LAST = NUM_BLOCKS - 1
@@ -113,8 +109,7 @@ async def test_a_probe_whose_replica_dies_goes_on_as_one(
 ) -> None:
     streams = [service.begin(prompt) for prompt in alone]
     begun = [[(said.chosen.token, said.exit) for said in [await soon(anext(stream))]] for stream in streams]
-    replicas = service.replicas[service.placed.slots[0]]
-    max(replicas, key=lambda replica: replica.memory.use().pages).die()
+    service.one_dies(0)
     rest = await soon(asyncio.gather(*map(all_of, streams)))
     full = [[(token, LAST) for token in each.answer] for each in alone.values()]
     assert [first + more for first, more in zip(begun, rest, strict=True)] == full
@@ -122,36 +117,6 @@ async def test_a_probe_whose_replica_dies_goes_on_as_one(
     wanted = [row for each in alone.values() for row in rows_of(each)]
     assert_same(seen_rows(observed(service)), wanted)  # no token twice, none missing
     await service.all_free()
-
-
-async def test_keys_and_values_of_a_probe_are_the_full_models_and_nothing_waits_to_be_filled_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    models: list[EarlyExitModel] = []
-
-    def new_model() -> EarlyExitModel:
-        models.append(a_decoder())
-        return models[-1]
-
-    homes: list[KVPlacement] = []
-    prompt = tuple(range(1, 20))
-    shown = len(prompt) + MAX_TOKENS - 1
-    async with served(plan(), new_model, probe_share=1.0) as service:
-        monkeypatch.setattr(service.dispatcher, "end", homes.append)  # so that replicas keep what they have
-        await soon(all_of(service.begin(prompt)))
-        number = homes[0].number
-        [backbone] = [each for each in map(backbone_of, models) if number in each.kv.sequences]
-        assert not backbone.pending.num_waiting(number)
-        assert len(observed(service) or ()) == MAX_TOKENS
-        kept = [backbone.kv.held(block, number, shown) for block in range(NUM_BLOCKS)]
-    stock = decoder(hf_decoder())
-    stocks: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def ended(sequence: int, _: Generated) -> None:
-        stocks.extend(backbone_of(stock).kv.held(block, sequence, shown) for block in range(NUM_BLOCKS))
-
-    generate(stock, [prompt], Asked(max_tokens=MAX_TOKENS), ended=ended)
-    torch.testing.assert_close(kept, stocks, atol=1e-4, rtol=0)
 
 
 class _Turns(random.Random):

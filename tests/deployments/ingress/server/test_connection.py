@@ -192,15 +192,6 @@ async def test_too_many_connections_are_told_so(place: Place) -> None:
     assert sorted([await caller.status() for caller in callers]) == [200] * 8 + [503]
 
 
-async def test_idle_connections_delay_no_request_and_cost_no_timers_each() -> None:
-    async with serving(Limits()) as place:
-        callers = [await place.call() for _ in range(300)]
-        caller = await place.call(GET)
-        assert await caller.status() == 200
-        assert place.server.num_connections == 301
-        assert len(callers) == 300
-
-
 async def test_the_end_waits_for_answers_and_takes_no_new_client(place: Place) -> None:
     place.app.gate.clear()
     idle, busy = await place.call(), await place.call(post(b"pay"))

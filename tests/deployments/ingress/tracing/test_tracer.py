@@ -60,23 +60,6 @@ class Scene:
         return PendingInput(serial, 0.0, 1.0, encoded.length, encoded, request_id="r")
 
 
-def test_a_request_is_exported_once_and_its_inputs_are_then_forgotten() -> None:
-    scene = Scene(1, 2)
-    scene.clock.advance(2.0)
-    context = scene.record.root.get_span_context()
-    named = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
-    assert scene.record.headers == named
-    scene.tracer.end(scene.record, {"http.response.status_code": 200}, "r-1", failure=None)
-    *spans, root = scene.exporter.get_finished_spans()
-    assert [span.name for span in spans if span.parent == context] == ["prepare", "input", "input", "reply"]
-    assert root.attributes == {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
-    assert (root.name, root.end_time) == ("POST /predict", scene.record.ns(102.0))
-    assert not scene.is_followed(FIRST)
-    assert scene.tracer.begin("POST /other", {}, {}) is None  # not sampled
-    scene.tracer.follow([scene.flight(1)])
-    assert not scene.is_followed(FIRST)
-
-
 class Followed(FakeServed):
     """A version whose inputs a tracer follows, as those of this ingress."""
 

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 from tokenizers import Tokenizer, models
 
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
-from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import ReplicaLink, ReplicaLinks
+from deployments.ingress.link import ReplicaLink
 from deployments.ops.tracing.start import start_tracing
 from deployments.ops.tracing.tracer import Tracer
-from deployments.replica.build import build_runner, starting_policy
-from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import assignments_of
+from deployments.wire.messages import Address
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.network.boundary import Answer, Split
@@ -36,9 +30,9 @@ from earlyexit.network.store import read_card
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
-from profiles.records import ExitRecords
 from tests.deployments.ingress.api.faces import FakeBackend
-from tests.deployments.stage.small_model import save_small_model
+from tests.deployments.service_here import built, connected
+from tests.deployments.stage.small_model import save_records, save_small_model
 
 DEVICE = "emulated:V100"
 BLOCK_S = 0.03
@@ -58,14 +52,7 @@ def settings_of(folder: Path, **tracing: Any) -> ServeSettings:
     """Of a model that lets a leave at ramp 0, b at 1, c at 2 and d at the end."""
     save_small_model(folder)
     Tokenizer(models.WordLevel({"[UNK]": 0, "pay": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
-    ExitRecords.of_answers(
-        np.column_stack([np.zeros((4, 3), dtype=np.int64), np.zeros(4, dtype=np.int64)]),
-        score="confidence",
-        num_blocks=4,
-        ramps=(0, 1, 2),
-        sample_ids=("a", "b", "c", "d"),
-        scores_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32),
-    ).save(folder / "records.npz")
+    save_records(folder, "confidence", [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
     emulated = {"batch": [1, BATCH], "block_s": [[BLOCK_S, BLOCK_S]] * 4, "ramp_s": [[0.0, 0.0]] * 3}
     return ServeSettings.model_validate(
         {
@@ -96,7 +83,7 @@ class Traced:
     http: httpx.AsyncClient
     rpcs: Rpcs
     board: ReplicaDirectory
-    addresses: dict[str, Any]
+    addresses: Mapping[str, Address]
     tracer: Tracer | None
 
     async def ask(self, *ids: str, **more: Any) -> httpx.Response:
@@ -112,46 +99,21 @@ class Traced:
 
 @asynccontextmanager
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
-    clock = MonotonicClock()
-    placed = PlacedPlan(plan=plan_from(settings))
+    placed, clock = PlacedPlan(plan=settings.plan), MonotonicClock()
     tracer = start_tracing(settings, clock)
-    async with AsyncExitStack() as stack:
-        addresses = {f"{slot}-r": await _replica(settings, placed, stack) for slot in placed.slots}
-        board = ReplicaDirectory()
-        links = ReplicaLinks(placed, [DEVICE], phase=0.0, link=ReplicaLink if tracer is None else tracer.link)
-        links.connect(DEVICE, board)
-        board.announce(addresses)
-        rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
-        core = IngressCore("i", placed, rules, random.Random(0))
-        dispatcher = Dispatcher(core, links, clock)
+    rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
+    link = ReplicaLink if tracer is None else tracer.link
+    async with connected(placed, await built(settings, placed), rules, link=link) as running:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
-        service = InferService(codec, dispatcher, settings, clock, trace=None if tracer is None else tracer.follow)
+        trace = None if tracer is None else tracer.follow
+        service = InferService(codec, running.dispatcher, settings, clock, trace=trace)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
-        app = build_api(backend, tracer=tracer).router
-        transport_to_app = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport_to_app, base_url="http://traced", timeout=20.0) as http:
+        transport = httpx.ASGITransport(build_api(backend, tracer=tracer).router)
+        async with httpx.AsyncClient(transport=transport, base_url="http://traced", timeout=20.0) as http:
             yield Traced(
                 http=http,
                 rpcs=Rpcs(backend, None, tracer),
-                board=board,
-                addresses=addresses,
+                board=running.board,
+                addresses=running.addresses,
                 tracer=tracer,
             )
-        board.announce({})
-        await asyncio.sleep(0)
-
-
-def plan_from(settings: ServeSettings) -> Plan:
-    return plan_of(Path(settings.model))
-
-
-async def _replica(settings: ServeSettings, placed: PlacedPlan, stack: AsyncExitStack) -> Any:
-    clock = MonotonicClock()
-    server = CallServer(asyncio.get_running_loop())
-    runner = build_runner(settings, DEVICE, starting_policy(settings), clock=clock)
-    host = StageHost(settings, DEVICE, runner, clock, server.deliver)
-    await host.prepare([*assignments_of(placed).values()])
-    host.start()
-    stack.push_async_callback(asyncio.to_thread, host.stop)
-    stack.push_async_callback(server.close)
-    return await server.listen(host, "127.0.0.1")

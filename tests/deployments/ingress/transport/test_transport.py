@@ -175,21 +175,6 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
 
 
-async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_others(slot: Slot) -> None:
-    await slot.has("a", "b", "c")
-    full: frozenset[str] = frozenset()
-    for number in (1, 2, 3):
-        home = KVPlacement(number, avoids=full)
-        slot.call_of(home)
-        (found := await slot.asked()).answer()
-        assert (home.newest, found.replica in full) == (found.replica, False)
-        slot.transport.end(found.replica, number)
-        full |= {found.replica}
-    slot.call_of(KVPlacement(4, avoids=full))
-    (await slot.asked()).answer()
-    assert full == {"a", "b", "c"}
-
-
 def test_a_plan_on_types_without_replicas_is_refused() -> None:
     links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
     elsewhere = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=1),))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from deployments.versions.versions import OtherVersion, connected
@@ -22,16 +20,6 @@ async def test_answers_and_errors_are_those_of_the_other_side() -> None:
     with pytest.raises(AdmissionError, match="late") as caught:
         await version.infer(a_request())
     assert caught.value.retry_after_s == 3.0
-
-
-async def test_a_cancelled_request_is_cancelled_on_the_other_side() -> None:
-    link = FakeLink(is_silent=True)
-    waiting = asyncio.create_task(link.answer(a_request()))
-    await link.asked.wait()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert link.was_cancelled
 
 
 async def test_a_side_that_hangs_is_given_up_after_the_timeout() -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 
 import pytest
 
-from deployments.process_setup import Supervised
+from deployments.process_setup import Supervised, settle
 
 
 async def fail() -> None:
@@ -35,3 +37,20 @@ async def test_a_background_task_that_is_done_fails_nothing() -> None:
     await asyncio.sleep(0)
     background.check()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "start"]
+
+
+class Ring:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_what_is_there_is_looked_at_no_more_what_comes_later_is_and_what_cannot_be_reached_is_not_kept() -> None:
+    early: list[object] = []
+    lost = weakref.ref(Ring())
+    settle()
+    try:
+        late: list[object] = [early]
+        looked_at = {id(each) for each in gc.get_objects()}
+        assert (id(early) in looked_at, id(late) in looked_at, lost()) == (False, True, None)
+    finally:
+        gc.unfreeze()

@@ -1,8 +1,9 @@
-"""On processes of this machine that the test has started itself: shells that sleep."""
+"""On processes of this machine that the test has started itself."""
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ from deployments.local_ray.processes import (
     clear_left,
     end,
     identity_of,
+    loss_words,
     notes_folder,
     processes_of,
     runs_on,
+    watched,
 )
+from earlyexit.errors import HeadLostError
 
 GONE = Identity(pid=2**22 + 1, started_s=1.0)
 """No system gives such a number."""
@@ -162,3 +166,47 @@ def test_a_run_that_cannot_be_noted_is_told_so_once_and_starts(
     run.end()
     [line] = caplog.messages
     assert line.startswith("if this process is killed, the next start will not know what it left:")
+
+
+# Ray's head
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param({"gcs_server": (7, -9), "raylet": (8, None)}, "gcs_server 7 was killed by SIGKILL", id="killed"),
+        pytest.param({"raylet": (8, 1)}, "raylet 8 ended with status 1", id="ended"),
+        pytest.param({"gcs_server": (7, -40)}, "gcs_server 7 was killed by signal 40", id="a-nameless-signal"),
+        pytest.param(
+            {"gcs_server": (7, -9), "raylet": (8, 0)},
+            "gcs_server 7 was killed by SIGKILL, raylet 8 ended with status 0",
+            id="both",
+        ),
+    ],
+)
+def test_a_loss_is_told_by_what_ended_and_how(found: dict[str, tuple[int, int | None]], words: str) -> None:
+    assert loss_words(found) == f"Ray's head is gone ({words}); what was left of the service is ended"
+
+
+def test_the_end_of_one_of_several_processes_is_the_loss() -> None:
+    losses: queue.Queue[HeadLostError] = queue.Queue()
+    with (
+        subprocess.Popen(["sleep", "60"]) as stays,
+        subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) as ends,
+    ):
+        assert ends.stdin is not None
+        with watched({"raylet": stays, "gcs_server": ends}, losses.put):
+            assert losses.empty()
+            ends.stdin.close()
+            loss = losses.get(timeout=10)
+        stays.kill()
+    assert f"gcs_server {ends.pid} ended with status 3)" in str(loss)
+    assert losses.empty()
+
+
+def test_one_that_was_waited_for_already_is_lost() -> None:
+    losses: queue.Queue[HeadLostError] = queue.Queue()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with watched({"raylet": ended}, losses.put):
+        assert "ended with status 0" in str(losses.get(timeout=10))

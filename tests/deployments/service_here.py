@@ -1,0 +1,99 @@
+"""A service without Ray, in this process: an ingress, real connections, and replicas with threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import ReplicaLink, ReplicaLinks
+from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.host import CallServer, StageHost
+from deployments.settings import ServeSettings
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import Address, assignments_of
+from earlyexit.clock import MonotonicClock
+from earlyexit.codecs.base import Codec
+from earlyexit.engine.device import Runner
+from optimizer.placement import PlacedPlan
+from tests.deployments.wire_fakes import LOOPBACK
+
+
+class Replica:
+    """A replica that lives in this process."""
+
+    def __init__(
+        self, name: str, settings: ServeSettings, device: str, runner: Runner[Any], starts: Sequence[int] = ()
+    ) -> None:
+        self.name, self.device, self.runner = name, device, runner
+        self.server = CallServer(asyncio.get_running_loop())
+        self.host = StageHost(settings, device, runner, MonotonicClock(), self.server.deliver, starts=starts)
+
+    @property
+    def pages(self) -> int:
+        """Pages of keys and values that sequences hold."""
+        use = self.host.memory
+        return 0 if use is None else use.pages
+
+    def die(self) -> None:
+        """As a process does that is killed."""
+        for connection in tuple(self.server._connections):
+            connection.frames.abort()
+        assert self.server._server is not None
+        self.server._server.close()
+
+
+async def built(settings: ServeSettings, placed: PlacedPlan, starts: Sequence[int] = ()) -> list[Replica]:
+    """One replica for every stage, prepared for the plan."""
+    replicas = []
+    for slot, stage in placed.stage_of.items():
+        runner = build_runner(settings, stage.device, starting_policy(settings), clock=MonotonicClock())
+        replicas.append(Replica(f"{slot}-r", settings, stage.device, runner, starts))
+        await replicas[-1].host.prepare([*assignments_of(placed).values()])
+    return replicas
+
+
+class Running:
+    """An ingress that is connected to its replicas."""
+
+    def __init__(self, core: IngressCore, dispatcher: Dispatcher, addresses: Mapping[str, Address]) -> None:
+        self.core = core
+        self.dispatcher = dispatcher
+        self.addresses = addresses
+        self.board = ReplicaDirectory()
+
+
+@asynccontextmanager
+async def connected(
+    placed: PlacedPlan,
+    replicas: Sequence[Replica],
+    rules: Rules,
+    *,
+    codec: Codec[Any] | None = None,
+    link: Callable[..., ReplicaLink] = ReplicaLink,
+) -> AsyncIterator[Running]:
+    """All replicas are of one accelerator type."""
+    [device] = {each.device for each in replicas}
+    links = ReplicaLinks(placed, [device], phase=0.0, link=link)
+    core = IngressCore("i", placed, rules, random.Random(0))
+    dispatcher = Dispatcher(core, links, MonotonicClock(), codec=codec)
+    addresses = {}
+    for replica in replicas:
+        replica.host.start()
+        addresses[replica.name] = await replica.server.listen(replica.host, LOOPBACK)
+    running = Running(core, dispatcher, addresses)
+    links.connect(device, running.board)
+    running.board.announce(addresses)
+    try:
+        yield running
+    finally:
+        running.board.announce({})
+        for replica in replicas:
+            await asyncio.to_thread(replica.host.stop)
+            replica.die()
+        await asyncio.sleep(0)
