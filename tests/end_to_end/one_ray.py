@@ -102,6 +102,17 @@ class OneRay:
         finally:
             kill_remaining(self._mark)
 
+    def kill(self) -> dict[int, str]:
+        """End the process as `kill -9` does; gives what is left of it soon after. The next service has another Ray."""
+        process, self._process, self._served = self._process, None, None
+        assert process is not None
+        with process:
+            process.kill()
+        try:
+            return remaining(self._mark, patience_s=5.0)
+        finally:
+            kill_remaining(self._mark)
+
     def _start(self) -> None:
         environment = os.environ | {
             MARK: self._mark,

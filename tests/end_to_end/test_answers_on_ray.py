@@ -147,13 +147,13 @@ def split_inputs(http: httpx.Client) -> list[int]:
     return [split["inputs"] for [replica] in stats["stages"] for split in replica["splits"]]
 
 
-def test_the_service_answers_as_its_description_says(url: str, tiny: Tiny) -> None:
-    """The quick form of `python -m tests.end_to_end.fuzz`."""
+@pytest.mark.parametrize("num_cases", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_the_service_answers_as_its_description_says(url: str, num_cases: int) -> None:
     from tests.end_to_end.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
 
-    findings = fuzz(url, num_cases=100)
+    findings = fuzz(url, num_cases)
     assert findings.problems == []
-    assert findings.num_cases >= 100
+    assert findings.num_cases >= num_cases
     assert {200, 400, 404} <= set(findings.statuses)
 
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from deployments.local_ray.ports import free_port
-from tests.end_to_end.one_ray import MARK, kill_remaining, remaining
-from tests.end_to_end.tiny_service import Tiny
+from tests.end_to_end.one_ray import MARK, OneRay, kill_remaining, remaining
+from tests.end_to_end.tiny_service import Tiny, text_service
 
 pytestmark = pytest.mark.ray
 START_S, END_S, AGENTS_S = 120.0, 60.0, 5.0
@@ -37,15 +37,14 @@ def names_below(process: subprocess.Popen[bytes]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("moment", "sent", "status"),
+    ("moment", "sent"),
     [
-        ("Ray starts", signal.SIGTERM, 0),
-        ("Ray connects", signal.SIGINT, 0),
-        ("ready", signal.SIGKILL, -signal.SIGKILL),
+        ("Ray starts", signal.SIGTERM),
+        ("Ray connects", signal.SIGINT),
     ],
 )
-def test_a_signal_ends_the_service_and_every_process_of_it(
-    tiny: Tiny, tmp_path: Path, moment: str, sent: signal.Signals, status: int
+def test_a_signal_ends_a_service_that_starts_and_every_process_of_it(
+    tiny: Tiny, tmp_path: Path, moment: str, sent: signal.Signals
 ) -> None:
     mark, log = uuid.uuid4().hex, tmp_path / "log"
     environment = os.environ | {MARK: mark, "XDG_STATE_HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
@@ -56,15 +55,22 @@ def test_a_signal_ends_the_service_and_every_process_of_it(
         )
     try:
         until_s = time.monotonic() + START_S
-        while not (names_below(process) >= MOMENTS[moment] if moment in MOMENTS else "serving" in log.read_text()):
+        while not names_below(process) >= MOMENTS[moment]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until_s, log.read_text()
             time.sleep(0.02)
         process.send_signal(sent)
-        assert process.wait(END_S) == status, log.read_text()
+        assert process.wait(END_S) == 0, log.read_text()
         assert remaining(mark, patience_s=AGENTS_S) == {}
         assert "received at time" not in log.read_text()
     finally:
         process.kill()
         process.wait()
         kill_remaining(mark)
+
+
+def test_a_service_that_is_killed_leaves_no_process(one_ray: OneRay, tiny: Tiny) -> None:
+    one_ray.serve(text_service(tiny))
+    before = len(one_ray.log.read_bytes())
+    assert one_ray.kill() == {}
+    assert b"received at time" not in one_ray.log.read_bytes()[before:]

@@ -1,4 +1,4 @@
-"""Services whose inputs are no texts, behind real Ray Serve applications: images, and the spectra of the example.
+"""Services of other kinds than texts, behind real Ray Serve applications: images, class maps, the example's spectra.
 
 What crosses between the two stages of the first is rounded to half precision.
 """
@@ -6,6 +6,7 @@ What crosses between the two stages of the first is rounded to half precision.
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +26,23 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.tasks import find_task
+from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.codecs.pictures import file_of, noise
+from tests.earlyexit.families.vision import noise as noise_for
+from tests.earlyexit.families.vision import segmentation_model
 from tests.end_to_end.one_ray import MODALITY, OneRay
+from tests.offramp.cli.runs import run
 
 pytestmark = pytest.mark.ray
 
 SIDE = 16
 IMAGE_TYPES = {"jpg": "image/jpeg", "png": "image/png"}
-Answer = tuple[str, float, int]
-"""Label, score and exit."""
+Answer = tuple[Any, float, int]
+"""Value, score and exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +52,20 @@ class Served:
     url: str
     folder: Path
     inputs: npt.NDArray[Any]
+    task: Task
     answers: list[Answer]
     rounding: float
     """Of scores of inputs that crossed the hop."""
 
     def check(self, way: str, answers: Sequence[Answer]) -> None:
-        for (label, score, left), expected in zip(answers, self.answers, strict=True):
-            assert (way, label, left) == (way, expected[0], expected[2])
-            assert score == pytest.approx(expected[1], abs=self.rounding if left else 2e-5), way
+        """Hardly a pixel of a class map may turn on the order of a sum."""
+        for (value, score, left), (expected, its_score, exit_block) in zip(answers, self.answers, strict=True):
+            assert (way, left) == (way, exit_block)
+            assert score == pytest.approx(its_score, abs=self.rounding if left else 2e-5), way
+            if isinstance(expected, str):
+                assert (way, value) == (way, expected)
+            else:
+                assert self.task.loss(value[None], expected[None]).max() < 2e-3, way
 
 
 def serve(
@@ -63,18 +74,21 @@ def serve(
     """A plan of two stages by which half of the inputs leave in the first; the answers of the uncut model."""
     outputs = exit_outputs(model, [Encoded(1, (each[None],)) for each in inputs])
     said = {block: Opinion(model.task, given) for block, given in outputs.items()}
-    last, sure_B = model.num_blocks - 1, said[0].score_B.numpy()
+    ramp, last = model.ramp_indices[0], model.num_blocks - 1
+    sure_B = said[ramp].score_B.numpy()
     threshold = float(np.median(sure_B))
-    first, rest = Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=last + 1, batch=4)
+    first, rest = Split(first=0, end=ramp + 1, batch=4, ramps=(ramp,)), Split(first=ramp + 1, end=last + 1, batch=4)
     stages = tuple(Stage(device="cpu", replicas=1, splits=(split,)) for split in (first, rest))
-    plan = Plan(stages=stages, policy=PolicySpec(name="confidence", thresholds={0: threshold}))
+    plan = Plan(stages=stages, policy=PolicySpec(name="confidence", thresholds={ramp: threshold}))
     save_model(model, folder)
     url = one_ray.serve(ServeSettings(model=str(folder), plan=plan, app="inputs", hop_dtype=hop_dtype))
-    exits = [0 if sure >= threshold else last for sure in sure_B]
-    names = model.task.spec()["label_names"]
-    expected = [(names[said[at].value_B[row]], float(said[at].score_B[row]), at) for row, at in enumerate(exits)]
+    exits = [ramp if sure >= threshold else last for sure in sure_B]
+    names = model.task.spec().get("label_names")
+    values = [said[at].value_B[row] for row, at in enumerate(exits)]
+    scores = [float(said[at].score_B[row]) for row, at in enumerate(exits)]
+    expected = list(zip(values if names is None else [names[each] for each in values], scores, exits, strict=True))
     rounding = 2e-5 if hop_dtype == "same" else 5e-3
-    return Served(url=url, folder=folder, inputs=inputs, answers=expected, rounding=rounding)
+    return Served(url=url, folder=folder, inputs=inputs, task=model.task, answers=expected, rounding=rounding)
 
 
 def said(answer: dict[str, Any]) -> Answer:
@@ -122,6 +136,28 @@ def test_an_image_is_answered_by_every_way_as_its_pixels_are_by_the_uncut_model(
         for way, given in (("pixels", list(images.inputs)), ("WebP", webp)):
             found = client.predict_many(given)
             images.check(way, [(each.label, each.score, each.exit) for each in found])
+
+
+@pytest.fixture(scope="module")
+def street(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A small segmentation network."""
+    model = segmentation_model(45, 60)
+    pixels = np.stack([each.tensors[0][0] for each in noise_for(model, 4)])
+    return serve(one_ray, tmp_path_factory.mktemp("street"), model, pixels)
+
+
+def test_class_maps_are_those_of_the_uncut_model(street: Served, tmp_path: Path) -> None:
+    for k, each in enumerate(street.inputs):
+        Image.fromarray(each).save(tmp_path / f"{k}.png")
+    with Client(street.url) as client:
+        found = client.predict_many([path.read_bytes() for path in sorted(tmp_path.glob("*.png"))])
+    street.check("client", [(each.class_map, each.score, each.exit) for each in found])
+    out, folder = tmp_path / "answers.jsonl", tmp_path / "maps"
+    assert run("predict", "--data", tmp_path, "--out", out, "--maps", folder, "--url", street.url) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    street.check(
+        "offramp predict", [(np.asarray(Image.open(row["class_map"])), row["score"], row["exit"]) for row in rows]
+    )
 
 
 @pytest.fixture(scope="module")
