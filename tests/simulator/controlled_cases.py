@@ -120,7 +120,7 @@ def simulated(
     settings = control_settings(
         expected, period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=budget
     )
-    fields = {"probe_share": 0.1, "delays": DELAYS} | options
+    fields: dict[str, Any] = {"probe_share": 0.1, "delays": DELAYS} | options
     return simulate_controlled(made, Control(settings=settings, problem=expected, records=of, **fields))
 
 

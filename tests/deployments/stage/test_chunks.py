@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from deployments.replica.host import OpenCall, chunks_by_call, split_runs
-from deployments.wire.messages import SplitRun
+from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.engine.device import Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.named import HopDtype
 from earlyexit.network.piece import Piece
 
 HIDDEN = torch.tensor([[0.1], [70_000.0]])
+
+
+def unheard(chunk: Chunk) -> None:
+    raise AssertionError("parts are made here, not said")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ def test_hidden_states_go_on_in_the_type_of_hops(
         tensors=(HIDDEN,),
         state_BS=torch.zeros(2, 0),
     )
-    one, other = OpenCall(2, pytest.fail), OpenCall(2, pytest.fail)
+    one, other = OpenCall(2, unheard), OpenCall(2, unheard)
     for origins in ((one, other), (one, one)):
         members: list[Member[Any]] = [
             Member(sample_id=name, payload=single, origin=opened)

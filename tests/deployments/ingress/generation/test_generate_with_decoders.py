@@ -228,7 +228,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("settings", "asked", "limit"), LIMITS.values(), ids=LIMITS)
 async def test_a_stream_that_reaches_a_limit_is_cut_there_and_says_which(
-    settings: dict[str, float], asked: dict[str, float], limit: str
+    settings: dict[str, Any], asked: dict[str, float], limit: str
 ) -> None:
     async with served(plan(), **settings) as service:
         stream = service.begin((1, 2, 3), **asked)
