@@ -65,7 +65,7 @@ class Served:
             if isinstance(expected, str):
                 assert (way, value) == (way, expected)
             else:
-                assert self.task.loss(value[None], expected[None]).max() < 2e-3, way
+                assert self.task.loss(value[None], np.asarray(expected)[None]).max() < 2e-3, way
 
 
 def serve(
