@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.sequence import Chosen, Said
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -193,20 +194,26 @@ async def test_a_replica_that_dies_in_mid_stream_costs_no_token_and_repeats_none
     await one_dies_in_mid_stream(service, expected, stage)
 
 
+def an_encoder_decoder() -> EarlyExitModel:
+    return seq2seq(hf_seq2seq(KIND), num_pages=NUM_PAGES)
+
+
+@pytest.fixture(scope="module")
+def of_sources() -> Expected:
+    return alone(an_encoder_decoder(), PAD[KIND])
+
+
 @pytest.mark.parametrize("cut", [None, 2, 3])
-async def test_streams_of_an_encoder_decoder_say_what_it_says_alone_also_where_a_replica_dies(cut: int | None) -> None:
+async def test_streams_of_an_encoder_decoder_say_what_it_says_alone_also_where_a_replica_dies(
+    of_sources: Expected, cut: int | None
+) -> None:
     """Sources hop whole, and come again where a replica dies."""
-
-    def new_model() -> EarlyExitModel:
-        return seq2seq(hf_seq2seq(KIND), num_pages=NUM_PAGES)
-
-    expected = alone(new_model(), PAD[KIND])
-    async with served(plan(cut), new_model, PAD[KIND]) as service:
-        said = await soon(asyncio.gather(*(all_of(service.begin(source)) for source in expected)))
-        assert said == list(expected.values())
+    async with served(plan(cut), an_encoder_decoder, PAD[KIND]) as service:
+        said = await soon(asyncio.gather(*(all_of(service.begin(source)) for source in of_sources)))
+        assert said == list(of_sources.values())
         assert len({exit_block for each in said for _, exit_block in each}) > 1
         await service.all_free()
-        await one_dies_in_mid_stream(service, expected, -1)
+        await one_dies_in_mid_stream(service, of_sources, -1)
 
 
 async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room(
@@ -216,6 +223,16 @@ async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that
     async with served(plan(), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
         said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
         assert (said, service.num_lost) == (list(expected.values()), 0)
+
+
+async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(service: Service, expected: Expected) -> None:
+    streams = [service.begin(prompt) for prompt in expected]
+    for stream in streams[:3]:
+        await soon(anext(stream))
+        stream.abort()
+    said = await soon(asyncio.gather(*map(all_of, streams[3:])))
+    assert said == list(expected.values())[3:]
+    await service.all_free()
 
 
 # Streams that end before their last token
@@ -270,3 +287,17 @@ async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
         with pytest.raises(StageUnavailableError):
             service.begin((3,))
         assert service.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
+
+
+async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what_was_not_read() -> None:
+    aborted: list[str] = []
+    stream = Stream(1)
+    stream.when_aborted = lambda: aborted.append("told")
+    said = Said(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
+    for _ in range(2):
+        stream.put(said)
+    async with aclosing(stream) as reading:
+        assert await anext(reading) is said
+    stream.abort()
+    stream.put(said)
+    assert (aborted, [each async for each in stream]) == (["told"], [])
