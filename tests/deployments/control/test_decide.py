@@ -83,6 +83,11 @@ def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int
     return missing.left({"cpu": counted}, running, PLACED, at_s)["cpu"]
 
 
+def test_a_stage_that_has_not_started_yet_is_waited_for() -> None:
+    missing = Missing()
+    assert [left(missing, WITHOUT_STAGE, at_s) for at_s in (0.0, 2.0, 4.0)] == [6, 6, 6]
+
+
 def test_once_ray_has_noticed_its_own_count_is_taken() -> None:
     missing = Missing()
     left(missing, ALL, 0.0)
