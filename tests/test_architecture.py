@@ -192,7 +192,8 @@ LIGHT: dict[str, tuple[str, set[str]]] = {
     "the running ingress": ("deployments.ingress_deployment", {"torch", "transformers"}),
     "an ingress, untraced": ("deployments.ops.tracing.start, deployments.api.http", {"opentelemetry", "ray", "torch"}),
     "the engine, records and accelerators": (
-        "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, cluster.devices",
+        "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, "
+        "profiles.measure, cluster.devices",
         {"torch", "ray"},
     ),
     "a simulation": ("simulator.simulate", {"torch", "ray", "offramp"}),

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from optimizer.calibration_file import RECORDS_FILE
+from profiles.records import ExitRecords
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, records, refused, written
-from tests.offramp.service.service_files import TABLE, Files
+from tests.offramp.service.service_files import CHAIN_TABLE, TABLE, Files
+from tests.offramp.service.service_folders import with_card, write_records, write_shares
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 MODEL = {"folder": "model", "latency": {"cpu": TABLE}}
+OF_CHAIN = {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}, "memory_bytes": 1}
 
 
 def is_said(expected: str, said: str) -> bool:
@@ -53,10 +59,32 @@ def test_a_command_refuses(
     assert not Path("new.yaml").exists()
 
 
+def prepare(files: Files, case: Mapping[str, Any]) -> None:
+    """Change the model, and write what is beside it, as an entry of refusals.yaml says."""
+    if "chain" in case:
+        files.write_chain()
+    if "remove" in case:
+        (files.model / case["remove"]).unlink()
+    if "card" in case:
+        with_card(files.model, **case["card"])
+    if "shares" in case:
+        write_shares(files.model, **case["shares"])
+    if "records" in case:
+        write_records(files.folder / "others.npz", **case["records"])
+    if "plan" in case:
+        files.write_plan(**case["plan"])
+    if "no_answers" in case:
+        path = files.model / RECORDS_FILE
+        replace(ExitRecords.load(path), answers_NE=None).save(path)
+
+
 @pytest.mark.parametrize("case", GOLDEN["services"], ids=lambda case: case["says"][:60])
 def test_a_service_file_is_refused_at_its_line(case: dict[str, Any], tmp_path: Path) -> None:
     files, given = Files(tmp_path), case["given"]
-    if "model" in given:
+    prepare(files, case)
+    if "chain" in case:
+        given = given | {"model": OF_CHAIN | given.get("model", {})}
+    elif "model" in given:
         given = given | {"model": MODEL | given["model"]}
     at, said = files.refused(**given)
     assert case["says"] in said

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from optimizer.decision import Decision, Strategy
+from offramp.commands.plan import PlanAnswer, answer, answer_document
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
+from optimizer.problem_file import ProblemFile
 from tests.optimizer.brute_force import Optimum, Twin
 
 AGREE = 1e-9
@@ -61,3 +64,24 @@ def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) 
         "serial": len(stages) == 1,
         "apparate": len(splits) == 1 and splits[0].after_answer == "stay",
     }[strategy]
+
+
+def planned(problem: PlanProblem, strategy: Strategy = "best") -> Planned:
+    """The planner's plan, where there must be one."""
+    decision = solve(problem, strategy)
+    assert isinstance(decision, Planned), decision
+    return decision
+
+
+def refused(problem: PlanProblem, strategy: Strategy = "best") -> NoPlan:
+    """Why there is no plan, where there must be none."""
+    decision = solve(problem, strategy)
+    assert isinstance(decision, NoPlan), decision
+    return decision
+
+
+def told(file: ProblemFile, strategy: Strategy = "best") -> dict[str, Any]:
+    """What `offramp plan --json` says of the plan, where there must be one."""
+    found = answer(file, strategy, solve)
+    assert isinstance(found, PlanAnswer)
+    return answer_document(found)

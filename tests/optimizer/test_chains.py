@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, sought, violations
@@ -18,6 +17,7 @@ from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.tokens import with_budgets
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
+from tests.optimizer.answers import planned
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_chains import random_chain
 
@@ -94,18 +94,6 @@ def test_a_network_that_is_left_out_takes_nothing() -> None:
     assert figures.splits[0].reached_by == 1.0
 
 
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        pytest.param((Split(first=0, end=2, batch=4),), "a split runs over block 1", id="over the crossing"),
-        pytest.param((SMALL,), "leave out the last network, blocks 1 to 1", id="without the last"),
-    ],
-)
-def test_what_is_no_plan_of_a_chain_is_refused(splits: tuple[Split, ...], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        evaluate(two_networks(), [Stage(device="cpu", replicas=1, splits=splits)])
-
-
 def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> None:
     problem = two_networks(
         num_blocks=3,
@@ -125,8 +113,7 @@ def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> 
 def test_of_equal_plans_the_one_of_fewer_networks_is_taken() -> None:
     # Half of the work is saved by the small network, which takes as much: 10 + 0.5 * 20 ms.
     table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.010], [0.020]]), ramp_s_EB=np.array([[0.0]]))
-    found = solve(two_networks(latency={"cpu": table}))
-    assert isinstance(found, Planned)
+    found = planned(two_networks(latency={"cpu": table}))
     assert [split.first for stage in found.stages for split in stage.splits] == [1]
 
 

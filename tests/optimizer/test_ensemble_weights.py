@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from earlyexit.errors import DataError
 from optimizer.ensemble import (
     RULES,
     IntArray,
@@ -61,11 +60,6 @@ def test_the_interval_contains_0_where_mcnemars_exact_test_does_not_reject(fixed
 def test_where_no_answer_changes_nothing_is_gained_for_certain() -> None:
     found = gain(flags("1101"), flags("1101"))
     assert (found.low, found.high, found.is_sure) == (0, 0, False)
-
-
-def test_a_gain_of_nothing_is_refused() -> None:
-    with pytest.raises(DataError, match="needs inputs"):
-        gain(flags(""), flags(""))
 
 
 def test_what_networks_say_together_is_a_mean_by_their_weights() -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.evaluate import Evaluation, evaluate, promised, violations
@@ -195,44 +194,6 @@ def test_a_split_that_nothing_reaches_never_fills() -> None:
     assert together.latency_s == pytest.approx(2 * (0.023 + 0.030 + 0.010))
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        pytest.param((), "blocks 0 to 2 without gap or overlap", id="no stage"),
-        pytest.param((stage(split(0, 2)),), "blocks 0 to 2 without gap or overlap", id="too short"),
-        pytest.param((stage(split(0, 4)),), "blocks 0 to 2 without gap or overlap", id="too long"),
-        pytest.param((stage(split(1, 3)),), "blocks 0 to 2 without gap or overlap", id="late start"),
-        pytest.param((stage(split(0, 1)), stage(split(2, 3))), "without gap or overlap", id="gap"),
-        pytest.param((stage(split(0, 2)), stage(split(1, 3))), "without gap or overlap", id="overlap"),
-        pytest.param(
-            (stage(split(0, 3), device="T4"),),
-            r"unknown device 'T4'; the problem's devices are \['fast', 'slow'\]",
-            id="unknown device",
-        ),
-        pytest.param(
-            (stage(split(0, 3, batch=2), device="slow"),),
-            r"batch 2 is not measured on slow; measured are \[4\]",
-            id="batch that is measured elsewhere only",
-        ),
-        pytest.param(
-            (stage(split(0, 3, batch=3)),), r"batch 3 is not measured on fast; measured are \[2, 4\]", id="between"
-        ),
-        pytest.param(
-            (stage(split(0, 3, 0, 2)),), r"the model has no ramps \[2\]; its ramps are \[0, 1\]", id="unknown ramp"
-        ),
-    ],
-)
-def test_plans_that_name_what_the_problem_lacks_are_refused(stages: tuple[Stage, ...], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        evaluate(PROBLEM, stages)
-
-
-def test_a_device_that_is_measured_but_not_there_is_unknown() -> None:
-    problem = replace(PROBLEM, devices={"slow": Supply(count=1)})
-    with pytest.raises(PlanError, match=r"unknown device 'fast'; the problem's devices are \['slow'\]"):
-        evaluate(problem, (stage(split(0, 3)),))
-
-
 def staying(stage: Stage) -> Stage:
     return replace(stage, splits=tuple(replace(split, after_answer="stay") for split in stage.splits))
 
@@ -265,12 +226,6 @@ def test_where_inputs_stay_batches_neither_shrink_nor_wait_for_fewer() -> None:
 
 def test_in_a_split_that_stays_blocks_after_a_ramp_run_the_whole_batch() -> None:
     assert seconds(staying(stage(split(0, 3, 0, 1)))) == pytest.approx([0.020 + 0.003 + 0.060 + 0.004 + 0.030])
-
-
-def test_a_plan_whose_splits_stop_and_stay_is_refused() -> None:
-    mixed = (stage(split(0, 1)), staying(stage(split(1, 3))))
-    with pytest.raises(PlanError, match="all stop after an answer, or all stay"):
-        evaluate(PROBLEM, mixed)
 
 
 def test_ramps_that_take_more_than_their_budget_are_told() -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from optimizer.decision import NoPlan, Planned
+from optimizer.decision import Planned
 from optimizer.evaluate import evaluate, violations
 from optimizer.exact.intervals import ExactSearch
 from optimizer.exact.solve import solve_exactly
@@ -15,6 +15,7 @@ from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.scale.solve import solve_at_scale
 from profiles.table import LatencyTable
+from tests.optimizer.answers import planned, refused
 
 FEW = 40
 """Labels, of the hundreds that the problem below takes."""
@@ -43,8 +44,7 @@ def problem() -> PlanProblem:
 def test_a_search_that_gives_up_says_so_and_keeps_a_bound() -> None:
     search = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True, most_labels=FEW)
     answer = search.highest_rate()
-    best = solve(problem())
-    assert isinstance(best, Planned)
+    best = planned(problem())
     assert not answer.proven
     assert answer.bound >= best.figures.rate_per_s
 
@@ -61,8 +61,7 @@ def test_where_the_exact_search_gives_up_there_is_still_a_plan_and_a_told_gap(
     objective: MaximizeRate | MinimizeCost,
 ) -> None:
     asked = replace(problem(), objective=objective)
-    exact, given_up = solve(asked), solve(asked, planners=(partial(solve_exactly, most_labels=FEW), solve_at_scale))
-    assert isinstance(exact, Planned)
+    exact, given_up = planned(asked), solve(asked, planners=(partial(solve_exactly, most_labels=FEW), solve_at_scale))
     assert isinstance(given_up, Planned)
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []
     if isinstance(objective, MinimizeCost):
@@ -77,22 +76,19 @@ def test_where_the_exact_search_gives_up_there_is_still_a_plan_and_a_told_gap(
 def test_of_plans_that_cost_the_same_a_quicker_one_is_taken() -> None:
     # 100/s cost one T4 whatever the batch; a plan of full batches would wait 80 ms and more for each.
     asked = replace(problem(), objective=MinimizeCost(rate_per_s=100), slo=Slo(latency_s=10.0))
-    decision = solve(asked)
-    assert isinstance(decision, Planned)
+    decision = planned(asked)
     assert decision.figures.usd_per_hour == 1.0
     assert decision.figures.latency_s < 0.05
 
 
 def test_a_budget_below_the_cheapest_device_is_what_binds() -> None:
-    decision = solve(replace(problem(), budget_usd_per_hour=0.5))
-    assert isinstance(decision, NoPlan)
+    decision = refused(replace(problem(), budget_usd_per_hour=0.5))
     assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
 
 
 def test_a_rate_so_low_that_batches_take_days_is_bound_by_latency() -> None:
     # The first input of a batch of 1 waits 1e5 s for it at 1e-5/s, in a single split; the slack of 20 % adds a quarter.
-    decision = solve(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5)))
-    assert isinstance(decision, NoPlan)
+    decision = refused(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5)))
     assert decision.binding == "latency"
     assert decision.nearest_slo_s == pytest.approx(1e5 / 0.8, rel=1e-3)
 
@@ -100,9 +96,7 @@ def test_a_rate_so_low_that_batches_take_days_is_bound_by_latency() -> None:
 def test_of_plans_as_fast_and_as_cheap_best_is_not_much_slower_than_stock() -> None:
     # No input leaves, so no plan does more than stock; plans of several splits would only wait longer.
     asked = replace(problem(), survival_N=(1.0,) * 6, devices={"V100": Supply(count=5, usd_per_hour=3.0)})
-    best, stock = solve(asked), solve(asked, "stock")
-    assert isinstance(best, Planned)
-    assert isinstance(stock, Planned)
+    best, stock = planned(asked), planned(asked, "stock")
     assert best.figures.rate_per_s == pytest.approx(stock.figures.rate_per_s)
     assert best.figures.latency_s < 2 * stock.figures.latency_s
 
@@ -113,7 +107,6 @@ def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
         for name, table in problem().latency.items()
     }
     link = Link(bandwidth_bytes_per_s=1.0)
-    decision = solve(replace(problem(), latency=quick, link=link))
-    assert isinstance(decision, Planned)
+    decision = planned(replace(problem(), latency=quick, link=link))
     assert len(decision.stages) == 1, "a hop of 196608 s would bound the rate"
     assert decision.figures.rate_per_s > 1e6

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from offramp.commands.plan import PlanAnswer, answer, serving_plan
+from offramp.commands.plan import serving_plan
 from optimizer.plan import Stage
-from optimizer.planner import solve
 from optimizer.problem_file import parse_problem, problem_document, read_problem
 from profiles.networks import ALONE_FILE
 from profiles.records import ExitRecords
+from tests.optimizer.answers import planned
 from tests.optimizer.random_chains import random_chain
 
 TWO = """\
@@ -40,8 +39,6 @@ link: {bandwidth_bytes_per_s: 1.0e9}
 slo: {latency_s: 1.0}
 objective: {maximize: rate}
 """
-ALONE = "- {networks: [1], survival: [1.0, 1.0, 1.0, 1.0, 1.0]}\n"
-WHERE_ALL_ENTER = r":16: survival_of \[1\] must be 1 at block 2, where every input enters, not 0.5"
 
 
 def test_models_make_a_chain_with_blocks_numbered_through(tmp_path: Path) -> None:
@@ -66,9 +63,6 @@ def test_one_model_is_a_problem_of_one_network(tmp_path: Path) -> None:
     path.write_text(f"{small}survival: [1.0, 0.8]\n{rest}")
     problem = read_problem(path).problem
     assert (problem.num_blocks, problem.ramps, problem.networks) == (2, (0,), ())
-    path.write_text(f"{small}survival: [1.0, 0.8]\nsurvival_of: [{{networks: [0], survival: [1.0, 0.8]}}]\n{rest}")
-    with pytest.raises(PlanError, match="survival_of is of a chain; this problem has one network"):
-        read_problem(path)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -83,46 +77,6 @@ def test_a_chains_problem_is_read_back_as_it_was_written(seed: int) -> None:
         problem.crossing_s,
     )
     assert again.crossing_tokens == problem.crossing_tokens
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("- name: large", "- name: small", "2: models: 'small' is there twice"),
-        ("crossing_s: 0.001", "blocks: 5", r":\d+: blocks: the models say it"),
-        ("  blocks: 3\n", "", "8: models.1: neither of folder and blocks"),
-        ("  blocks: 3\n", "  blocks: 3\n  folder: nowhere\n", "8: models.1: both of folder and blocks"),
-        ("  blocks: 3\n", "  folder: nowhere\n", "8: .*nowhere"),
-        ("ramps: [0]", "ramps: [1]", "2: models.0.ramps must ascend, each after one of blocks 0 to 0"),
-        ("kept: 0.86", "kept: 1.5", "models.1.kept: Input should be less than or equal to 1"),
-        ("bytes_per_sample: [2000, 3000]", "bytes_per_sample: [1]", "11: models.1.bytes_per_sample has 1 values"),
-        ("batch: [1, 2, 4]", "batch: [2, 3, 5]", "2: models: no batch size was measured on V100"),
-        ("ramp_s: []}}", "ramp_s: [[1, 1, 1]]}}", "models.1.latency.V100.ramp_s has 1 rows; 0 are needed"),
-        ("networks: [1]", "networks: [0]", "survival_of is by ascending networks that end with the last, 1"),
-        ("networks: [1], survival: [1.0, 1.0, 1.0,", "networks: [1], survival: [1.0, 1.0, 0.5,", WHERE_ALL_ENTER),
-        ("1.0, 1.0]}", "0.5, 1.0]}", r":16: survival_of \[1\] rises at block 4, from 0.5 to 1.0; it may only fall"),
-        ("- {networks: [1]", f"{ALONE}- {{networks: [1]", ":16: survival_of says the same networks twice"),
-        ("crossing_bytes: 8", "kept: 0.5", "7: models.0.kept: nothing crosses into the first model"),
-        ("[[0.001, 0.002], [0.001,", "[[0.001, 0.002], [0,", r":5: latency of V100: a block takes .*not 0"),
-        ("crossing_s: 0.001", "crossing_s: -1", "crossing_s: Input should be greater than or equal to 0"),
-    ],
-)
-def test_what_does_not_fit_is_said_in_a_line(tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "problem.yaml"
-    assert old in TWO
-    path.write_text(TWO.replace(old, new))
-    with pytest.raises(PlanError, match=message):
-        read_problem(path)
-
-
-def test_latencies_of_several_lengths_are_no_chains(tmp_path: Path) -> None:
-    path = tmp_path / "problem.yaml"
-    short, long = ("ramp_s: [[0.0001, 0.0002]]", "ramp_s: []")
-    path.write_text(TWO.replace(short, f"{short}, length: 16").replace(long, f"{long}, length: 64"))
-    with pytest.raises(PlanError, match=":2: models: latencies on V100 are of inputs of 16 and 64 tokens; take one"):
-        read_problem(path)
-    path.write_text(TWO.replace(short, f"{short}, length: 16").replace(long, f"{long}, length: 16"))
-    assert read_problem(path).problem.latency["V100"].length == 16
 
 
 def of_three_inputs(path: Path, sure: float, **facts: Any) -> None:
@@ -152,14 +106,10 @@ def recorded(path: Path, records: str) -> Path:
 def test_of_an_ensemble_the_networks_alone_are_as_the_records_beside_say(tmp_path: Path) -> None:
     path = recorded(tmp_path / "problem.yaml", "r.npz")
     of_three_inputs(tmp_path / "r.npz", 0.9, weights={1: 0.3})
-    with pytest.raises(PlanError, match=r"r.npz is of an ensemble, and .*exit_records_alone.npz is not there"):
-        read_problem(path)
     of_three_inputs(tmp_path / ALONE_FILE, 0.1)
     file = read_problem(path)
     assert file.problem.survival_of == {(1,): (1, 1, 1, 1, 1), (0, 1): pytest.approx((1, 1, 2 / 3, 2 / 3, 2 / 3))}
-    found = answer(file, "best", solve, compared=())
-    assert isinstance(found, PlanAnswer)
-    assert serving_plan(file, found.planned).prune == {}
+    assert serving_plan(file, planned(file.problem)).prune == {}
 
 
 def test_of_pruned_texts_plans_say_by_which_alphas_and_know_what_is_left(tmp_path: Path) -> None:
@@ -170,11 +120,10 @@ def test_of_pruned_texts_plans_say_by_which_alphas_and_know_what_is_left(tmp_pat
     file = read_problem(path)
     assert file.problem.crossing_tokens == (1.0, 0.5)
     assert file.problem.latency["V100"].block_s_NB.tolist() == [[0.00125, 0.0025]] * 2 + [[0.01, 0.03]] * 3
-    found = answer(file, "best", solve, compared=())
-    assert isinstance(found, PlanAnswer)
-    plan = serving_plan(file, found.planned)
+    found = planned(file.problem)
+    plan = serving_plan(file, found)
     assert (plan.used, plan.prune) == ((0, 1), {1: 0.6})
-    reference = replace(found.planned, stages=(stage_of_the_reference(),))
+    reference = replace(found, stages=(stage_of_the_reference(),))
     assert serving_plan(file, reference).prune == {}
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from optimizer.decision import SLO_RESOLUTION, NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
-from optimizer.planner import more_devices, solve
+from optimizer.planner import more_devices
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
 from profiles.table import LatencyTable
-from tests.optimizer.answers import AGREE, Answers, chunks, in_space, within
+from tests.optimizer.answers import AGREE, Answers, chunks, in_space, planned, refused, within
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_problems import random_problem
 from tests.optimizer.two_blocks import DOCUMENT
@@ -122,19 +122,17 @@ def test_e3_keeps_a_batch_that_a_smaller_one_beats_in_one_split() -> None:
         slo=Slo(latency_s=1.0),
         objective=MaximizeRate(),
     )
-    decision = solve(problem, "e3")
-    assert isinstance(decision, Planned)
-    assert decision.figures.rate_per_s == pytest.approx(4 / 0.005)
+    assert planned(problem, "e3").figures.rate_per_s == pytest.approx(4 / 0.005)
 
 
 def test_a_rate_that_is_too_high_names_the_accelerators_that_are_missing() -> None:
     document = {**DOCUMENT, "objective": {"minimize": "cost", "rate_per_s": 30_000}}
     problem = parse_problem(document).problem
-    assert isinstance(solve(problem), NoPlan)
+    refused(problem)
     # An input takes 0.001 / 4 + 0.5 * 0.001 / 4 seconds: 8 V100 for block 0 and 4 for block 1, of which 4 are there.
     assert more_devices(problem, "best") == ("V100", 8)
     enough = replace(problem, devices={"V100": replace(problem.devices["V100"], count=12)})
-    assert isinstance(solve(enough), Planned)
+    planned(enough)
     hasty = replace(problem, slo=Slo(latency_s=0.001))
     assert more_devices(hasty, "best") is None  # a block takes longer, on any number of V100
 

@@ -13,6 +13,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile, parse_problem
 from optimizer.recorded import evaluate_on
+from tests.optimizer.answers import told
 from tests.optimizer.two_blocks import DOCUMENT
 
 HALF_LEAVE_TOGETHER = [1, 1, 1, 1, 0, 0, 0, 0]
@@ -76,13 +77,12 @@ def test_best_is_chosen_by_recorded_batches_where_early_answers_are_sought() -> 
     """By the mean, batches of four that shrink are best at this rate; by the records, some of them hardly do."""
     asked = problem(HALF_LEAVE_TOGETHER, devices={"V100": {"count": 1}})
     asked = asked.with_rate(480.0)
-    told = answer(ProblemFile(problem=asked), "best", solve)
-    assert isinstance(told, PlanAnswer)
-    assert told.rescoring is not None
-    kept = [each.joint.mean_latency_s for each in told.rescoring.candidates if not each.broken]
-    assert answer_document(told)["joint"]["mean_latency_s"] == pytest.approx(min(kept))
-    without = replace(asked, batches=None)
-    assert answer_document(answer(ProblemFile(problem=without), "best", solve))["joint"] is None
+    found = answer(ProblemFile(problem=asked), "best", solve)
+    assert isinstance(found, PlanAnswer)
+    assert found.rescoring is not None
+    kept = [each.joint.mean_latency_s for each in found.rescoring.candidates if not each.broken]
+    assert answer_document(found)["joint"]["mean_latency_s"] == pytest.approx(min(kept))
+    assert told(ProblemFile(problem=replace(asked, batches=None)))["joint"] is None
 
 
 def _batches(asked: PlanProblem) -> Any:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
@@ -64,11 +63,6 @@ def test_joint_survival_counts_who_an_inactive_ramp_would_have_let_out() -> None
     assert tuple(REACH((0, 1))) == (1.0, 0.5, 0.25)
     assert tuple(REACH((1,))) == (1.0, 1.0, 0.75)  # nested would say 0.25
     assert tuple(REACH(())) == (1.0, 1.0, 1.0)
-
-
-def test_a_ramp_without_threshold_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold"):
-        joint_reach(RECORDS, {0: 0.4})((0, 1))
 
 
 def test_both_views_of_a_plan_are_reported() -> None:

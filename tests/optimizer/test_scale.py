@@ -15,6 +15,7 @@ from optimizer.planner import OF_STRATEGIES, solve
 from optimizer.problem import MinimizeCost, Objective, PlanProblem
 from optimizer.scale.solve import solve_by_beam
 from optimizer.space import SPACES
+from tests.optimizer.answers import planned
 from tests.optimizer.big_cluster import BIG_CLUSTER, FAST_LINK, SLOW_LINK, bert_large_problem
 from tests.optimizer.random_problems import random_problem
 
@@ -102,18 +103,13 @@ def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -
 def test_ten_thousand_devices_are_planned_near_the_bound(num_blocks: int) -> None:
     problem = bert_large_problem(num_blocks, BIG_CLUSTER, FAST_LINK)
     assert is_too_big(problem, SPACES["best"])
-    decision = solve(problem)
-    assert isinstance(decision, Planned)
+    decision = planned(problem)
     assert violations(problem, decision.stages, evaluate(problem, decision.stages)) == []
     assert decision.gap <= 0.01
 
 
 def test_at_scale_a_strategy_is_no_worse_than_those_that_it_contains() -> None:
     problem = bert_large_problem(16, BIG_CLUSTER, SLOW_LINK)
-    rates = {}
     strategies: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
-    for strategy in strategies:
-        decision = solve(problem, strategy)
-        assert isinstance(decision, Planned)
-        rates[strategy] = decision.figures.rate_per_s
-    assert rates["serial"] >= max(rates["stock"], rates["early-exit"])
+    stock, early_exit, serial = (planned(problem, each).figures.rate_per_s for each in strategies)
+    assert serial >= max(stock, early_exit)

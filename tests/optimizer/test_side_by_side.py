@@ -19,6 +19,7 @@ from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import read_problem
 from profiles.table import LatencyTable
+from tests.optimizer.answers import planned
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.layouts import layouts
 from tests.optimizer.random_problems import random_problem
@@ -129,16 +130,13 @@ def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_de
         objective=MaximizeRate(),
         most_chains=2,
     )
-    found = solve(problem)
-    assert isinstance(found, Planned)
+    found = planned(problem)
     assert len(found.figures.shares) == 2
     assert found.gap < 0.1
 
 
 def test_plans_of_several_chains_are_no_worse_than_the_best_of_one() -> None:
     problem = read_problem(Path("examples/problems/bert_large_hetero.yaml")).problem
-    one, several = solve(replace(problem, most_chains=1)), solve(replace(problem, most_chains=3))
-    assert isinstance(one, Planned)
-    assert isinstance(several, Planned)
+    one, several = planned(replace(problem, most_chains=1)), planned(replace(problem, most_chains=3))
     assert several.figures.rate_per_s >= one.figures.rate_per_s * (1 - 1e-9)
     assert several.figures.rate_per_s <= several.bound

@@ -20,7 +20,7 @@ from optimizer.soonest.search import WIDTHS
 from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.space import SPACES
 from profiles.table import LatencyTable
-from tests.optimizer.answers import AGREE, Answers, chunks, in_space, within
+from tests.optimizer.answers import AGREE, Answers, chunks, in_space, planned, refused, within
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_problems import random_latency_problem
 
@@ -103,12 +103,6 @@ def two_blocks(**changes: object) -> PlanProblem:
     return replace(problem, **changes)  # type: ignore[arg-type]  # any field
 
 
-def planned(problem: PlanProblem, strategy: Strategy = "best") -> Planned:
-    decision = solve(problem, strategy)
-    assert isinstance(decision, Planned), decision
-    return decision
-
-
 def test_staying_wins_where_batches_of_what_is_left_fill_slowly() -> None:
     # Two devices in a row, each at 1 ms per input. Waits of 4/600 s fill as fast for all inputs in the second stage;
     # half of them wait there unanswered: 3.33 + 4 + 0.5 * (3.33 + 4). Stopping, its batch takes twice as long to fill.
@@ -124,10 +118,9 @@ def test_stopping_wins_where_staying_takes_more_than_there_is() -> None:
     alone = two_blocks(devices={"A": Supply(count=1)})
     decision = planned(alone)
     assert {split.after_answer for split in decision.stages[0].splits} == {"stop"}
-    refused = solve(alone, "apparate")
-    assert isinstance(refused, NoPlan)
-    assert refused.binding == "devices"
-    assert refused.highest_rate_per_s == pytest.approx(500)
+    none = refused(alone, "apparate")
+    assert none.binding == "devices"
+    assert none.highest_rate_per_s == pytest.approx(500)
 
 
 def test_where_both_answer_as_soon_inputs_stop() -> None:
@@ -151,8 +144,8 @@ def test_where_ramps_and_money_are_both_too_few_the_last_to_be_given_up_is_named
         devices={"A": Supply(count=4, usd_per_hour=4)},
         objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02),
     )
-    bindings = [solve(replace(dear, budget_usd_per_hour=usd), "early-exit") for usd in (1.0, 4.0)]
-    assert [each.binding for each in bindings if isinstance(each, NoPlan)] == ["budget", "ramps"]
+    bindings = [refused(replace(dear, budget_usd_per_hour=usd), "early-exit").binding for usd in (1.0, 4.0)]
+    assert bindings == ["budget", "ramps"]
 
 
 def three_sizes(table: LatencyTable) -> LatencyTable:
@@ -169,12 +162,11 @@ def test_why_there_is_no_plan_is_told_in_seconds() -> None:
     )
     solve(two_blocks(objective=objective), "best")  # compiled before time counts
     began_s = process_time()
-    refused = solve(asked, "best")
+    none = refused(asked)
     assert process_time() - began_s < 60  # of all batch sizes it was more than six minutes once, and is 45 s
-    assert isinstance(refused, NoPlan)
-    assert refused.binding == "devices"
-    assert refused.highest_rate_per_s is not None
-    assert 70_000 < refused.highest_rate_per_s < 85_000  # of all sizes wide searches find plans up to 81,600 and more
+    assert none.binding == "devices"
+    assert none.highest_rate_per_s is not None
+    assert 70_000 < none.highest_rate_per_s < 85_000  # of all sizes wide searches find plans up to 81,600 and more
 
 
 def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
@@ -199,9 +191,8 @@ def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
 def test_ramps_that_must_all_be_on_break_their_budget() -> None:
     table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.full((1, 1), 0.001))
     problem = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02))
-    refused = solve(problem, "early-exit")
-    assert isinstance(refused, NoPlan)
-    assert (refused.binding, refused.nearest_slo_s, refused.highest_rate_per_s) == ("ramps", None, None)
+    none = refused(problem, "early-exit")
+    assert (none.binding, none.nearest_slo_s, none.highest_rate_per_s) == ("ramps", None, None)
 
 
 def test_where_rate_is_sought_plans_that_must_stay_have_no_ramps() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from optimizer.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
 
 STEEP = 1e6
@@ -83,9 +82,3 @@ def test_combinations_ascend_in_accuracy() -> None:
 
     assert {each.models for each in found if len(each.models) == 3} <= {("small", "middle", "large")}
     assert not any(each.models[0] == "large" for each in found if len(each.models) > 1)
-
-
-@pytest.mark.parametrize("right", [[], [1.0]])
-def test_profiles_that_do_not_fit_are_refused(right: list[float]) -> None:
-    with pytest.raises(DataError, match="as many confidences"):
-        ProfiledModel(name="m", latency_s=1.0, confidence_N=np.array(right * 2), right_N=np.array(right))

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.decision import NoPlan, Planned
 from optimizer.evaluate import evaluate, promised, sought, violations
@@ -20,6 +19,7 @@ from optimizer.tokens import in_tokens, token_survival_N
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.optimizer.answers import planned, refused
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_problems import random_problem
 
@@ -66,15 +66,13 @@ def test_inputs_that_all_have_the_latencys_length_are_planned_as_without_lengths
 
 
 def test_batches_get_budgets_of_tokens_with_room_for_the_shortest_inputs() -> None:
-    found = solve(one_block(lengths=MIXED))
-    assert isinstance(found, Planned)
+    found = planned(one_block(lengths=MIXED))
     assert found.stages[0].splits == (Split(first=0, end=1, batch=52, tokens=512),)  # 512 / 10, rounded up
 
 
 def test_the_rate_is_of_the_mean_input_and_of_budgets_as_full_as_they_get() -> None:
     problem = one_block(lengths=MIXED)
-    found = solve(problem)
-    assert isinstance(found, Planned)
+    found = planned(problem)
     held = round(MIXED.filled(512))
     seconds = 0.001 + 0.001 * held / LENGTH
     assert found.figures.rate_per_s == pytest.approx(4 * held / MIXED.mean / seconds)
@@ -84,20 +82,16 @@ def test_the_rate_is_of_the_mean_input_and_of_budgets_as_full_as_they_get() -> N
 
 
 def test_short_inputs_come_faster_than_long_ones() -> None:
-    short, long = (solve(one_block(lengths=Lengths.of([tokens]))) for tokens in (8, 64))
-    assert isinstance(short, Planned)
-    assert isinstance(long, Planned)
+    short, long = (planned(one_block(lengths=Lengths.of([tokens]))) for tokens in (8, 64))
     assert short.figures.rate_per_s == pytest.approx(8 * long.figures.rate_per_s)
 
 
 def test_a_rate_that_is_asked_for_is_of_inputs() -> None:
     asked = one_block(lengths=Lengths.of([64]), objective=MinimizeCost(rate_per_s=800.0))
-    found = solve(asked)
-    assert isinstance(found, Planned)
+    found = planned(asked)
     assert found.figures.served_per_s == pytest.approx(800.0)
     assert found.figures.usd_per_hour == 2.0
-    none = solve(replace(asked, objective=MinimizeCost(rate_per_s=1e6)))
-    assert isinstance(none, NoPlan)
+    none = refused(replace(asked, objective=MinimizeCost(rate_per_s=1e6)))
     assert none.highest_rate_per_s == pytest.approx(4 * 8 / 0.017)
 
 
@@ -159,37 +153,6 @@ def test_longer_inputs_that_stay_count_by_their_tokens() -> None:
     assert in_tokens(replace(wide, stayers_length_N=longer)).survival_N == survival
 
 
-# What is refused
-
-
-def refused(problem: PlanProblem, **changes: object) -> str:
-    with pytest.raises(PlanError) as caught:
-        replace(problem, **changes)  # type: ignore[arg-type]
-    return str(caught.value)
-
-
-def test_lengths_need_latencies_of_a_known_length() -> None:
-    unknown = {"gpu": replace(one_block().latency["gpu"], length=None)}
-    assert "latency of gpu: its length is not known" in refused(one_block(lengths=MIXED), latency=unknown)
-
-
-def test_inputs_longer_than_any_measured_batch_are_refused() -> None:
-    with pytest.raises(PlanError, match="inputs have 900 tokens, and measured are batches of at most 512 together"):
-        solve(one_block(lengths=Lengths.of([900])))
-
-
-def test_budgets_above_what_was_measured_are_refused() -> None:
-    split = Split(first=0, end=1, batch=99, tokens=1024)
-    with pytest.raises(PlanError, match="tokens is not measured on gpu; measured are at most 512"):
-        evaluate(one_block(lengths=Lengths.of([16])), (Stage(device="gpu", replicas=1, splits=(split,)),))
-
-
-def test_a_plan_with_tokens_for_a_problem_without_lengths_is_refused() -> None:
-    split = Split(first=0, end=1, batch=16, tokens=512)
-    with pytest.raises(PlanError, match="batches of 512 tokens; the problem says nothing of lengths"):
-        evaluate(one_block(), (Stage(device="gpu", replicas=1, splits=(split,)),))
-
-
 # Problem files
 
 
@@ -221,34 +184,3 @@ def test_problem_files_say_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: P
         problem = parse_problem(document(lengths=given), folder=tmp_path).problem
         assert problem.lengths == Lengths.of([16, 48])
     assert parse_problem(document(lengths=32)).problem.lengths == Lengths(mean=32)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (0, "a mean length is from 1 to"),
-        ([12, 0], "length is 0; an input has a whole number of tokens"),
-        ([], "lengths of no input"),
-        ({}, "each length needs a share above 0"),
-        ({12: -1}, "each length needs a share above 0"),
-        ("none.txt", "none.txt: cannot be read"),
-        (4000, "measured are batches of at most 512 together"),
-        (True, "a mean, a list of lengths, a mapping from length to share, or a file"),
-    ],
-)
-def test_problem_files_with_lengths_that_no_input_has_are_refused(given: object, said: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        parse_problem(document(lengths=given))
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_table_without_a_length_is_refused_where_lengths_are_given() -> None:
-    latency = {"gpu": {"batch": [1], "block_s": [[0.001]], "ramp_s": []}}
-    with pytest.raises(PlanError, match="latency of gpu: its length is not known"):
-        parse_problem(document(latency=latency))
-
-
-def test_how_long_those_are_who_stay_is_refused_where_no_lengths_are_given() -> None:
-    with pytest.raises(PlanError, match="stayers_length needs lengths"):
-        parse_problem(document(lengths=None, stayers_length=[1.0]))

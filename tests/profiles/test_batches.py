@@ -20,18 +20,6 @@ def test_every_batch_counts_who_is_left_after_each_active_ramp() -> None:
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
 
 
-def test_an_inactive_ramp_lets_nobody_out() -> None:
-    assert batches().remaining((2,)).tolist() == [
-        [1],
-        [2],
-    ]  # the fourth goes on: nested shares let it leave
-    assert batches().remaining(()).tolist() == [[], []]
-
-
-def test_an_input_leaves_at_the_first_active_ramp_that_is_sure() -> None:
-    assert batches().exits_N((0, 2)).tolist() == [0, 2, 3, 0, 2, 3, 0]
-
-
 def records(times: list[float] | None = None) -> ExitRecords:
     return ExitRecords(
         score="confidence",

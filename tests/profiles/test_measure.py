@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +19,6 @@ from earlyexit.tasks.token import TokenTask
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.table import LatencyTable
 
-ROOT = Path(__file__).parents[2]
 LENGTH, CONTEXT = 8, 40
 SIZES = {
     "vocab_size": 50,
@@ -213,26 +209,6 @@ def test_rounds_hold_every_probe_once_in_an_order_of_their_own() -> None:
     rounds = runner.log[18:24], runner.log[24:]
     assert [sorted(each) for each in rounds] == [lengths, lengths]
     assert rounds[0] != rounds[1]
-
-
-def test_warm_up_and_rounds_report_their_progress() -> None:
-    seen: list[tuple[str, int, int]] = []
-    runner = FakeRunner({8: [1.0]})
-    time_splits(
-        [TimedSplit(split=split(0, 1), length=8)],
-        runner.prepare,
-        clock=runner.clock,
-        rng=np.random.default_rng(0),
-        repeats=2,
-        progress=lambda *step: seen.append(step),
-    )
-    assert seen == [("warm-up", 1, 1), ("measure", 1, 2), ("measure", 2, 2)]
-
-
-def test_measuring_loads_torch_only_when_a_model_is_run() -> None:
-    code = "import sys, profiles.measure; assert not {'torch', 'ray', 'scipy'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Segments of a real model

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -12,17 +11,9 @@ import pytest
 from earlyexit.errors import DataError
 from profiles.records import ExitRecords
 from profiles.scores import Score
+from tests.profiles import windows_of
 
-RECORDS = ExitRecords.of_answers(
-    np.column_stack([np.array([[0, 0], [0, 1], [0, 2], [1, 1]]), np.array([0, 1, 2, 2])]),
-    score="confidence",
-    num_blocks=6,
-    ramps=(1, 3),
-    sample_ids=("a", "b", "c", "d"),
-    scores_NR=np.array([[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]], dtype=np.float32),
-    truth_N=np.array([0, 1, 0, 1]),
-    provenance={"model": "m", "seed": 3},
-)
+RECORDS = replace(windows_of.RECORDS, provenance={"model": "m", "seed": 3})
 
 
 def broken(whole: bytes, seed: int) -> bytes:
@@ -132,25 +123,6 @@ def test_answers_of_any_shape_become_losses_in_between(tmp_path: Path) -> None:
     assert_equal(ExitRecords.load(tmp_path / "r.npz"), replace(records, provenance={}))
 
 
-NO_RECORDS: dict[str, Callable[[Path], object]] = {
-    "absent": lambda path: None,
-    "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_bytes(b"text"),
-    "cut archive": lambda path: path.write_bytes(b"PK\x03\x04cut"),
-    "cut array": lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"),
-    "no header": lambda path: np.savez(path, x=np.zeros(1)),
-    "a number as header": lambda path: np.savez(path, header=np.array("3")),
-    "broken header": lambda path: np.savez(path, header=np.array("{")),
-}
-
-
-@pytest.mark.parametrize("write", NO_RECORDS.values(), ids=NO_RECORDS)
-def test_files_that_hold_no_records_are_refused(write: Callable[[Path], object], tmp_path: Path) -> None:
-    write(tmp_path / "r.npz")
-    with pytest.raises(DataError, match=r"r\.npz does not hold exit records"):
-        ExitRecords.load(tmp_path / "r.npz")
-
-
 def test_a_broken_file_is_refused_or_still_holds_records(tmp_path: Path) -> None:
     path = tmp_path / "r.npz"
     replace(RECORDS, times_s_N=np.arange(4.0)).save(path)
@@ -196,12 +168,8 @@ def test_survival_may_count_tokens() -> None:
 
 # Two ramps; the full model answers 0, 1, 2, 2 where 0, 1, 0, 1 is right.
 EARLY_WRONG = ExitRecords.of_answers(
-    np.column_stack([np.array([[0, 1], [0, 1], [0, 2], [1, 0]]), np.array([0, 1, 2, 2])]),
-    score="confidence",
-    num_blocks=6,
-    ramps=(1, 3),
-    sample_ids=("a", "b", "c", "d"),
-    scores_NR=np.array([[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]], dtype=np.float32),
+    np.array([[0, 1, 0], [0, 1, 1], [0, 2, 2], [1, 0, 2]]),
+    **{name: getattr(RECORDS, name) for name in ("score", "num_blocks", "ramps", "sample_ids", "scores_NR")},
     truth_N=np.array([0, 1, 0, 1]),
 )
 WITH_END = replace(EARLY_WRONG, end_losses_N=np.array([0.0, 1.0, 1.0, 0.0]))

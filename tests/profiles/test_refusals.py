@@ -196,15 +196,19 @@ CASES: dict[str, Case] = {
 }
 
 
+def zipped(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
 def npz(header: Mapping[str, Any] | None = None, **arrays: Any) -> bytes:
     """A file of exit records with some values changed, or left out where None."""
     facts = {"schema_version": 2, "score": "confidence", "num_blocks": 6, "ramps": [1, 3], "provenance": {}}
     kept = {name: value for name, value in (facts | dict(header or {})).items() if value is not None}
     whole = {"sample_ids": np.array(RECORDS.sample_ids), "scores": RECORDS.scores_NR, "losses": RECORDS.losses_NR}
-    file = io.BytesIO()
     there = {name: array for name, array in (whole | arrays).items() if array is not None}
-    np.savez(file, header=np.array(json.dumps(kept)), **there)
-    return file.getvalue()
+    return zipped(header=np.array(json.dumps(kept)), **there)
 
 
 scaled = partial(read_records, scale=2.0)
@@ -237,6 +241,14 @@ FILES: dict[str, FileCase] = {
     "npz: another array": (read_records, "r.npz", npz(more=np.zeros(2))),
     "npz: losses of three ramps": (read_records, "r.npz", npz(losses=np.zeros((4, 3)))),
     "npz: a scale": (scaled, "r.npz", npz()),
+    "npz: absent": (read_records, "r.npz", None),
+    "npz: empty": (read_records, "r.npz", ""),
+    "npz: text": (read_records, "r.npz", "text"),
+    "npz: a cut archive": (read_records, "r.npz", b"PK\x03\x04cut"),
+    "npz: a cut array": (read_records, "r.npz", b"\x93NUMPY\x01\x00"),
+    "npz: no header": (read_records, "r.npz", zipped(x=np.zeros(1))),
+    "npz: a number as header": (read_records, "r.npz", zipped(header=np.array("3"))),
+    "npz: a broken header": (read_records, "r.npz", zipped(header=np.array("{"))),
     "records: unknown ending": (read_records, "e.txt", ""),
     **{name: (read_records, "e.csv", content) for name, content in GOLDEN["csv"].items()},
     "csv: not UTF-8": (read_records, "e.csv", b"\xff\xfe\x00"),

@@ -90,12 +90,6 @@ def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept(
     assert len(kept.pooled([1])) == 201
 
 
-def test_a_window_that_was_never_full_keeps_everything() -> None:
-    kept = stream(1000)
-    assert len(kept.take_in(inputs(np.arange(0.0, 120.0, 1.0)))) == 120
-    assert len(kept.window(0)) == 120
-
-
 def test_inputs_of_one_request_have_keys_of_their_own() -> None:
     same_s = np.full(1000, 7.0)
     together = inputs(same_s, probe=True)

@@ -10,22 +10,11 @@ import pytest
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.queue import Member
-from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
-from experiments.engine.gpu import (
-    NEVER,
-    Workbench,
-    find_exits,
-    main,
-    parse,
-    planned,
-    predicted_per_s,
-    workbench,
-)
+from experiments.engine.gpu import NEVER, Workbench, find_exits, main, parse, workbench
 from experiments.engine.side import Plan, Side, cut_at, early_exit, stock
-from profiles.table import LatencyTable
 from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]
@@ -94,22 +83,6 @@ def test_every_side_answers_every_input_once_as_the_records_have_it(plan: Plan, 
     side = bench.side(plan)
     assert side.saturate(members) > 0
     assert answers_of(side) == expected_of(bench, members, plan)
-
-
-def test_the_planner_cuts_where_inputs_leave_and_switches_off_ramps_that_cost_too_much() -> None:
-    # A block costs its inputs. The ramp after block 0 lets half of them out of three further blocks; the others none.
-    table = LatencyTable(
-        batches=(1, 8),
-        block_s_NB=np.tile([0.125, 1.0], (4, 1)),
-        ramp_s_EB=np.tile([0.5, 0.5], (3, 1)),
-    )
-    known = table, (0, 1, 2), (1.0, 0.5, 0.5, 0.5)
-    shrinking, serial = planned(*known)
-    assert shrinking.splits == (Split(first=0, end=4, batch=8, ramps=(0,)),)
-    assert serial.ramps == (0,)
-    # 8 inputs take 1 s of block 0, 0.5 s of its ramp, and 3 blocks of 0.5 s each for the 4 that stay.
-    assert predicted_per_s(*known, shrinking) == pytest.approx(8 / 3.0)
-    assert predicted_per_s(*known, stock(4, 8)) == pytest.approx(8 / 4.0)
 
 
 def test_a_side_that_answers_otherwise_than_the_records_is_found_out() -> None:

@@ -20,7 +20,7 @@ from experiments.peers.processes import MARK, Server, serving
 from experiments.peers.stock import Asked, Prediction, ServerOptions, answer, parse_body
 from offramp.client.protocol import Prediction as Answered
 from offramp.load.report import RequestRecord
-from tests.offramp.load.scripted_server import ok, refusal, scripted
+from tests.offramp.load.scripted_server import ok, scripted
 
 ANSWER = ok('{"label": "yes", "score": 1.0, "exit": 2}')
 # A parent whose child forgets its environment and says its own process id, as a process does that renames itself.
@@ -98,14 +98,6 @@ async def test_texts_go_in_turn_the_warm_up_is_not_counted_and_answers_are_writt
     assert len(rows) == result.num_answered
     assert {(row["label"], row["exit"]) for row in rows} == {("yes", 2)}
     assert {row["input"] for row in rows} == {0, 1}
-
-
-async def test_workers_send_back_to_back_until_the_time_is_over(tmp_path: Path) -> None:
-    async with scripted((refusal(503),), then=(ANSWER,)) as server:
-        result = await send_load(options_for(tmp_path, server.url, concurrency=2, duration_s=0.2))
-    assert result.errors == {"http_503": 1}
-    assert result.num_sent == result.num_answered + 1 > 1
-    assert server.num_connections == 2
 
 
 async def test_the_client_is_a_process_of_its_own_and_says_where_no_server_listens(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from earlyexit.network.store import load_model, save_model
 from earlyexit.training.ramps import exit_outputs
 from experiments.peers.stock import Kernel, ServerOptions, StockModel
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
@@ -40,22 +39,6 @@ def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_
     predictions = stock.predict(TEXTS)
     assert [each.label for each in predictions] == labels
     assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
-
-
-def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp_path: Path) -> None:
-    model, tokenizer = make_model(tmp_path)
-    model.temperatures_E[NUM_BLOCKS - 1] = 0.25
-    save_model(model, tmp_path)
-    [expected] = (exit_outputs(load_model(tmp_path), tokenizer.encode(["pay my bill"]))[NUM_BLOCKS - 1]).softmax(-1)
-    [prediction] = StockModel.load(ServerOptions(model=tmp_path)).predict(["pay my bill"])
-    assert prediction.score == pytest.approx(float(expected.max()), abs=1e-5)
-
-
-def test_texts_beyond_the_models_length_are_cut(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    stock = StockModel.load(ServerOptions(model=tmp_path))
-    twelve_words = " ".join(["rain"] * 12)
-    assert stock.predict([twelve_words + " pay my bill"]) == stock.predict([twelve_words])
 
 
 def test_the_compute_needs_neither_ray_nor_offramp_nor_transformers() -> None:

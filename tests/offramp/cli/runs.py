@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,8 +43,11 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, ...] = (0,)) -> Path:
-    """Entropies of as many inputs, the same at every ramp, which answer 0, 1, 0, 1, ... from ramp to ramp."""
+def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, ...] = (0,), **facts: Any) -> Path:
+    """Entropies of as many inputs, the same at every ramp, which answer 0, 1, 0, 1, ... from ramp to ramp.
+
+    `facts`: changed at last.
+    """
     num, labels_R = len(scores), np.arange(len(ramps)) % 2
     found = ExitRecords.of_answers(
         np.column_stack([np.repeat(labels_R[None, :], num, axis=0), np.zeros(num, dtype=np.int64)]),
@@ -53,7 +57,7 @@ def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, .
         sample_ids=tuple(map(str, range(num))),
         scores_NR=np.repeat(np.array(scores, dtype=np.float32)[:, None], len(ramps), axis=1),
     )
-    found.save(path)
+    replace(found, **facts).save(path)
     return path
 
 

@@ -40,19 +40,6 @@ def test_well_known_means_in_the_reverse_order_are_warned_of(
     assert ("these are well-known means, but reversed" in capsys.readouterr().err) == warned
 
 
-def test_a_label_column_that_is_named_and_missing_is_refused(tmp_path: Path, capsys: Captured) -> None:
-    path = tmp_path / "d.csv"
-    path.write_text("text,label\n" + "a,x\nb,y\n" * 200)
-    options = ["--data", str(path), "--out", str(tmp_path / "out"), "--label-column", "lable"]
-    assert "no column 'lable'; there are text, label" in refused(capsys, "inject", TORCH, *options)
-
-
-def test_an_empty_table_is_refused_as_empty(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "d.csv").write_text("")
-    options = ["--data", str(tmp_path / "d.csv"), "--out", str(tmp_path / "out")]
-    assert "d.csv: no column 'text'; there are none: it is empty" in refused(capsys, "inject", TORCH, *options)
-
-
 @pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])
 def test_without_a_label_column_that_is_named_labels_are_there_or_not(
     tmp_path: Path, head: str, labels: tuple[str, ...]

@@ -62,17 +62,9 @@ def test_one_output_of_several_may_be_asked_for(capsys: Captured) -> None:
     assert "has no output 'logits'; it has output, 463" in refused(capsys, "sites", model, "--output", "logits")
 
 
-def test_what_is_no_model_or_cannot_be_cut_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
+def test_what_cannot_be_cut_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
     one = saved(tmp_path, graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [weight("w", 4, 4)]), "one.onnx")
     assert "has no site: 1 of its 1 operators work" in refused(capsys, "sites", one)
-    text = tmp_path / "model.onnx"
-    text.write_text("hello", encoding="utf-8")
-    assert "is no ONNX model; a model is a file .onnx, or module:function" in refused(capsys, "sites", text)
-    assert "No such file" in refused(capsys, "sites", tmp_path / "none.onnx")
-    assert "cannot be imported" in refused(capsys, "sites", "no_such_module:network")
-    pickled = tmp_path / "model.pt"
-    pickled.write_bytes(b"\x80\x04.")
-    assert "is a pickle or a zip" in refused(capsys, "sites", pickled)
     branches = saved(tmp_path, graph_of([branching("Loop")], ["x"], ["y"]), "loop.onnx")
     assert "Loop (the_Loop) runs a graph of its own" in refused(capsys, "sites", branches)
     outside = graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [beside(weight("w", 4, 4), "../w")])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.errors import DataError, InputError, OfframpError
+from earlyexit.errors import DataError, OfframpError
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
 from offramp.commands.options import PredictJob
@@ -169,19 +169,6 @@ async def test_a_row_that_cannot_be_read_ends_the_run_behind_those_before_it() -
     assert [row.shown["text"] for row in rows] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("out", "asked", "form"),
-    [(None, None, "jsonl"), (None, "csv", "csv"), (Path("a.csv"), None, "csv"), (Path("a.jsonl"), "jsonl", "jsonl")],
-)
-def test_the_format_is_the_asked_one_or_the_files(out: Path | None, asked: None, form: str) -> None:
-    assert format_of(out, asked) == form
-
-
-def test_a_format_against_the_files_ending_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--format jsonl: the ending of --out a.csv says csv"):
-        format_of(Path("a.csv"), "jsonl")
-
-
 def test_lists_are_json_in_csv_and_what_has_no_column_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,3 +180,7 @@ def test_lists_are_json_in_csv_and_what_has_no_column_is_named(
     [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
     assert json.loads(row["keypoints"]) == joints
     assert capsys.readouterr().err == "no columns of CSV, so left out: classes; --format jsonl has them\n"
+
+
+def test_the_format_is_the_asked_one_or_json_lines() -> None:
+    assert (format_of(None, None), format_of(None, "csv"), format_of(Path("a.csv"), None)) == ("jsonl", "csv", "csv")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,21 +7,17 @@ import pytest
 
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.errors import DataError, ModelFolderError, PlanError
+from earlyexit.errors import DataError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import record_exits
-from offramp.commands.thresholds import Recorded, calibrate_records, parts_of
-from optimizer.calibration_file import CalibrationCard
+from offramp.commands.thresholds import Recorded, parts_of
 from profiles.records import ExitRecords
 
 EASY = CalibrateJob(budget=0.5, confidence=0.9)
-CARD = CalibrationCard(
-    policy="entropy", thresholds={0: 0.4}, budget=0.01, confidence=0.9, tested={}, provenance={}
-).model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
@@ -51,12 +46,6 @@ def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> No
         "25% of the rows lay the path of thresholds, 230 rows test it; give more rows, or --budget 0.02: 152 rows are "
         "needed for 98 % at 90 %"
     )
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_design_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
-    with pytest.raises(DataError, match="the design share must be between 0 and 1"):
-        CalibrateJob(design_share=share)
 
 
 def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: Path) -> None:
@@ -90,38 +79,6 @@ def test_outputs_that_are_known_already_give_what_running_the_model_gives(model:
     ran, _ = calibrate(model, rows, job)
     assert given.thresholds == ran.thresholds
     assert given.tested == ran.tested
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param("{", "calibration.json: the file: Invalid JSON", id="broken"),
-        pytest.param(
-            json.dumps(CARD | {"schema_version": 2}), "calibration.json: schema_version: Input should be 1", id="schema"
-        ),
-        pytest.param(json.dumps(CARD | {"more": 1}), "calibration.json: more: Extra inputs", id="another key"),
-    ],
-)
-def test_a_calibration_of_another_form_is_refused_with_file_and_place(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "calibration.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ModelFolderError) as refused:
-        read_calibration(tmp_path)
-    assert str(refused.value).startswith(f"{tmp_path}/{message}")
-    assert str(refused.value).endswith("; calibrate again")
-
-
-def test_recorded_shares_of_unknown_values_are_refused() -> None:
-    records = ExitRecords(
-        score="share",
-        num_blocks=2,
-        ramps=(0,),
-        sample_ids=tuple(map(str, range(100))),
-        scores_NR=np.ones((100, 1), dtype=np.float32),
-        losses_NR=np.zeros((100, 1)),
-        zero_one=False,
-    )
-    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
-        calibrate_records(records, CalibrateJob(budget=0.05, confidence=0.9))
 
 
 def recorded_exits(*agrees: bool, num_blocks: int = 4) -> ExitRecords:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from earlyexit.errors import DataError
 from offramp.commands.forecast import (
     forecast_document,
     forecast_table,
@@ -36,12 +35,6 @@ def write(folder: Path, text: str, name: str = "series.csv") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def refused(path: Path) -> str:
-    with pytest.raises(DataError) as caught:
-        read_series(path)
-    return str(caught.value).removeprefix(str(path))
 
 
 def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
@@ -74,13 +67,6 @@ def test_a_series_is_read_from_json(tmp_path: Path) -> None:
     np.testing.assert_array_equal(from_json.survival_WK, from_csv.survival_WK)
     np.testing.assert_array_equal(from_json.inputs_WK, from_csv.inputs_WK)
     np.testing.assert_array_equal(from_json.missing_W, from_csv.missing_W)
-
-
-def test_another_kind_of_file_or_none_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path / "series.txt") == ": a series is a .csv or .json file"
-    assert refused(tmp_path / "gone.csv") == ": no such file"
-    (tmp_path / "series.csv").write_bytes(b"inputs,0\n\xff,1\n")
-    assert refused(tmp_path / "series.csv") == ": not UTF-8 at byte 9"
 
 
 def test_a_forecast_is_plain_data_and_a_table() -> None:

@@ -27,7 +27,6 @@ from offramp.commands.inject import (
     Injected,
     Times,
     answer_names,
-    check_names,
     crossing_sites,
     inject,
     ramps_worth_their_time,
@@ -240,21 +239,6 @@ def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
     calibrate(tmp_path, read_labelled(done.held_out), LOOSE)
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (None, r"^d\.zip: 2 different labels, and the model has 3 answers; --labels FILE names all"),
-        (("a", "b"), "^--labels: 2 different names; the model has 3 answers"),
-        (("a", "c", "d"), r"^d\.zip: 'b' is none of the names in --labels"),
-    ],
-    ids=["too few in the data", "too few names", "an unknown label"],
-)
-def test_labels_that_do_not_fit_the_outputs_are_refused(names: tuple[str, ...] | None, message: str) -> None:
-    data = LabelledRows.of_texts("xyz", ("a", "b", "a"))
-    with pytest.raises(DataError, match=message):
-        check_names(job_of(names=names), data, 3)
-
-
 def test_ramps_that_take_too_long_are_left_out_and_named() -> None:
     said: list[str] = []
     block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
@@ -269,38 +253,6 @@ def test_ramps_and_blocks_are_timed_where_they_run(folder: Path) -> None:
     block_s, ramp_s = time_exits(model, folder)
     assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
     assert (block_s > 0).all()
-
-
-@pytest.mark.parametrize("name", ["net.pt", "net.pth", "net.pkl", "net.bin"])
-def test_pickles_are_never_loaded(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} is a pickle, which may run foreign code and is not loaded; give"):
-        job_of(name)
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "message"),
-    [
-        (rows_of(20), {}, r"^d\.zip: 20 rows; at least 230 are needed"),
-        (rows_of(labels=("a",)), {}, r"^d\.zip: only one class, 'a'"),
-        (rows_of(), {"hold_out": 0.5}, r"^d\.zip: --hold-out 0\.5 keeps 120 rows; \d+ are needed to calibrate by"),
-        (rows_of(), {"blocks": 40}, r"^--blocks 40: .* has \d+ sites, for at most \d+ blocks"),
-        (rows_of(), {"backbone": f"{HERE}:no_sites"}, "no site: .* everything; --sets cuts where two or three"),
-        (rows_of(), {"backbone": f"{HERE}:no_sites", "sets": True}, "no site: .* everything; nor do sets"),
-        (rows_of(), {"backbone": f"{HERE}:broken"}, r"^d\.zip: of row \d+ block \d+ gives NaN"),
-        (rows_of(), {"backbone": f"{HERE}:stubborn"}, "the model answers every row alike"),
-        (rows_of(), {"backbone": f"{HERE}:nowhere"}, "cannot be imported"),
-        (rows_of(), {"backbone": "nowhere.onnx"}, "nowhere.onnx"),
-        (rows_of(), {"backbone": "words"}, "words"),
-        (rows_of(), {"tokenizer": "minilm"}, "the codec image reads none"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)
-def test_what_cannot_be_injected_is_refused_in_one_line(
-    tmp_path: Path, data: LabelledRows, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(OfframpError, match=message) as refused:
-        injected_into(tmp_path / "model", data, **options)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.data.rows import PAIR, TEXT, LabelledRows, read_labelled
-from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.errors import InputError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import TensorSpec
@@ -38,15 +38,18 @@ def png(brightness: int, seed: int) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_images(folder: Path) -> Path:
     """Ten folders of two images each, named as the ten classes of the checkpoint might be."""
-    folder = tmp_path_factory.mktemp("images")
     for label in range(10):
-        (folder / f"class-{label}").mkdir()
+        (folder / f"class-{label}").mkdir(parents=True)
         for row in range(2):
             (folder / f"class-{label}" / f"{row}.png").write_bytes(png(10 * label, seed=2 * label + row))
     return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images") / "set")
 
 
 @pytest.fixture(scope="module")
@@ -192,43 +195,5 @@ def grey_network() -> TensorBackbone:
     return TensorBackbone(embed=Fractions(), blocks=[nn.Identity(), nn.Identity()], inputs=(grey,), config={})
 
 
-ONES, ONE_AND_X, AB = spectra(["1", "1"]), spectra(["1", "x"]), spectra(["a", "b"])
+AB = spectra(["a", "b"])
 ROW = LabelledRows(columns={"row": np.zeros((2, 8))}, labels=("a", "b"))
-OWN = f"{HERE}:Logarithms"
-REFUSED: dict[str, tuple[LabelledRows | None, dict[str, Any], type[Exception], str]] = {
-    "one number": (ONES, {"task": "regression"}, DataError, "every label is 1; numbers that differ"),
-    "no number": (ONE_AND_X, {"task": "regression"}, DataError, "a label is none"),
-    "no task": (AB, {"task": "labels"}, InputError, "--task 'labels'; label, regression, pose, segmentation follow"),
-    "no such function": (AB, {"task": f"{HERE}:gone"}, ModelFolderError, "cannot be imported"),
-    "codec": (
-        AB,
-        {"codec": "image"},
-        InputError,
-        "--codec 'image'; text, text_pair, image, tensor, prompt follow from the data",
-    ),
-    "length": (AB, {"codec": OWN, "max_length": 2}, ModelFolderError, "max_length 2 is beyond the backbone's 1"),
-    "tokenizer": (AB, {"tokenizer": "minilm"}, InputError, "--tokenizer minilm: the codec tensor reads none"),
-    "other arrays": (ROW, {}, DataError, "the model takes spectrum; the data holds row"),
-    "images": (None, {}, InputError, r"network takes 'spectrum', float of the shape \[8\], and the data holds images"),
-    "grey images": (
-        None,
-        {"backbone": f"{HERE}:grey_network"},
-        InputError,
-        r"takes 'grey', uint8 of the shape \[8, 8, 1\], and the data holds images",
-    ),
-}
-"""Rows (None: images), fields of the job, the error and its words."""
-
-
-@pytest.mark.parametrize(("rows", "fields", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_does_not_fit_the_network_is_refused(
-    images: Path,
-    tmp_path: Path,
-    rows: LabelledRows | None,
-    fields: dict[str, Any],
-    error: type[Exception],
-    message: str,
-) -> None:
-    job = TrainJob(**{"backbone": f"{HERE}:network", "name": "m"} | fields)
-    with pytest.raises(error, match=message):
-        train(job, read_labelled(images) if rows is None else rows, tmp_path)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from earlyexit.errors import InputError
 from earlyexit.tasks.checks import to_png
 from offramp.client.protocol import Prediction
-from offramp.commands.predict import IMAGES, MapFiles, Row, _map_files, is_png, with_files
+from offramp.commands.predict import MapFiles, Row, is_png, with_files
 
 MAP = np.array([[0, 1], [2, 1]], dtype=np.uint8)
 CONTENT = base64.b64encode(to_png(MAP, 3)).decode()
@@ -31,33 +30,6 @@ def test_images_of_one_name_have_a_file_each_and_no_file_is_written_over(tmp_pat
     paths.append(MapFiles(tmp_path).put("elsewhere/a.jpg", {"class_map": CONTENT})["class_map"])
     assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png", "b.png", "a-4.png"]
     assert (tmp_path / "a.png").read_bytes() == b"a photo"
-
-
-@pytest.mark.parametrize("given", ["a.png", "", "inner", "../photos"], ids=["image", "folder", "folder inside", "dots"])
-def test_a_folder_that_is_or_holds_the_inputs_is_refused_and_they_stay_as_they_are(tmp_path: Path, given: str) -> None:
-    folder = tmp_path / "photos"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "a.png").write_bytes(b"a photo")
-    with pytest.raises(InputError, match=r"--maps .*photos: .* lies there, an input"):
-        MapFiles(folder, [folder / given])
-    assert (folder / "a.png").read_bytes() == b"a photo"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "given", "words"),
-    [
-        ({"text": "BYTES"}, "t.csv", "takes other inputs"),
-        (IMAGES, "x.npy", "x.npy holds rows"),
-        (IMAGES, "x.npz", "rows"),
-    ],
-)
-def test_inputs_without_names_are_refused_before_the_folder_is_made(
-    tmp_path: Path, wanted: dict[str, str], given: str, words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        _map_files(tmp_path / "maps", wanted, [tmp_path / given])
-    assert not (tmp_path / "maps").exists()
-    assert _map_files(tmp_path / "maps", IMAGES, [tmp_path / "photos"]) is not None
 
 
 def test_rows_of_a_run_name_the_files_and_those_that_failed_have_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError
 from earlyexit.network.boundary import Split
 from offramp.commands.plan import (
     NoPlanAnswer,
@@ -163,13 +163,6 @@ def test_a_plan_to_serve_takes_its_thresholds_from_the_records(tmp_path: Path) -
     assert plan.predicted["rate_per_s"] == pytest.approx(4000)
     with pytest.raises(InputError, match="--threshold: the problem's exit records have thresholds already"):
         serving_plan(file, planned_answer(file).planned, 0.4)
-
-
-def test_a_device_that_nothing_can_serve_on_is_refused() -> None:
-    stages = (Stage(device="abacus", replicas=1, splits=BEST[0].splits),)
-    planned = Planned(strategy="best", stages=stages, figures=planned_answer().planned.figures, bound=1.0, gap=0.0)
-    with pytest.raises(PlanError, match="unknown device 'abacus'; known: cpu"):
-        serving_plan(FILE, planned, 0.4)
 
 
 def test_a_what_if_names_what_is_changed_and_what_is_sought() -> None:

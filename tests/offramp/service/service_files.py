@@ -12,10 +12,11 @@ import yaml
 from earlyexit.errors import InputError
 from offramp.spec.file import Service, read_service
 from optimizer.plan_file import parse_plan, write_plan
-from tests.offramp.service.service_folders import write_model
+from tests.offramp.service.service_folders import write_chain, write_model
 
-ENTROPY = {"name": "entropy", "thresholds": 0.5}
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
+CHAIN_TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
+"""Of a small network of two blocks before the model."""
 
 
 class Files:
@@ -44,6 +45,11 @@ class Files:
         """A plan of one split for all blocks, in plan.yaml."""
         split = {"first": 0, "end": 3, "batch": 2, "ramps": list(ramps)}
         write_plan(parse_plan({"stages": [{"splits": [split]} | stage], "policy": policy}), self.folder / "plan.yaml")
+
+    def write_chain(self) -> Path:
+        """A chain of a small network and the model, in the folder `cascade`."""
+        small = write_model(self.folder / "small", num_blocks=2, name="s")
+        return write_chain(self.folder / "cascade", small, self.model)
 
     def refused(self, **parts: Any) -> tuple[int, str]:
         """The line and the words of a refusal."""

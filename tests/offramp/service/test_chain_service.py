@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,23 @@ from offramp.spec.application import resolve_plan
 from offramp.spec.model import of_ramps
 from optimizer.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
-from tests.offramp.service.service_files import Files
+from tests.offramp.service.service_files import CHAIN_TABLE, Files
 from tests.offramp.service.service_folders import (
     WEIGHTS_BYTES,
     write_beside,
-    write_chain,
-    write_model,
     write_pruned,
 )
-
-TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
-
-ONE = {"batch": [1, 2], "block_s": [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 2}
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     files = Files(tmp_path)
-    write_chain(tmp_path / "cascade", write_model(tmp_path / "small", num_blocks=2, name="s"), files.model)
+    files.write_chain()
     return files
 
 
 def model(**changes: Any) -> dict[str, Any]:
-    return {"folder": "cascade", "latency": {"cpu": TABLE}, "memory_bytes": 1} | changes
+    return {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}, "memory_bytes": 1} | changes
 
 
 @pytest.mark.parametrize("models", [{}, {"models": ["small", "model"]}], ids=["unsaid", "said"])
@@ -45,25 +38,6 @@ def test_a_chain_is_served_as_any_model_is(files: Files, models: dict[str, Any])
     plan = files.read(model=model(**models)).settings.plan
     assert plan.networks == (2, 5)
     assert [split.end for split in plan.splits if split.end in plan.networks] == [2, 5]
-
-
-@pytest.mark.parametrize(
-    ("models", "words"),
-    [
-        pytest.param(["model", "small"], "cascade is a chain of .*small and .*model, not of .*model and", id="order"),
-        pytest.param(["small", "other"], "not of .*small and .*other; `offramp chain` makes that", id="another"),
-    ],
-)
-def test_a_chain_of_other_models_than_the_file_says_is_refused(files: Files, models: list[str], words: str) -> None:
-    line, said = files.refused(model=model(models=models))
-    assert line == files.line_of("models:") + 1  # its first item
-    assert re.search(words, said)
-
-
-def test_one_model_is_no_chain(files: Files) -> None:
-    line, said = files.refused(model=model(folder="model", models=["small", "model"]))
-    assert line == files.line_of("models:") + 1  # its first item
-    assert "model is one model and no chain" in said
 
 
 def test_built_in_plans_of_a_chain_end_splits_where_its_networks_end(files: Files) -> None:
@@ -77,7 +51,7 @@ def test_a_replica_must_have_room_for_all_models_of_a_chain(files: Files) -> Non
     def cluster(memory_bytes: int) -> dict[str, Any]:
         return {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}}
 
-    needed, fits = 2 * WEIGHTS_BYTES, {"folder": "cascade", "latency": {"cpu": TABLE}}
+    needed, fits = 2 * WEIGHTS_BYTES, {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}}
     assert files.read(model=fits, cluster=cluster(needed)).name == "demo"
     said = files.refused(model=fits, cluster=cluster(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in float32, of s and m; cpu has ")
@@ -156,25 +130,6 @@ def test_a_crossing_takes_its_seconds_in_a_services_problem(files: Files) -> Non
     of_one = files.read().settings.control
     assert of_one is not None
     assert of_one.problem.crossing_s == 0
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"model": model(folder="model", latency={"cpu": ONE})}, "m is a single model; words are pruned where inputs"),
-        ({"model": model(backend="onnx")}, "attention is measured by torch, and the backend is onnx"),
-        ({"planner": {"plan": "plan.yaml"}}, "the plan file says itself whose words are pruned"),
-        ({"accuracy": {"prune": True, "policy": "entropy"}}, "the calibration of pruned texts says the policy"),
-        ({}, "pruned/calibration.json is not there; run: offramp calibrate .*cascade --data FILE --prune 0.14"),
-    ],
-    ids=["one model", "onnx", "plan file", "policy", "not calibrated"],
-)
-def test_words_that_cannot_be_pruned_are_refused_where_it_is_asked(
-    files: Files, parts: dict[str, Any], words: str
-) -> None:
-    line, said = files.refused(**{"model": model(), "accuracy": {"prune": True}} | parts)
-    assert line == files.line_of("prune:")
-    assert re.search(words, said)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError
 from offramp.spec.file import Service
+from optimizer.calibration_file import RECORDS_FILE
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import read_plan
 from optimizer.problem import MinimizeLatency, PlanProblem
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
+from profiles.records import ExitRecords
 from tests.offramp.service.service_files import TABLE, Files, emulated
-from tests.offramp.service.service_folders import write_model, write_records, write_shares
+from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_model, write_records, write_shares
 
 SERVICES = yaml.safe_load(Path(__file__).with_name("services.yaml").read_text(encoding="utf-8"))["services"]
 
@@ -212,3 +215,34 @@ def test_lengths_give_the_plan_budgets_of_tokens_and_the_controller_their_mean(f
     assert settings.control is not None
     assert settings.control.problem.lengths == Lengths.of([2, 4])
     assert settings.emulated["emulated:V100"].length == 4
+
+
+def test_of_an_emulated_cluster_the_nearest_slo_is_in_the_files_own_seconds(files: Files) -> None:
+    plain = files.refused(**emulated(scale=1.0), slo={"latency_s": 0.001})
+    assert files.refused(**emulated(scale=20.0), slo={"latency_s": 0.001}) == plain
+
+
+def test_records_without_answers_decide_nothing_on_emulated_accelerators(files: Files) -> None:
+    path = files.model / RECORDS_FILE
+    replace(ExitRecords.load(path), answers_NE=None).save(path)
+    assert files.read(**emulated(decisions="computed")).settings.plan.policy is not None
+    assert files.read().settings.plan.policy is not None
+
+
+@pytest.mark.parametrize(("dtype", "needed"), [("float32", WEIGHTS_BYTES), ("bfloat16", WEIGHTS_BYTES // 2)])
+def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int) -> None:
+    def parts(memory_bytes: int) -> dict[str, Any]:
+        return {
+            "model": {"folder": "model", "dtype": dtype, "latency": {"cpu": TABLE}},
+            "cluster": {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}},
+        }
+
+    assert files.read(**parts(needed)).name == "demo"
+    said = files.refused(**parts(needed - 1))[1]
+    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in {dtype}; cpu has ")
+
+
+def test_without_a_controller_a_plan_may_have_ramps_without_thresholds_of_it(files: Files) -> None:
+    files.write_plan(ramps=[1], policy={"name": "entropy", "thresholds": 0.5})
+    parts = {"accuracy": {"policy": "entropy", "thresholds": {0: 0.5}, "budget": 0.1}}
+    assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None

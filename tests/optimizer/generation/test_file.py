@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from earlyexit.errors import PlanError
 from optimizer.generation.demand import KvMemory
 from optimizer.problem import Slo
 from optimizer.problem_file import parse_problem, problem_document, read_problem
@@ -87,33 +84,3 @@ def test_problems_are_written_and_read_again() -> None:
     assert again.generation == problem.generation
     assert problem_document(again) == problem_document(problem)
     assert again.latency["gpu"].context_s == problem.latency["gpu"].context_s
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("tpot_s: 0.1", "tpot_s: 0", "13: generation.tpot_s: "),
-        ("  tpot_s: 0.1\n", "", "generation.tpot_s: "),
-        ("ttft_s: 1.0", "ttft_ms: 1000", "14: generation.ttft_ms: "),
-        ("output_tokens: [4, 8, 12]", "output_tokens: [4, 0]", "12: generation.output_tokens: "),
-        ("output_tokens: [4, 8, 12]", "output_tokens: nowhere.txt", "12: generation.output_tokens: "),
-        ("output_tokens: [4, 8, 12]", "output_tokens: 1", "11: output_tokens must be above 1"),
-        ("output_tokens: [4, 8, 12]", "lengths: azure.csv", "12: generation.lengths says what prompt_tokens and"),
-        ("  output_tokens: [4, 8, 12]\n", "", "generation needs prompt_tokens and output_tokens, or lengths"),
-        ("fill: copy", "fill: paste", "11: fill must be one of compute, copy"),
-        ("kv: {", "kv: {page: 3, ", "generation.kv.page: "),
-        ("memory_bytes: {gpu: 2.0e7}", "memory_bytes: {tpu: 2.0e7}", "generation kv memory_bytes says nothing of gpu"),
-        ("block_s: [[0.02], [0.02]]", "block_s: [[0.02]]", "23: generation.prefill.gpu.block_s has 1 rows"),
-        ("blocks: 2\n", "blocks: 2\nslo: {latency_s: 1}\n", "2: slo: generation says it, as tpot_s and slack"),
-        ("blocks: 2\n", "blocks: 2\nlengths: 3\n", "latency of gpu: its length is not known"),
-        ("maximize: rate", "minimize: latency, rate_per_s: 5", "not for the least latency"),
-    ],
-    ids=lambda value: value[:30],
-)
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
-    assert old in FILE
-    path = written(tmp_path, FILE.replace(old, new))
-    with pytest.raises(PlanError) as caught:
-        read_problem(path)
-    assert str(caught.value).startswith(f"{path}:")
-    assert words in str(caught.value)

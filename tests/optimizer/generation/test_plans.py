@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.decision import NoPlan, Planned, Strategy
+from optimizer.decision import Planned, Strategy
 from optimizer.evaluate import evaluate, merit, sought, step_figures, violations
 from optimizer.explain import no_plan_text
 from optimizer.generation.demand import Generation, KvMemory
@@ -16,6 +16,7 @@ from optimizer.planner import solve
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.what_if import with_batch_limit
 from profiles.lengths import Lengths
+from tests.optimizer.answers import planned, refused
 from tests.optimizer.generation.sequences import asking, every_plan, two_blocks
 from tests.optimizer.random_problems import random_problem
 
@@ -63,23 +64,19 @@ def test_plans_are_the_best_of_all_by_brute_force(seed: int) -> None:
 
 
 def test_full_batches_are_chosen_where_they_pay() -> None:
-    found = solve(with_batch_limit(two_blocks(half=0.5), 8))
-    assert isinstance(found, Planned)
+    found = planned(with_batch_limit(two_blocks(half=0.5), 8))
     assert len(found.stages[0].splits) == 2
 
 
 def test_where_skipped_tokens_fill_a_batch_a_larger_one_without_exits_is_as_good() -> None:
-    found = solve(two_blocks(half=0.5))
-    assert isinstance(found, Planned)
+    found = planned(two_blocks(half=0.5))
     assert [split.batch for split in found.stages[0].splits] == [16]
 
 
 @pytest.mark.parametrize("dear", [{"regroup_s": 0.02}, {"most_running": 16}], ids=["regrouping", "few sequences"])
 def test_where_full_batches_lose_they_are_not_chosen(dear: dict[str, object]) -> None:
     problem = asking(two_blocks(half=0.5), **dear)
-    found, stock = solve(problem), solve(problem, "stock")
-    assert isinstance(found, Planned)
-    assert isinstance(stock, Planned)
+    found, stock = planned(problem), planned(problem, "stock")
     assert len(found.stages[0].splits) == 1
     assert found.figures.rate_per_s >= stock.figures.rate_per_s
 
@@ -87,12 +84,9 @@ def test_where_full_batches_lose_they_are_not_chosen(dear: dict[str, object]) ->
 def test_best_is_never_below_another_strategy_at_any_number_of_sequences() -> None:
     for most in (1, 2, 3, 5, 8, 12, 16, 24, 32):
         problem = asking(two_blocks(half=0.4, per_token_s=2e-4), most_running=most)
-        rates = {}
-        for strategy in STRATEGIES:
-            found = solve(problem, strategy)
-            rates[strategy] = found.figures.rate_per_s if isinstance(found, Planned) else 0.0
-            if isinstance(found, Planned):
-                assert running_sequences(found.stages) <= most
+        plans = {strategy: planned(problem, strategy) for strategy in STRATEGIES}
+        assert max(running_sequences(each.stages) for each in plans.values()) <= most
+        rates = {strategy: each.figures.rate_per_s for strategy, each in plans.items()}
         assert rates["best"] == max(rates.values()), (most, rates)
         assert rates["serial"] >= max(rates["stock"], rates["early-exit"]), (most, rates)
 
@@ -101,8 +95,7 @@ def test_best_is_never_below_another_strategy_at_any_number_of_sequences() -> No
 def test_with_few_sequences_the_plan_is_within_its_gap_of_the_best(most: int) -> None:
     problem = asking(two_blocks(count=2, half=0.4, per_token_s=2e-4), most_running=most)
     best = max(figures.rate_per_s for _, figures in every_plan(problem, "best"))
-    found = solve(problem)
-    assert isinstance(found, Planned)
+    found = planned(problem)
     assert not violations(problem, found.stages, found.figures)
     assert found.bound >= best * (1 - 1e-9)
     assert found.bound * (1 - found.gap) <= best * (1 + 1e-9)
@@ -115,9 +108,7 @@ def with_memory(memory_bytes: float) -> PlanProblem:
 
 
 def test_keys_and_values_of_all_that_run_have_room() -> None:
-    free, tight = solve(with_memory(1e9)), solve(with_memory(5000.0 + 8 * 24 * 100))
-    assert isinstance(free, Planned)
-    assert isinstance(tight, Planned)
+    free, tight = planned(with_memory(1e9)), planned(with_memory(5000.0 + 8 * 24 * 100))
     assert tight.figures.rate_per_s < free.figures.rate_per_s
     assert running_sequences(tight.stages) <= 8
     assert tight.bound == free.bound
@@ -126,7 +117,7 @@ def test_keys_and_values_of_all_that_run_have_room() -> None:
 
 def test_figures_of_sequences_are_those_of_little() -> None:
     problem = with_memory(5000.0 + 700 * 100.5)
-    stages = solve(problem).stages  # type: ignore[union-attr]
+    stages = planned(problem).stages
     figures = evaluate(problem, stages)
     said = sequence_figures(problem, stages, **step_figures(figures))
     assert said.token_s == pytest.approx(said.running / figures.rate_per_s)
@@ -141,25 +132,18 @@ def test_figures_of_sequences_are_those_of_little() -> None:
 
 def test_a_first_token_in_time_takes_smaller_batches_or_has_no_plan() -> None:
     slow = asking(two_blocks(per_token_s=0.001), prompt=Lengths(mean=64))
-    free, quick = solve(slow), solve(asking(slow, ttft_s=0.9))
-    assert isinstance(free, Planned)
-    assert isinstance(quick, Planned)
+    free, quick = planned(slow), planned(asking(slow, ttft_s=0.9))
     assert quick.figures.latency_s < free.figures.latency_s
     for ttft_s in (0.05, 0.5):
         none = asking(slow, ttft_s=ttft_s)
-        found = solve(none)
-        assert isinstance(found, NoPlan)
-        assert no_plan_text(none, found).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
+        assert no_plan_text(none, refused(none)).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
 
 
 def test_too_little_memory_is_said() -> None:
     problem = with_memory(5001.0)
-    found = solve(problem)
-    assert isinstance(found, NoPlan)
-    assert "the memory of the accelerators is too small for keys and values" in no_plan_text(problem, found)
+    assert "the memory of the accelerators is too small for keys and values" in no_plan_text(problem, refused(problem))
 
 
 def test_one_sequence_at_a_time_runs_alone() -> None:
-    found = solve(asking(two_blocks(count=3), most_running=1))
-    assert isinstance(found, Planned)
+    found = planned(asking(two_blocks(count=3), most_running=1))
     assert running_sequences(found.stages) == 1

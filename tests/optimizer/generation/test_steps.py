@@ -9,16 +9,15 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.generation.demand import Generation
 from optimizer.generation.seconds import without_head
 from optimizer.generation.steps import chunk_of, step_table
 from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.problem import PlanProblem
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
+from tests.optimizer.answers import planned
 from tests.optimizer.generation.sequences import BATCHES, GENERATION, asking, two_blocks
 
 
@@ -145,40 +144,6 @@ def test_a_chain_without_exits_is_planned_as_inputs_are_but_for_its_prompts() ->
     table = replace(two_blocks().latency["gpu"], ramp_s_EB=np.zeros((0, len(BATCHES))))
     problem = two_blocks(ramps=(), survival_N=(1.0, 1.0), latency={"gpu": table})
     problem = asking(problem, output=Lengths(mean=1e6))
-    steps, inputs = solve(problem), solve(replace(problem, generation=None))
-    assert isinstance(steps, Planned)
-    assert isinstance(inputs, Planned)
+    steps, inputs = planned(problem), planned(replace(problem, generation=None))
     assert steps.stages == inputs.stages
     assert steps.figures.rate_per_s == pytest.approx(inputs.figures.rate_per_s, rel=1e-4)
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"output": Lengths(mean=1)}, "output_tokens must be above 1"),
-        ({"fill": "guess"}, "fill must be one of compute, copy, not 'guess'"),
-        ({"copy_share": 1.5}, "copy_share is a share"),
-        ({"ttft_s": 0.0}, "ttft_s must be a finite number above 0"),
-        ({"chunk": 0}, "chunk must be at least 1 token"),
-        ({"most_running": 0}, "most_running must be at least 1 sequence"),
-        ({"regroup_s": -1.0}, "regroup_s must be a finite number not below 0"),
-        ({"prefill": {}}, "generation prefill says nothing of gpu"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_sequences_that_are_none_are_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        asking(two_blocks(), **changes)
-
-
-def test_what_steps_do_not_have_is_refused() -> None:
-    with pytest.raises(PlanError, match="steps of sequences have no networks"):
-        two_blocks(networks=(1, 2))
-    with pytest.raises(PlanError, match="not for the least latency"):
-        two_blocks(objective=MinimizeLatency(rate_per_s=1.0))
-    staying = Split(first=0, end=2, batch=8, ramps=(0,), after_answer="stay")
-    with pytest.raises(PlanError, match="does not stay in a batch"):
-        evaluate(two_blocks(), (Stage(device="gpu", replicas=1, splits=(staying,)),))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import pytest
 from numpy.random import Generator, default_rng
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.live.changeover import Await, ChangeStep, Drain, Scale, Switch, num_started, steps
 from optimizer.placement import PlacedPlan
@@ -101,13 +100,6 @@ def test_a_change_over(
     now = {**({} if before is None else before.occupied), **running}
     counts = {"T4": 9, "V100": 9}
     assert [line(each) for each in steps(before, after, counts, now, coming or now)] == log
-
-
-def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(PlanError, match="need 4 T4, there are 3"):
-        steps(None, placed(("T4", 3), avoided={"slow": "T4"}), {"T4": 3}, {})
-    with pytest.raises(PlanError, match="need 1 T4, there are 0"):
-        steps(None, placed(("T4", 1)), {"V100": 3}, {})
 
 
 def random_plan(rng: Generator, counts: Counts, *, epoch: int) -> PlacedPlan:

@@ -7,7 +7,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramps import best_ramps, fixed, move, of_ramps, spread_out, utilities
 from profiles.records import ExitRecords
@@ -51,19 +50,6 @@ def test_answers_are_released_after_the_blocks_and_active_ramps_before_them() ->
     assert times.released_s([1]).tolist() == [1, 3.25, 6.25]
     assert times.overhead([0, 1]) == 0.75 / 6
     assert times.mean_s(np.array([1, 2]), [1]) == (3.25 + 6.25) / 2
-
-
-@pytest.mark.parametrize(
-    ("block_s", "ramp_s", "says"),
-    [
-        ((), {}, "need seconds"),
-        ((1.0, -1.0), {}, "need seconds"),
-        ((1.0, 1.0), {1: 0.1}, r"ramps \[1\] are not before"),
-    ],
-)
-def test_times_that_cannot_be_are_refused(block_s: tuple[float, ...], ramp_s: dict[int, float], says: str) -> None:
-    with pytest.raises(DataError, match=says):
-        ExitTimes(block_s=block_s, ramp_s=ramp_s)
 
 
 def test_a_ramps_utility_is_what_it_saves_less_what_it_costs_those_that_pass() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from earlyexit.errors import PlanError
 from optimizer.live.reaction import (
     ExpectedShares,
     RateDeviation,
@@ -53,11 +52,6 @@ def test_joint_shares_move_the_interval_and_keep_its_width() -> None:
     assert expected.share_N[2] == 0.95
     assert expected.low_N[2] == pytest.approx(0.85)
     assert expected.high_N[2] == 1.0
-
-
-def test_a_ramp_beyond_the_forecast_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"ramps \[3\] are not after blocks 0 to 2"):
-        expected_shares(FORECAST, (1, 3))
 
 
 def test_the_bounds_of_what_is_seen_are_those_of_wilson() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame, Delivered, Judgement, Trial, is_blamed, judge
 from optimizer.plan import Stage
@@ -94,16 +93,6 @@ def test_without_a_plan_before_there_is_nothing_to_go_back_to() -> None:
 def test_it_waits_for_enough_but_not_for_ever(now: Delivered, outcome: str, words: str) -> None:
     verdict = judged(trial(AS_PROMISED), now)
     assert (verdict.outcome, verdict.words) == (outcome, words)
-
-
-def test_counts_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(DataError, match="among the answers"):
-        Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0)
-
-
-def test_a_plan_without_a_predicted_rate_is_not_tried() -> None:
-    with pytest.raises(PlanError, match="above 0"):
-        trial(None, predicted_rps=0.0)
 
 
 def test_a_plan_is_kept_where_the_one_before_would_give_less_of_what_is_offered_now() -> None:

@@ -3,9 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from earlyexit.errors import PlanError
 from optimizer.pame.batches import seconds_of, time_matrix
 from optimizer.pame.checks import GivenChecks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
@@ -81,20 +79,3 @@ def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come(
     assert goes_on.steps[1].matrix.batch == 3
     assert goes_on.chosen[1].tail_s == 5.5
     assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"slower": 1.0}, "the share of slower batches must be at least 0 and below 1, not 1.0"),
-        ({"kept": 0.0}, "the share of precision that is kept must be above 0 and at most 1, not 0.0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        search([[1, 1]] * 4, **options)
-
-
-def test_too_few_inputs_for_a_batch_are_refused() -> None:
-    with pytest.raises(PlanError, match="4 recorded inputs make no batch of 5"):
-        find_exits(seconds_of(TABLE, (0, 1)), GivenChecks(batches=batches([[1, 1]] * 4)), 5)

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from earlyexit.errors import PlanError
-from offramp.commands.plan import PlanAnswer, answer, answer_document
-from optimizer.decision import NoPlan, Planned, strategies_for
-from optimizer.planner import solve
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.decision import strategies_for
+from optimizer.problem import MaximizeRate, PlanProblem
 from optimizer.problem_file import ProblemFile, parse_problem
+from tests.optimizer.answers import planned, refused, told
 
 DOCUMENT: dict[str, Any] = {
     "blocks": 3,
@@ -37,41 +35,27 @@ def problem(**changed: Any) -> PlanProblem:
     return parse_problem({**DOCUMENT, **changed}).problem
 
 
-def planned(asked: PlanProblem) -> Planned:
-    decision = solve(asked, "pame")
-    assert isinstance(decision, Planned)
-    return decision
-
-
 def test_the_stock_plans_batch_gets_the_exits_that_are_found() -> None:
-    [stage] = planned(problem()).stages
+    [stage] = planned(problem(), "pame").stages
     [split] = stage.splits
-    stock = solve(problem(), "stock")
-    assert isinstance(stock, Planned)
+    stock = planned(problem(), "stock")
     assert (split.first, split.end, split.batch, split.stays) == (0, 3, stock.stages[0].splits[0].batch, False)
     assert split.ramps == (0,)  # behind it no input leaves
 
 
 def test_no_more_replicas_are_used_than_the_rate_needs() -> None:
     asked = problem(objective={"minimize": "latency", "rate_per_s": 123})
-    stock = solve(asked, "stock")
-    assert isinstance(stock, Planned)
-    assert (stock.stages[0].replicas, planned(asked).stages[0].replicas) == (2, 1)
-
-
-def test_exits_that_the_ramp_budget_does_not_allow_are_left_out() -> None:
-    objective = {"minimize": "latency", "rate_per_s": 100, "ramp_budget": 0.001}
-    assert planned(problem(objective=objective)).stages[0].splits[0].ramps == ()
+    stock = planned(asked, "stock")
+    assert (stock.stages[0].replicas, planned(asked, "pame").stages[0].replicas) == (2, 1)
 
 
 def test_best_contains_it() -> None:
-    best = solve(problem(), "best")
-    assert isinstance(best, Planned)
-    assert best.figures.mean_latency_s <= planned(problem()).figures.mean_latency_s * (1 + 1e-9)
+    best = planned(problem())
+    assert best.figures.mean_latency_s <= planned(problem(), "pame").figures.mean_latency_s * (1 + 1e-9)
 
 
 def test_its_gap_is_to_the_best_exits_of_one_split() -> None:
-    found = planned(problem())
+    found = planned(problem(), "pame")
     assert found.bound <= found.figures.mean_latency_s
     assert found.gap == pytest.approx(found.figures.mean_latency_s / found.bound - 1)
 
@@ -80,30 +64,12 @@ def test_it_is_compared_where_early_answers_are_sought_and_batches_are_known() -
     assert strategies_for(problem())[-1] == "pame"
     assert "pame" not in strategies_for(replace(problem(), batches=None))
     assert "pame" not in strategies_for(replace(problem(), objective=MaximizeRate()))
-    told = answer(ProblemFile(problem=problem()), "best", solve)
-    assert isinstance(told, PlanAnswer)
-    assert answer_document(told)["baselines"]["pame"]["times_better"] >= 1
-
-
-def test_without_the_distribution_of_batches_it_is_refused() -> None:
-    with pytest.raises(PlanError, match="pame needs the distribution of batches, where survival has only their mean"):
-        solve(replace(problem(), batches=None), "pame")
-
-
-@pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=5)])
-def test_other_objectives_are_refused(objective: MaximizeRate | MinimizeCost) -> None:
-    with pytest.raises(PlanError, match=r"pame seeks early answers; its objective is .minimize: latency"):
-        solve(replace(problem(), objective=objective), "pame")
-
-
-def test_batches_larger_than_all_that_was_recorded_get_no_exits() -> None:
-    few = {"size": 1, "sure": [3], "lost": [0]}
-    assert planned(problem(batches=few, survival=[1, 0, 0])).stages[0].splits[0].ramps == ()
+    assert told(ProblemFile(problem=problem()))["baselines"]["pame"]["times_better"] >= 1
 
 
 def test_thresholds_that_are_given_are_taken_whatever_they_lose() -> None:
     lossy = {"size": 4, "sure": [3, 3, 3, 0] * 3, "lost": [3, 0, 0, 0] * 3}  # a quarter of the answers
-    assert planned(problem(batches=lossy)).stages[0].splits[0].ramps == (0,)
+    assert planned(problem(batches=lossy), "pame").stages[0].splits[0].ramps == (0,)
 
 
 ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
@@ -119,19 +85,16 @@ ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
     ],
 )
 def test_a_plan_without_exits_says_why(changed: dict[str, Any], why: str) -> None:
-    told = answer(ProblemFile(problem=problem(**changed)), "pame", solve)
-    assert isinstance(told, PlanAnswer)
-    assert answer_document(told)["note"].startswith("no exit: ")
-    assert why in answer_document(told)["note"]
+    assert planned(problem(**changed), "pame").stages[0].splits[0].ramps == ()
+    note = told(ProblemFile(problem=problem(**changed)), "pame")["note"]
+    assert note.startswith("no exit: ")
+    assert why in note
 
 
 def test_a_plan_with_exits_needs_no_such_word() -> None:
-    told = answer(ProblemFile(problem=problem()), "pame", solve)
-    assert isinstance(told, PlanAnswer)
-    assert "note" not in answer_document(told)
+    assert "note" not in told(ProblemFile(problem=problem()), "pame")
 
 
 def test_where_there_is_no_stock_plan_there_is_none() -> None:
-    decision = solve(problem(objective={"minimize": "latency", "rate_per_s": 1000}), "pame")
-    assert isinstance(decision, NoPlan)
+    decision = refused(problem(objective={"minimize": "latency", "rate_per_s": 1000}), "pame")
     assert (decision.strategy, decision.binding) == ("pame", "devices")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from optimizer.pame.checks import (
     GRIDS,
     TEN_CONFIDENCES,
@@ -90,18 +89,9 @@ def test_where_every_threshold_costs_too_much_an_exit_is_not_configured() -> Non
 def test_precision_by_the_truth_may_exceed_the_full_models() -> None:
     found = chosen(SearchedChecks.of(records(truth=True), by_truth=True), 0.99)
     assert (found.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
-    with pytest.raises(DataError, match="precision by the truth needs records that know it"):
-        SearchedChecks.of(records(), by_truth=True)
 
 
 def test_of_several_confidences_the_best_pair_is_taken() -> None:
     checks = SearchedChecks(by_confidence={0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
     assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
     assert chosen(checks, 0.95).setting.confidence == 0.5
-
-
-def test_records_of_other_inputs_are_refused() -> None:
-    with pytest.raises(DataError, match="must be of the same ramps and inputs in one order"):
-        SearchedChecks(by_confidence={0.5: records(), 0.9: records().subset(np.arange(9))})
-    with pytest.raises(DataError, match="none are given"):
-        SearchedChecks(by_confidence={})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question
+from optimizer.live.tuning.base import Question, Tuned, Tuner
 from optimizer.risk import Guarantee
 from profiles.scores import SCORES
 from profiles.stream import Observations, StreamShape
@@ -61,3 +61,10 @@ def mixed(number: int, thresholds: Mapping[int, float], *, first_s: float = 0.0,
 def lying(number: int, thresholds: Mapping[int, float], *, first_s: float) -> Observations:
     """All inputs are sure, and wrong at both ramps."""
     return stream([SURE] * number, [(1, 1)] * number, thresholds, first_s=first_s)
+
+
+def changed(tuner: Tuner, seen: Observations) -> Tuned:
+    """The change that a tuner makes by what it sees, where it must make one."""
+    found = tuner.observe(seen)
+    assert found is not None
+    return found

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import pytest
-
-from earlyexit.errors import PlanError
 from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, triggers
-from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.plan import PolicySpec
-from tests.optimizer.live.tuning.logs import NOBODY, lying, mixed, question
+from tests.optimizer.live.tuning.logs import NOBODY, changed, lying, mixed, question
 
 BOLD = {0: 0.8, 1: 0.8}
 
@@ -27,8 +22,7 @@ def test_it_tunes_at_every_period_though_nothing_is_wrong() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(NOBODY, 0.0)
     assert tuner.observe(mixed(TUNED_ON - 1, NOBODY)) is None
-    found = tuner.observe(mixed(1, NOBODY, first_s=127.0))
-    assert found is not None
+    found = changed(tuner, mixed(1, NOBODY, first_s=127.0))
     assert found.why == "tuned"
     # Half are sure, and right, at the first ramp: they leave at once; the second ramp is right about all others.
     assert 0.6 < found.thresholds[0] <= 0.9
@@ -39,8 +33,7 @@ def test_wrong_answers_set_it_off_at_once() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(BOLD, 0.0)
     assert tuner.observe(mixed(40, BOLD)) is None
-    found = tuner.observe(lying(1, BOLD, first_s=40.0))
-    assert found is not None
+    found = changed(tuner, lying(1, BOLD, first_s=40.0))
     assert (found.why, found.at_s) == ("alarm", 40.0)
 
 
@@ -48,14 +41,3 @@ def test_answers_under_older_thresholds_do_not_set_it_off() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(BOLD, 100.0)
     assert tuner.observe(lying(20, BOLD, first_s=0.0)) is None
-
-
-def test_a_policy_without_thresholds_cannot_be_tuned() -> None:
-    check_tunable(PolicySpec(name="entropy", thresholds=0.1))
-    check_tunable(PolicySpec(name="recorded", thresholds=0.1, records="exits.npz"))
-    with pytest.raises(PlanError) as refused:
-        check_tunable(PolicySpec(name="patience", patience=2))
-    assert str(refused.value) == (
-        "the exit policy 'patience' has no thresholds to tune; those that have are entropy, confidence, "
-        "share, foreseen, similar, recorded"
-    )

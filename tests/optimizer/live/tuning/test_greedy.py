@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.apparate import ThresholdGame, greedy, grid, worth
 from profiles.records import ExitRecords
@@ -79,8 +78,3 @@ def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) ->
     assert found.earlier_s >= 0.9 * best.earlier_s
     if num_ramps > 2:
         assert found.looked_at < best.looked_at / 5
-
-
-def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(DataError, match="the budget must be between 0 and 1"):
-        ThresholdGame(WINDOW, times(1), 0.0)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import no_input_leaves
 from optimizer.live.tuning.guarantee import DESIGN
 from optimizer.live.tuning.tuners import make_tuner
-from tests.optimizer.live.tuning.logs import NOBODY, SURE, lying, mixed, question, stream
+from tests.optimizer.live.tuning.logs import NOBODY, SURE, changed, lying, mixed, question, stream
 
 # At a budget of 10 % and a confidence of 90 % a test takes 22 inputs to allow for no loss, 38 for one.
 FIRST_TEST = 22
@@ -22,8 +19,7 @@ def test_nobody_leaves_until_a_first_test_was_passed() -> None:
     assert tuner.observe(mixed(DESIGN + FIRST_TEST - 1, NOBODY)) is None
     assert tuner.state.safe
 
-    found = tuner.observe(mixed(1, NOBODY, first_s=200.0))
-    assert found is not None
+    found = changed(tuner, mixed(1, NOBODY, first_s=200.0))
     assert (found.why, found.at_s) == ("tested", 200.0)
     # The sure half leaves at the first ramp, the others are wrong there.
     assert 0.6 < found.thresholds[0] <= 0.9
@@ -36,12 +32,15 @@ def test_when_the_alarm_sounds_nobody_leaves_and_only_later_inputs_are_tested_on
     assert tuner.observe(mixed(100, BOLD)) is None
     assert tuner.state.evidence < tuner.state.limit
 
-    alarm = tuner.observe(lying(10, BOLD, first_s=100.0))
-    assert alarm is not None
+    alarm = changed(tuner, lying(10, BOLD, first_s=100.0))
     assert alarm.why == "alarm"
     assert alarm.thresholds == NOBODY
     assert alarm.at_s < 109  # some lies were enough
-    assert alarm.words.endswith("10.0% are allowed; no input leaves until new thresholds have passed a test")
+    lies = int(alarm.at_s) - 99  # of the last hundred answers: less than the budget
+    assert alarm.words == (
+        f"alarm: the last {lies} answers lost 100.0% on average, 10.0% are allowed; "
+        "no input leaves until new thresholds have passed a test"
+    )
 
     tuner.follow(alarm.thresholds, 110.0)
     late_lies = 109 - int(alarm.at_s)
@@ -56,13 +55,13 @@ def test_when_the_alarm_sounds_nobody_leaves_and_only_later_inputs_are_tested_on
 def test_answers_given_under_thresholds_before_the_alarm_do_not_sound_it_again() -> None:
     tuner = make_tuner("guarantee", question())
     tuner.follow(BOLD, 0.0)
-    assert tuner.observe(lying(10, BOLD, first_s=0.0)) is not None
+    assert changed(tuner, lying(10, BOLD, first_s=0.0))
     assert tuner.observe(lying(20, BOLD, first_s=10.0)) is None
     tuner.follow(NOBODY, 30.0)
     assert tuner.observe(lying(5, BOLD, first_s=25.0)) is None
     tuner.follow(BOLD, 50.0)
     assert tuner.observe(lying(10, BOLD, first_s=40.0)) is None
-    assert tuner.observe(lying(10, BOLD, first_s=50.0)) is not None
+    assert changed(tuner, lying(10, BOLD, first_s=50.0))
 
 
 def test_thresholds_that_are_told_once_more_change_nothing() -> None:
@@ -83,8 +82,7 @@ def test_thresholds_to_begin_with_are_held_until_the_largest_test() -> None:
     due = tuner.state.next_test
     assert due is not None
     assert due > 300
-    found = tuner.observe(mixed(due, BOLD, first_s=300.0))
-    assert found is not None
+    found = changed(tuner, mixed(due, BOLD, first_s=300.0))
     assert found.why == "tested"
 
 
@@ -95,8 +93,7 @@ def test_of_thresholds_that_no_longer_pass_nobody_leaves() -> None:
     assert due is not None
     # An eighth is lost: too much for the test, too little for so patient an alarm.
     wrong = [(1, 1) if index % 8 == 0 else (0, 0) for index in range(due)]
-    found = tuner.observe(stream([SURE] * due, wrong, BOLD))
-    assert found is not None
+    found = changed(tuner, stream([SURE] * due, wrong, BOLD))
     assert (found.why, found.thresholds) == ("not passed", NOBODY)
     assert found.words.endswith("no input leaves")
 
@@ -107,8 +104,7 @@ def test_ramps_that_were_off_are_tuned_by_inputs_that_saw_them() -> None:
     tuner.observe(mixed(60, NOBODY))
     tuner.follow({1: NOBODY[1]}, 60.0)
     assert tuner.state.rows == 60
-    found = tuner.observe(mixed(100, NOBODY, first_s=60.0))
-    assert found is not None
+    found = changed(tuner, mixed(100, NOBODY, first_s=60.0))
     assert set(found.thresholds) == {1}
 
 
@@ -122,32 +118,12 @@ def test_when_ramps_change_after_the_last_test_the_largest_that_the_rows_cover_c
     due = tuner.state.next_test
     assert due is not None
     assert due <= tuner.state.rows
-    found = tuner.observe(mixed(1, NOBODY, first_s=5000.0))
-    assert found is not None
+    found = changed(tuner, mixed(1, NOBODY, first_s=5000.0))
     assert (found.why, set(found.thresholds)) == ("tested", {1})
     assert found.words.startswith(f"tested on the last {due - DESIGN} inputs")
     # Of all the rows that are kept, as before the change, and from here on the next one is near.
     assert tuner.state.next_test is not None
     assert tuner.state.next_test - tuner.state.rows < due
-
-
-def test_an_alarm_tells_the_stretch_that_lost_too_much_though_the_last_hundred_answers_did_not() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(BOLD, 0.0)
-    assert tuner.observe(mixed(100, BOLD)) is None
-    alarm = tuner.observe(lying(10, BOLD, first_s=100.0))
-    assert alarm is not None
-    lies = int(alarm.at_s) - 99
-    assert lies < 10  # of the last hundred: less than the budget
-    assert alarm.words == (
-        f"alarm: the last {lies} answers lost 100.0% on average, 10.0% are allowed; "
-        "no input leaves until new thresholds have passed a test"
-    )
-
-
-def test_a_tuner_that_was_told_nothing_refuses() -> None:
-    with pytest.raises(PlanError, match="follows the thresholds in force"):
-        make_tuner("guarantee", question()).observe(mixed(1, NOBODY))
 
 
 def test_a_change_of_thresholds_keeps_the_alarm_and_what_it_knows() -> None:
@@ -163,8 +139,7 @@ def test_after_the_alarm_good_inputs_let_others_leave_again() -> None:
     tuner = make_tuner("guarantee", question())
     tuner.follow(BOLD, 0.0)
     tuner.observe(mixed(200, BOLD))
-    alarm = tuner.observe(lying(10, BOLD, first_s=200.0))
-    assert alarm is not None
+    changed(tuner, lying(10, BOLD, first_s=200.0))
     tuner.follow(NOBODY, 210.0)
     found = [tuner.observe(mixed(1, NOBODY, first_s=210.0 + index)) for index in range(300)]
     first = next(each for each in found if each is not None)
