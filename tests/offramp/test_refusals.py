@@ -35,6 +35,8 @@ def test_a_command_refuses(
     capsys: Captured,
     request: pytest.FixtureRequest,
 ) -> None:
+    if "needs" in case:
+        pytest.importorskip(case["needs"])
     monkeypatch.chdir(tmp_path)
     files = {"problem.yaml": PROBLEM, "plan.yaml": PLAN} | case.get("files", {})
     for name, (old, new) in case.get("change", {}).items():

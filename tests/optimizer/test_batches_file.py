@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.calibration_file import CalibrationCard
 from optimizer.problem_file import parse_problem, problem_document
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 from tests.optimizer.two_blocks import DOCUMENT
 
 LATENCY = {"V100": {"batch": [1, 2], "block_s": [[0.001] * 2] * 3, "ramp_s": [[0.0] * 2] * 2}}
@@ -57,14 +57,8 @@ def test_a_problem_without_batches_is_written_without_a_word_of_them() -> None:
 
 
 def test_exit_records_bring_their_batches_along(tmp_path: Path) -> None:
-    ExitRecords(
-        score="entropy",
-        num_blocks=3,
-        ramps=(0, 1),
-        sample_ids=("a", "b", "c", "d"),
-        scores_NR=np.array([[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]], dtype=np.float32),
-        losses_NR=np.zeros((4, 2)),
-    ).save(tmp_path / "records.npz")
+    scores = [[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]]
+    exit_records(scores, score="entropy").save(tmp_path / "records.npz")
     survival = {"records": "records.npz", "thresholds": 0.4}
     problem = parse_problem({**THREE, "survival": survival}, folder=tmp_path).problem
     assert problem.batches is not None
@@ -74,15 +68,8 @@ def test_exit_records_bring_their_batches_along(tmp_path: Path) -> None:
 
 
 def test_a_calibration_goes_with_records_of_its_own_confidences(tmp_path: Path) -> None:
-    ExitRecords(
-        score="share",
-        num_blocks=3,
-        ramps=(0, 1),
-        sample_ids=("a", "b"),
-        scores_NR=np.zeros((2, 2), dtype=np.float32),
-        losses_NR=np.zeros((2, 2)),
-        confidences={0: 0.7, 1: 0.7},
-    ).save(tmp_path / "records.npz")
+    shares = exit_records(np.zeros((2, 2)), score="share", confidences={0: 0.7, 1: 0.7})
+    shares.save(tmp_path / "records.npz")
     survival = {"records": "records.npz", "calibration": "calibration.json"}
     card = CalibrationCard(
         policy="share",

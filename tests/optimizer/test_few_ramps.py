@@ -10,6 +10,7 @@ import pytest
 from optimizer.few_ramps import few_ramps
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 BUDGET = Guarantee(budget=0.1, confidence=0.9)
 ROWS = 400
@@ -28,14 +29,7 @@ def records(sure: Mapping[int, float], wrong: Mapping[int, float]) -> ExitRecord
         losses_NR[known::2, column] = 1.0
         number = round(wrong[ramp] * known)
         losses_NR[column : column + number * len(ramps) : len(ramps), column] = 1.0
-    return ExitRecords(
-        score="entropy",
-        num_blocks=6,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(ROWS))),
-        scores_NR=scores_NR.astype(np.float32),
-        losses_NR=losses_NR,
-    )
+    return exit_records(scores_NR, losses_NR, score="entropy", num_blocks=6, ramps=ramps)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -13,7 +12,7 @@ from offramp.commands.plan import serving_plan
 from optimizer.plan import Stage
 from optimizer.problem_file import parse_problem, problem_document, read_problem
 from profiles.networks import ALONE_FILE
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 from tests.optimizer.answers import planned
 from tests.optimizer.random_chains import random_chain
 
@@ -82,15 +81,7 @@ def test_a_chains_problem_is_read_back_as_it_was_written(seed: int) -> None:
 def of_three_inputs(path: Path, sure: float, **facts: Any) -> None:
     """Exit records of the chain above, for a threshold of 0.5; all pass ramp 0, at the small one's end some leave."""
     path.parent.mkdir(exist_ok=True)
-    ExitRecords.of_answers(
-        np.zeros((3, 3), dtype=np.int64),
-        score="confidence",
-        num_blocks=5,
-        ramps=(0, 1),
-        sample_ids=("a", "b", "c"),
-        scores_NR=np.array([[0.1, sure], [0.1, 0.1], [0.1, 0.1]], dtype=np.float32),
-        provenance=facts,
-    ).save(path)
+    exit_records([[0.1, sure], [0.1, 0.1], [0.1, 0.1]], num_blocks=5, provenance=facts).save(path)
 
 
 def recorded(path: Path, records: str) -> Path:

@@ -13,6 +13,7 @@ from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.exit_records import exit_records
 
 GOOD = """\
 blocks: 3
@@ -149,14 +150,8 @@ def test_latency_is_taken_from_published_figures(tmp_path: Path) -> None:
 def problem_records(*, ramps: tuple[int, ...] = (0, 1)) -> ExitRecords:
     """Four inputs: one is sure at ramp 0, one at ramp 1 only, one at both, one never."""
     scores = np.array([[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]], dtype=np.float32)[:, : len(ramps)]
-    return ExitRecords.of_answers(
-        np.column_stack([np.zeros(scores.shape, dtype=np.int64), np.zeros(4, dtype=np.int64)]),
-        score="entropy",
-        num_blocks=3,
-        ramps=ramps,
-        sample_ids=("a", "b", "c", "d"),
-        scores_NR=scores,
-    )
+    answers_NE = np.zeros((4, len(ramps) + 1), dtype=np.int64)
+    return exit_records(scores, answers_NE=answers_NE, score="entropy", num_blocks=3, ramps=ramps)
 
 
 def recorded(thresholds: str) -> str:

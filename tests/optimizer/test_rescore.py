@@ -12,15 +12,10 @@ from optimizer.plan import Stage
 from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import parse_problem
 from optimizer.rescore import by_networks, joint_reach, rechosen, rescore
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
-RECORDS = ExitRecords.of_answers(
-    np.column_stack([np.zeros((4, 2), dtype=np.int64), np.zeros(4, dtype=np.int64)]),
-    score="entropy",
-    num_blocks=3,
-    ramps=(0, 1),
-    sample_ids=("a", "b", "c", "d"),
-    scores_NR=np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], dtype=np.float32),
+RECORDS = exit_records(
+    [[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], answers_NE=np.zeros((4, 3), dtype=np.int64), score="entropy"
 )
 """Two inputs are sure at ramp 0 and not at ramp 1, one at ramp 1 only, one never."""
 THRESHOLDS = {0: 0.4, 1: 0.4}

@@ -16,18 +16,11 @@ from optimizer.sequences import (
     tried_in_order,
 )
 from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 
 def records_of(scores: list[list[float]], losses: list[list[int]], sequences: list[int]) -> ExitRecords:
-    return ExitRecords(
-        score="foreseen",
-        num_blocks=4,
-        ramps=tuple(range(len(scores[0]))),
-        sample_ids=tuple(map(str, range(len(scores)))),
-        scores_NR=np.array(scores, dtype=np.float32),
-        losses_NR=np.array(losses, dtype=np.float64),
-        sequences_N=np.array(sequences),
-    )
+    return exit_records(scores, losses, score="foreseen", num_blocks=4, sequences_N=np.array(sequences))
 
 
 THREE = records_of(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain, combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from optimizer.risk import Guarantee
 from optimizer.thresholds import RiskModel, design_rows, divide, lay_path, learn_then_test
 from profiles.records import ExitRecords
 from profiles.scores import Score
+from tests.exit_records import exit_records
 
 
 def synthetic(num_inputs: int, rng: Generator, *, score: Score = "confidence") -> ExitRecords:
@@ -27,26 +27,14 @@ def synthetic(num_inputs: int, rng: Generator, *, score: Score = "confidence") -
     final_N = rng.integers(0, 5, num_inputs)
     rest_NR = np.maximum(1 - confidence_NR, 1e-9)
     entropy_NR = -confidence_NR * np.log(confidence_NR) - rest_NR * np.log(rest_NR)
-    return ExitRecords.of_answers(
-        np.column_stack([np.where(agrees_NR, final_N[:, None], (final_N[:, None] + 1) % 5), final_N]),
-        score=score,
-        num_blocks=4,
-        ramps=(0, 1, 2),
-        sample_ids=tuple(f"s{k}" for k in range(num_inputs)),
-        scores_NR=(confidence_NR if score == "confidence" else entropy_NR).astype(np.float32),
-    )
+    answers_NE = np.column_stack([np.where(agrees_NR, final_N[:, None], (final_N[:, None] + 1) % 5), final_N])
+    return exit_records(confidence_NR if score == "confidence" else entropy_NR, answers_NE=answers_NE, score=score)
 
 
 def constant(num_inputs: int, *, confidence: float, agrees: bool) -> ExitRecords:
     """One ramp that says the same of every input."""
-    return ExitRecords.of_answers(
-        np.column_stack([np.zeros((num_inputs, 1), dtype=np.int64), np.full(num_inputs, 0 if agrees else 1)]),
-        score="confidence",
-        num_blocks=2,
-        ramps=(0,),
-        sample_ids=tuple(f"s{k}" for k in range(num_inputs)),
-        scores_NR=np.full((num_inputs, 1), confidence, dtype=np.float32),
-    )
+    answers_NE = np.column_stack([np.zeros(num_inputs, dtype=np.int64), np.full(num_inputs, 0 if agrees else 1)])
+    return exit_records(np.full((num_inputs, 1), confidence), answers_NE=answers_NE)
 
 
 def test_a_division_takes_every_input_once() -> None:
@@ -123,14 +111,9 @@ def test_a_ramp_whose_score_tells_the_opposite_of_the_truth_breaks_nothing(score
     rng = default_rng(5)
     good = synthetic(800, rng, score=score)
     full_N = good.answers()[:, -1]
-    bad = ExitRecords.of_answers(
-        np.column_stack([np.where(good.sureness_NR > np.median(good.sureness_NR, 0), 9, full_N[:, None]), full_N]),
-        score=score,
-        num_blocks=4,
-        ramps=good.ramps,
-        sample_ids=good.sample_ids,
-        scores_NR=good.scores_NR[np.argsort(1 - good.losses_NR[:, 0])],
-    )
+    early_NR = np.where(good.sureness_NR > np.median(good.sureness_NR, 0), 9, full_N[:, None])
+    scores_NR = good.scores_NR[np.argsort(1 - good.losses_NR[:, 0])]
+    bad = exit_records(scores_NR, answers_NE=np.column_stack([early_NR, full_N]), score=score)
     guarantee = Guarantee(budget=0.05)
     calibration = learn_then_test(bad.subset(np.arange(300)), bad.subset(np.arange(300, 800)), guarantee)
     assert guarantee.holds(calibration.worst_loss * 500, 500)
@@ -152,15 +135,7 @@ def test_the_budget_is_broken_no_more_often_than_promised() -> None:
 
 def never_wrong(num_inputs: int, *, zero_one: bool = True) -> ExitRecords:
     """One ramp, half of whose answers are sure."""
-    return ExitRecords(
-        score="confidence",
-        num_blocks=2,
-        ramps=(0,),
-        sample_ids=tuple(f"s{k}" for k in range(num_inputs)),
-        scores_NR=np.linspace(0, 1, num_inputs, dtype=np.float32)[:, None],
-        losses_NR=np.zeros((num_inputs, 1)),
-        zero_one=zero_one,
-    )
+    return exit_records(np.linspace(0, 1, num_inputs, dtype=np.float32)[:, None], zero_one=zero_one)
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
@@ -195,15 +170,7 @@ def small(seed: int, *, zero_one: bool) -> tuple[ExitRecords, dict[int, float]]:
     """Twelve inputs, four ramps, thresholds at random."""
     rng = default_rng(seed)
     losses_NR = rng.integers(0, 2, (12, 4)) if zero_one else rng.random((12, 4)) * rng.integers(0, 2, (12, 4))
-    records = ExitRecords(
-        score="confidence",
-        num_blocks=6,
-        ramps=(0, 1, 2, 4),
-        sample_ids=tuple(f"s{k}" for k in range(12)),
-        scores_NR=rng.random((12, 4)).astype(np.float32),
-        losses_NR=losses_NR.astype(np.float64),
-        zero_one=zero_one,
-    )
+    records = exit_records(rng.random((12, 4)), losses_NR, num_blocks=6, ramps=(0, 1, 2, 4), zero_one=zero_one)
     return records, {ramp: float(rng.random()) for ramp in records.ramps}
 
 
@@ -242,13 +209,9 @@ def bounded(num_inputs: int, rng: Generator) -> ExitRecords:
     confidence_NR = 1 - rng.random((num_inputs, 3)) * np.array([0.5, 0.3, 0.1])
     full_N = rng.normal(size=num_inputs)
     early_NR = full_N[:, None] + (1 - confidence_NR) * rng.random((num_inputs, 3))
-    return ExitRecords.of_answers(
-        np.column_stack([early_NR, full_N]),
-        score="confidence",
-        num_blocks=4,
-        ramps=(0, 1, 2),
-        sample_ids=tuple(f"s{k}" for k in range(num_inputs)),
-        scores_NR=confidence_NR.astype(np.float32),
+    return exit_records(
+        confidence_NR,
+        answers_NE=np.column_stack([early_NR, full_N]),
         loss=RegressionTask(scale=1.0).loss,
         zero_one=RegressionTask.zero_one,
     )
@@ -308,15 +271,9 @@ def test_other_views_of_the_same_inputs_count_where_they_are_worse() -> None:
     rng = np.random.default_rng(5)
     answers = np.column_stack([rng.random(900) < 0.9, np.ones(900)]).astype(np.int64)
     scores = np.where(answers[:, :1] == 1, rng.random((900, 1)) * 0.5, 0.2 + rng.random((900, 1)) * 0.8)
-    shared: dict[str, Any] = {
-        "score": "entropy",
-        "num_blocks": 3,
-        "ramps": (0,),
-        "sample_ids": tuple(map(str, range(900))),
-    }
-    records = ExitRecords.of_answers(answers, scores_NR=scores.astype(np.float32), **shared)
-    worse = ExitRecords.of_answers(
-        np.where(rng.random((900, 2)) < 0.05, 0, answers), scores_NR=records.scores_NR, **shared
+    other_answers = np.where(rng.random((900, 2)) < 0.05, 0, answers)
+    records, worse = (
+        exit_records(scores, answers_NE=each, score="entropy", num_blocks=3) for each in (answers, other_answers)
     )
     design, tested = records.subset(np.arange(300)), records.subset(np.arange(300, 900))
     guarantee = Guarantee(budget=0.1, confidence=0.9)

@@ -17,8 +17,8 @@ from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import parse_problem, problem_document
 from optimizer.tokens import in_tokens, token_survival_N
 from profiles.lengths import Lengths
-from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.exit_records import exit_records
 from tests.optimizer.answers import planned, refused
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_problems import random_problem
@@ -170,16 +170,7 @@ def test_problem_files_keep_lengths() -> None:
 
 def test_problem_files_say_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("16\n48\n", encoding="utf-8")
-    records = ExitRecords(
-        score="entropy",
-        num_blocks=1,
-        ramps=(),
-        sample_ids=("a", "b"),
-        scores_NR=np.zeros((2, 0), dtype=np.float32),
-        losses_NR=np.zeros((2, 0)),
-        tokens_N=np.array([16, 48]),
-    )
-    records.save(tmp_path / "records.npz")
+    exit_records(np.zeros((2, 0)), score="entropy", tokens_N=np.array([16, 48])).save(tmp_path / "records.npz")
     for given in ([16, 48], {16: 1, 48: 1}, "lengths.txt", "records.npz"):
         problem = parse_problem(document(lengths=given), folder=tmp_path).problem
         assert problem.lengths == Lengths.of([16, 48])

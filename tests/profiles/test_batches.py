@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiles.records import ExitRecords, RecordedBatches
+from tests.exit_records import exit_records
 
 SURE = [[1, 1], [0, 1], [0, 0], [1, 0], [0, 1], [0, 0], [1, 1]]
 """Seven inputs, two ramps; the fourth is let out by the earlier ramp only."""
@@ -21,15 +22,8 @@ def test_every_batch_counts_who_is_left_after_each_active_ramp() -> None:
 
 
 def records(times: list[float] | None = None) -> ExitRecords:
-    return ExitRecords(
-        score="confidence",
-        num_blocks=3,
-        ramps=(0, 1),
-        sample_ids=("a", "b", "c"),
-        scores_NR=np.array([[0.9, 0.9], [0.1, 0.9], [0.1, 0.2]], dtype=np.float32),
-        losses_NR=np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]]),
-        times_s_N=None if times is None else np.array(times),
-    )
+    times_s_N = None if times is None else np.array(times)
+    return exit_records([[0.9, 0.9], [0.1, 0.9], [0.1, 0.2]], [[1, 0], [1, 1], [1, 0]], times_s_N=times_s_N)
 
 
 def test_records_become_batches_in_the_order_of_arrival() -> None:

@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-import numpy as np
-
 from earlyexit.network.chain import Chain
 from profiles.networks import of_networks, subsets, survival_of
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 # Two blocks, then one, then two: the first network has a ramp inside, the second has not, nor has the reference.
 CHAIN = Chain(names=("s", "m", "l"), lengths=(2, 1, 2), ramps=(0, 1, 2, 3))
-RECORDS = ExitRecords(
-    score="confidence",
-    num_blocks=5,
-    ramps=(0, 1, 2, 3),
-    sample_ids=("a", "b", "c", "d"),
-    scores_NR=np.array([[0.9, 0, 0, 0], [0, 0.9, 0.9, 0], [0, 0, 0.9, 0.9], [0, 0, 0, 0]], dtype=np.float32),
-    losses_NR=np.zeros((4, 4)),
-)
+RECORDS = exit_records([[0.9, 0, 0, 0], [0, 0.9, 0.9, 0], [0, 0, 0.9, 0.9], [0, 0, 0, 0]])
 HALF = dict.fromkeys(RECORDS.ramps, 0.5)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from offramp.cli.app import main
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 Captured = pytest.CaptureFixture[str]
 PROBLEM = """\
@@ -49,14 +49,9 @@ def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, .
     `facts`: changed at last.
     """
     num, labels_R = len(scores), np.arange(len(ramps)) % 2
-    found = ExitRecords.of_answers(
-        np.column_stack([np.repeat(labels_R[None, :], num, axis=0), np.zeros(num, dtype=np.int64)]),
-        score="entropy",
-        num_blocks=num_blocks,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(num))),
-        scores_NR=np.repeat(np.array(scores, dtype=np.float32)[:, None], len(ramps), axis=1),
-    )
+    scores_NR = np.repeat(np.array(scores)[:, None], len(ramps), axis=1)
+    answers_NE = np.column_stack([np.repeat(labels_R[None, :], num, axis=0), np.zeros(num, dtype=np.int64)])
+    found = exit_records(scores_NR, answers_NE=answers_NE, score="entropy", num_blocks=num_blocks, ramps=ramps)
     replace(found, **facts).save(path)
     return path
 

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from profiles.records import ExitRecords
 from tests.data import BERT12_SST2, data_folder
-from tests.offramp.cli.runs import PROBLEM, Captured, played, refused, run, written
+from tests.offramp.cli.runs import PROBLEM, Captured, played, run, written
 
 HEADER = "sample_id,exit,confidence,prediction,label"
 PROMISE = ("--budget", 0.1)
@@ -113,42 +111,6 @@ def test_harm_costs_less_than_agreement_where_the_last_exit_is_the_one_that_errs
     assert (kept["metric"], kept["budget"]) == ("harm", 0.1)
     assert run("calibrate", "--records", exits, *PROMISE, "--metric", "harm") == 0
     assert "wrong where the full model is right" in capsys.readouterr().out
-
-
-def test_a_calibration_that_does_not_fit_is_refused_at_its_line(exits: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "calibrated"
-    calibrated(capsys, exits, "--out", out)
-
-    def said(survival: str) -> str:
-        problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
-        return refused(capsys, "simulate", problem, "--arrivals", "uniform:100").removeprefix(f"{problem}:3: ")
-
-    records = "records: calibrated/exit_records.npz"
-    assert said(f"{{{records}}}").startswith("survival: neither of thresholds and calibration are given")
-    both = f"{{{records}, thresholds: 0.4, calibration: calibrated/calibration.json}}"
-    assert said(both).startswith("survival: both of thresholds and calibration are given")
-    assert "cannot be read" in said(f"{{{records}, calibration: gone.json}}")
-    card = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
-    for changes, message in (({"policy": "entropy"}, "is of entropy"), ({"thresholds": {}}, "has no thresholds for")):
-        written(out / "other.json", json.dumps(card | changes))
-        assert message in said(f"{{{records}, calibration: calibrated/other.json}}")
-
-
-def test_a_calibration_of_other_models_than_the_records_is_refused(
-    exits: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    out = tmp_path / "calibrated"
-    calibrated(capsys, exits, "--out", out)
-    records = ExitRecords.load(out / "exit_records.npz")
-    replace(records, provenance={"members": [{"name": "small", "sha256": "1"}]}).save(out / "exit_records.npz")
-    card = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
-    card["provenance"]["members"] = [{"name": "small", "sha256": "2"}]
-    written(out / "calibration.json", json.dumps(card))
-    survival = "{records: calibrated/exit_records.npz, calibration: calibrated/calibration.json}"
-    problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
-    assert "calibration.json is of other models than the records; take those of one chain" in refused(
-        capsys, "plan", problem
-    )
 
 
 def test_bert_on_sst2_as_others_recorded_it_is_calibrated_as_it_is(capsys: Captured) -> None:

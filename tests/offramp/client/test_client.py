@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from earlyexit.clock import ManualClock
@@ -15,11 +17,16 @@ from earlyexit.errors import (
     InputError,
     OfframpError,
     OverloadedError,
+    PlanError,
     RateLimitError,
+    StageUnavailableError,
     UnauthorizedError,
+    UnknownModelError,
     UnprocessableInputError,
 )
 from offramp.client.client import AsyncClient, Client, Prediction
+from offramp.client.inputs import tensor_body
+from offramp.client.protocol import ERRORS_BY_KIND, find_api_key
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -123,7 +130,8 @@ def test_every_request_has_an_id_of_its_own_unless_one_is_given() -> None:
         pytest.param(httpx.Response(500, text="Internal Server Error"), 0.05, id="the proxy's 500"),
         pytest.param(httpx.Response(502, text="bad gateway"), 0.05, id="502"),
         pytest.param(failure(503, "overloaded"), 0.05, id="503"),
-        pytest.param(failure(503, "overloaded", retry_after="3"), 3.05, id="503 for 3 s"),
+        pytest.param(failure(503, "overloaded", retry_after="0.5"), 0.55, id="503 for half a second"),
+        pytest.param(failure(503, "overloaded", retry_after="Wed, 21 Oct 2026 07:28:00 GMT"), 0.05, id="503 to a date"),
         pytest.param(failure(429, "rate_limit", retry_after="3"), 3.05, id="429 for 3 s"),
     ],
 )
@@ -140,26 +148,26 @@ def test_what_may_pass_is_sent_again_with_its_id_and_the_time_that_is_left(
     assert server.requests[1].extensions["timeout"]["read"] == pytest.approx(10 - wait_s)
 
 
-def test_backoff_doubles_until_the_attempts_are_used_up() -> None:
+def test_backoff_doubles_up_to_its_longest_until_the_attempts_are_used_up() -> None:
     server = Script(failure(503, "overloaded", "queue is full"))
-    client, sleeper = client_of(server)
+    client, sleeper = client_of(server, max_attempts=8)
     with pytest.raises(OverloadedError, match="queue is full"):
         client.predict("x")
-    assert len(server.requests) == 4
-    assert sleeper.waits_s == [0.05, 0.1, 0.2]
+    assert len(server.requests) == 8
+    assert sleeper.waits_s == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
     ("status", "kind", "error"), [(503, "overloaded", OverloadedError), (429, "rate_limit", RateLimitError)]
 )
-def test_a_wait_beyond_the_calls_timeout_is_not_begun_and_told(
+def test_a_wait_for_all_that_is_left_of_the_calls_timeout_is_not_begun_and_told(
     status: int, kind: str, error: type[OverloadedError | RateLimitError]
 ) -> None:
-    client, sleeper = client_of(Script(failure(status, kind, "too many", retry_after="60")))
+    client, sleeper = client_of(Script(failure(status, kind, "too many", retry_after="9.95")))
     with pytest.raises(error, match="too many") as refusal:
         client.predict("x")
     assert sleeper.waits_s == []
-    assert refusal.value.retry_after_s == 60.0
+    assert refusal.value.retry_after_s == 9.95
 
 
 @pytest.mark.parametrize(
@@ -181,6 +189,44 @@ def test_what_a_second_attempt_cannot_cure_is_sent_once(
         client.predict("x", request_id="mine")
     assert (len(server.requests), sleeper.waits_s) == (1, [])
     assert caught.value.__notes__ == ["request id mine"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "expected"),
+    [
+        (400, "input", InputError),
+        (404, "unknown_model", UnknownModelError),
+        (418, "teapot", InputError),
+        (422, "plan", PlanError),
+        (422, "", UnprocessableInputError),
+        (500, "execution", ExecutionError),
+        (500, "", OfframpError),
+        (502, "", OfframpError),
+        (503, "stage_unavailable", StageUnavailableError),
+        (503, "overloaded", OverloadedError),
+        (503, "", OverloadedError),
+        (504, "deadline", DeadlineError),
+        (504, "", DeadlineError),
+    ],
+)
+def test_an_error_answer_becomes_the_error_the_server_raised(
+    status: int, kind: str, expected: type[OfframpError]
+) -> None:
+    client, _ = client_of(Script(failure(status, kind, "why")), max_attempts=1)
+    with pytest.raises(OfframpError, match=r"^why") as caught:
+        client.predict("x")
+    assert type(caught.value) is expected
+
+
+def test_the_kinds_are_those_that_the_error_tree_gives_its_classes() -> None:
+    assert {kind: cls("").kind for kind, cls in ERRORS_BY_KIND.items()} == {kind: kind for kind in ERRORS_BY_KIND}
+
+
+@pytest.mark.parametrize("payload", ["<html>", {"label": "a"}, {"outputs": []}, {"outputs": 3}, None, [1]])
+def test_an_answer_that_is_no_prediction_is_an_error(payload: object) -> None:
+    client, _ = client_of(Script(httpx.Response(200, json=payload)))
+    with pytest.raises(OfframpError, match="the server"):
+        client.predict_many(["x"])
 
 
 def test_a_server_that_cannot_be_reached_is_named_after_the_last_attempt() -> None:
@@ -248,7 +294,9 @@ def test_the_key_is_sent_with_every_request_and_never_shown() -> None:
     server = Script(answer())
     client = Client("http://server", transport=httpx.MockTransport(server), api_key="alice-0123456789")
     client.predict("x")
+    client_of(server)[0].predict("x")
     assert server.requests[0].headers["authorization"] == "Bearer alice-0123456789"
+    assert "authorization" not in server.requests[1].headers
     assert "alice-0123456789" not in repr(vars(client))
 
 
@@ -256,3 +304,22 @@ def test_the_key_is_sent_with_every_request_and_never_shown() -> None:
 def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
     with pytest.raises(InputError, match="the API key is empty or holds what no HTTP header can"):
         Client("http://server", api_key=key)
+
+
+def test_a_client_finds_its_key_in_a_file_or_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("alice-0123456789\n")
+    path.chmod(0o600)
+    assert find_api_key(None, {}) is None
+    assert find_api_key(None, {"OFFRAMP_API_KEY": "bob-012345678901"}) == "bob-012345678901"
+    assert find_api_key(path, {"OFFRAMP_API_KEY": "bob-012345678901"}) == "alice-0123456789"
+    path.chmod(0o604)
+    with pytest.raises(InputError, match="all users of this machine may read it"):
+        find_api_key(path, {})
+
+
+def test_whole_numbers_are_sent_as_the_model_takes_them_or_not_at_all() -> None:
+    metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
+    assert tensor_body([np.array([0, 255]), np.array([7, 8])], metadata, {}).tail == bytes([0, 255, 7, 8])
+    with pytest.raises(InputError, match="the model takes UINT8, not uint16: UINT8 holds 0 to 255, not 256"):
+        tensor_body([np.array([0, 256], dtype=np.uint16)], metadata, {})

@@ -42,20 +42,6 @@ def client_of(server: Any) -> tuple[Client, ManualClock]:
     return Client("http://server", transport=httpx.MockTransport(server), clock=clock, sleep=clock.advance), clock
 
 
-def test_the_canarys_orders_are_those_of_the_served_model() -> None:
-    server = FakeServer("READY")
-    client, _ = client_of(server)
-    answers = [client.canary(), client.set_canary("2", share=0.1, compare_share=0.01), client.end_canary()]
-    answers.append(client.promote("2"))
-    assert answers == [SIDES] * 4
-    assert server.orders == [
-        ("GET", "/v2/models/intents/canary", None),
-        ("PUT", "/v2/models/intents/canary", {"version": "2", "share": 0.1, "compare_share": 0.01}),
-        ("DELETE", "/v2/models/intents/canary", None),
-        ("PUT", "/v2/models/intents/default", {"version": "2"}),
-    ]
-
-
 def test_loading_waits_until_the_version_is_ready() -> None:
     server = FakeServer(None, "LOADING", "LOADING", "READY")
     client, clock = client_of(server)

@@ -16,7 +16,7 @@ from offramp.demo.run import draw
 from offramp.demo.turns import Load, Ran, batch_at_block, mean, summarized, table_of
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 FUSED = (Split(first=0, end=1, batch=16, ramps=(0,)), Split(first=1, end=4, batch=16, ramps=(2,)))
 SHRINKING = (Split(first=0, end=4, batch=16, ramps=(0, 2)),)
@@ -101,14 +101,8 @@ def test_the_table_has_a_row_for_every_plan_and_the_picture_is_drawn(tmp_path: P
 
 def test_sixteen_emulated_accelerators_gain_by_fusing_what_an_early_ramp_leaves() -> None:
     leaves_NR = np.arange(100)[:, None] < np.array([60, 70, 70, 70, 70])
-    records = ExitRecords.of_answers(
-        np.zeros((100, 6), dtype=np.int64),
-        score="entropy",
-        num_blocks=6,
-        ramps=(0, 1, 2, 3, 4),
-        sample_ids=tuple(map(str, range(100))),
-        scores_NR=np.where(leaves_NR, 0.1, 0.6).astype(np.float32),
-    )
+    scores_NR = np.where(leaves_NR, 0.1, 0.6)
+    records = exit_records(scores_NR, answers_NE=np.zeros((100, 6), dtype=np.int64), score="entropy")
     thresholds = dict.fromkeys(records.ramps, 0.4)
     problem = emulated_problem(records, thresholds)
     assert problem.devices[V100].count == 16

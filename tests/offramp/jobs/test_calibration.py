@@ -16,6 +16,7 @@ from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import Recorded, parts_of
 from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 EASY = CalibrateJob(budget=0.5, confidence=0.9)
 
@@ -84,14 +85,8 @@ def test_outputs_that_are_known_already_give_what_running_the_model_gives(model:
 def recorded_exits(*agrees: bool, num_blocks: int = 4) -> ExitRecords:
     """A hundred inputs of which every ramp is equally sure; ramp k gives the full model's answer or another."""
     answers_NE = np.array([[0 if each else 1 for each in agrees] + [0]] * 100, dtype=np.int64)
-    return ExitRecords.of_answers(
-        answers_NE,
-        score="entropy",
-        num_blocks=num_blocks,
-        ramps=tuple(range(len(agrees))),
-        sample_ids=tuple(map(str, range(100))),
-        scores_NR=np.full((100, len(agrees)), 0.1, dtype=np.float32),
-    )
+    scores_NR = np.full((100, len(agrees)), 0.1)
+    return exit_records(scores_NR, answers_NE=answers_NE, score="entropy", num_blocks=num_blocks)
 
 
 def recorded(*views: ExitRecords) -> Recorded:

@@ -28,7 +28,7 @@ from optimizer.plan_file import read_plan, write_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile, parse_problem
 from optimizer.what_if import Axis
-from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 from tests.optimizer.two_blocks import BEST, DOCUMENT
 
 FILE = parse_problem(DOCUMENT)
@@ -63,15 +63,8 @@ def shown(*tables: object) -> str:
 
 
 def recorded(*, sure: list[bool]) -> ProblemFile:
-    scores = np.array([[0.1 if each else 0.9] for each in sure], dtype=np.float32)
-    records = ExitRecords.of_answers(
-        np.column_stack([np.zeros(scores.shape, dtype=np.int64), np.zeros(len(sure), dtype=np.int64)]),
-        score="confidence",
-        num_blocks=2,
-        ramps=(0,),
-        sample_ids=tuple(map(str, range(len(sure)))),
-        scores_NR=1 - scores,
-    )
+    scores = [[0.9 if each else 0.1] for each in sure]
+    records = exit_records(scores, answers_NE=np.zeros((len(sure), 2), dtype=np.int64))
     return ProblemFile(problem=FILE.problem, records=records, thresholds={0: 0.5})
 
 

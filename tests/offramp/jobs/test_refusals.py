@@ -36,11 +36,11 @@ from offramp.commands.train import train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.decision import Planned
 from optimizer.plan import Stage
-from profiles.records import ExitRecords
 from tests.earlyexit.data.dense_data import write_poses, write_scenes
 from tests.earlyexit.families.decoders import byte_tokenizer, decoder, hf_decoder
 from tests.earlyexit.families.encoder_decoders import hf_seq2seq
 from tests.earlyexit.network.models import small
+from tests.exit_records import exit_records
 from tests.offramp.jobs import test_injecting as injecting
 from tests.offramp.jobs import test_kinds as kinds
 from tests.offramp.jobs.test_chaining import changed, put
@@ -171,15 +171,7 @@ def on_abacus() -> object:
     return serving_plan(FILE, Planned(strategy="best", stages=stages, figures=figures, bound=1.0, gap=0.0), 0.4)
 
 
-SHARES = ExitRecords(
-    score="share",
-    num_blocks=2,
-    ramps=(0,),
-    sample_ids=tuple(map(str, range(100))),
-    scores_NR=np.ones((100, 1), dtype=np.float32),
-    losses_NR=np.zeros((100, 1)),
-    zero_one=False,
-)
+SHARES = exit_records(np.ones((100, 1)), score="share", zero_one=False)
 ABA = LabelledRows.of_texts("xyz", ("a", "b", "a"))
 CASES: dict[str, Case] = {
     **{

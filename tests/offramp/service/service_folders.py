@@ -12,6 +12,7 @@ from earlyexit.network.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 from tests.model_cards import a_card
 
 WEIGHTS_BYTES = 4000
@@ -95,14 +96,7 @@ def write_records(path: Path, *, num_blocks: int = 3) -> Path:
     scores_NR = np.full((8, len(ramps)), 0.9, dtype=np.float32)
     for ramp, first_sure in zip(ramps, (4, 2, 1), strict=False):
         scores_NR[first_sure:, ramp] = 0.1
-    ExitRecords.of_answers(
-        np.column_stack([np.zeros((8, len(ramps)), dtype=np.int64), np.zeros(8, dtype=np.int64)]),
-        score="entropy",
-        num_blocks=num_blocks,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(8))),
-        scores_NR=scores_NR,
-    ).save(path)
+    exit_records(scores_NR, answers_NE=np.zeros((8, num_blocks), dtype=np.int64), score="entropy").save(path)
     return path
 
 

@@ -11,6 +11,7 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramps import best_ramps, fixed, move, of_ramps, spread_out, utilities
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
+from tests.exit_records import exit_records
 
 NEVER = SCORES["confidence"].never
 NUM_BLOCKS = 11
@@ -25,14 +26,7 @@ def leaving(counts: dict[int, int], number: int) -> ExitRecords:
     sure_from = np.full(number, NUM_BLOCKS)
     sure_from[: sum(counts.values())] = np.repeat(ramps, [counts[ramp] for ramp in ramps])
     scores_NR = np.where(np.array(ramps) >= sure_from[:, None], 0.9, 0.5).astype(np.float32)
-    return ExitRecords(
-        score="confidence",
-        num_blocks=NUM_BLOCKS,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(number))),
-        scores_NR=scores_NR,
-        losses_NR=(scores_NR < 0.9).astype(np.float64),
-    )
+    return exit_records(scores_NR, scores_NR < 0.9, num_blocks=NUM_BLOCKS, ramps=ramps)
 
 
 def at(*ramps: int, threshold: float = 0.9) -> dict[int, float]:
@@ -103,17 +97,9 @@ def test_at_first_as_many_ramps_as_the_budget_allows_are_spread_out(budget: floa
 
 def random_records(seed: int, number: int = 400) -> ExitRecords:
     rng = np.random.default_rng(seed)
-    ramps = tuple(range(10))
     ease_N1 = rng.beta(1, 1, (number, 1))
     scores_NR = np.clip(ease_N1 * np.linspace(0.6, 1.1, 10) + rng.normal(0, 0.1, (number, 10)), 0, 1)
-    return ExitRecords(
-        score="confidence",
-        num_blocks=NUM_BLOCKS,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(number))),
-        scores_NR=scores_NR.astype(np.float32),
-        losses_NR=(rng.random((number, 10)) > scores_NR**0.05).astype(np.float64),
-    )
+    return exit_records(scores_NR, rng.random((number, 10)) > scores_NR**0.05)
 
 
 def test_the_best_set_by_given_thresholds_is_that_of_brute_force() -> None:

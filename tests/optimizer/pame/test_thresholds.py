@@ -14,6 +14,7 @@ from optimizer.pame.checks import (
 )
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
+from tests.exit_records import exit_records
 
 EVERYBODY = np.ones(10, dtype=bool)
 
@@ -22,15 +23,9 @@ def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = Fa
     """Ten inputs, surer one by one: 0.52 to 0.97; the ramp errs on the three that it is least sure of."""
     scores_N1 = (0.52 + 0.05 * np.arange(10) - shift).reshape(-1, 1).astype(np.float32)
     losses_N1 = (np.arange(10) < 3).astype(np.float64).reshape(-1, 1)
-    return ExitRecords(
-        score=score,
-        num_blocks=3,
-        ramps=(0,),
-        sample_ids=tuple(map(str, range(10))),
-        scores_NR=1 - scores_N1 if score == "entropy" else scores_N1,
-        losses_NR=losses_N1,
-        true_losses_NE=np.column_stack([np.zeros(10), np.arange(10) == 9]).astype(np.float64) if truth else None,
-    )
+    true_losses_NE = np.column_stack([np.zeros(10), np.arange(10) == 9]).astype(np.float64) if truth else None
+    scores_N1 = 1 - scores_N1 if score == "entropy" else scores_N1
+    return exit_records(scores_N1, losses_N1, score=score, num_blocks=3, true_losses_NE=true_losses_NE)
 
 
 def chosen(checks: SearchedChecks, kept: float) -> Configured:

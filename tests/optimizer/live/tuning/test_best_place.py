@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from optimizer.live.tuning.pame import best_place, place_at
 from optimizer.pame.batches import Batching, seconds_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.exit_records import exit_records
 
 # A block takes 2 s for one input and 3 s for two; a ramp 0.5 s for one and 1 s for two. Without exits: 3 * 3 = 9 s.
 TABLE = LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2)
@@ -15,19 +14,9 @@ BATCHING = Batching(seconds=seconds_of(TABLE, (0, 1)), size=2)
 EASY, HARD = (0.97, 0.97), (0.1, 0.97)
 
 
-def records(
-    scores: list[tuple[float, float]],
-    wrong: list[tuple[int, int]] | None = None,
-) -> ExitRecords:
+def records(scores: list[tuple[float, float]], wrong: list[tuple[int, int]] | None = None) -> ExitRecords:
     """Ramps after blocks 0 and 1 of a model of three."""
-    return ExitRecords(
-        score="confidence",
-        num_blocks=3,
-        ramps=(0, 1),
-        sample_ids=tuple(map(str, range(len(scores)))),
-        scores_NR=np.array(scores, dtype=np.float32),
-        losses_NR=np.zeros((len(scores), 2)) if wrong is None else np.array(wrong, dtype=np.float64),
-    )
+    return exit_records(scores, wrong)
 
 
 def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:

@@ -8,19 +8,12 @@ import pytest
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.apparate import ThresholdGame, greedy, grid, worth
 from profiles.records import ExitRecords
+from tests.exit_records import exit_records
 
 
 def records(scores: list[list[float]], wrong: list[list[int]], *, score: str = "confidence") -> ExitRecords:
     """Ramps after blocks 0, 1, ... of a model with two blocks more than ramps."""
-    num_ramps = len(scores[0])
-    return ExitRecords(
-        score=score,  # type: ignore[arg-type]  # the tests name both
-        num_blocks=num_ramps + 2,
-        ramps=tuple(range(num_ramps)),
-        sample_ids=tuple(map(str, range(len(scores)))),
-        scores_NR=np.array(scores, dtype=np.float32),
-        losses_NR=np.array(wrong, dtype=np.float64),
-    )
+    return exit_records(scores, wrong, score=score, num_blocks=len(scores[0]) + 2)
 
 
 def times(num_ramps: int, ramp_s: float = 0.0) -> ExitTimes:

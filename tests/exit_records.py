@@ -1,0 +1,31 @@
+"""Exit records of which a test says what matters to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from profiles.records import ExitRecords
+
+
+def exit_records(
+    scores_NR: npt.ArrayLike,
+    losses_NR: npt.ArrayLike | None = None,
+    *,
+    answers_NE: npt.NDArray[Any] | None = None,
+    **facts: Any,
+) -> ExitRecords:
+    """Confidences of ramps after the first blocks, of which one more follows; `facts` may say otherwise.
+
+    No answer is wrong where neither losses nor answers are given.
+    """
+    scores_NR = np.array(scores_NR, dtype=np.float32)
+    num_inputs, num_ramps = scores_NR.shape
+    plain = {"score": "confidence", "num_blocks": num_ramps + 1, "ramps": tuple(range(num_ramps))}
+    facts = {**plain, "sample_ids": tuple(map(str, range(num_inputs))), "scores_NR": scores_NR, **facts}
+    if answers_NE is not None:
+        return ExitRecords.of_answers(answers_NE, **facts)
+    losses_NR = np.zeros(scores_NR.shape) if losses_NR is None else np.array(losses_NR, dtype=np.float64)
+    return ExitRecords(losses_NR=losses_NR, **facts)
