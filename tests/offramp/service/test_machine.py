@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,22 +95,9 @@ def test_measuring_takes_no_longer_than_it_may() -> None:
     assert affordable(MOST_S) == (BATCHES[:1], 1)
 
 
-def test_a_profile_is_measured_once_and_anew_on_another_machine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    first = kept_profile(model, ProfileJob(), said.append)
-    assert (first.lengths, first.ramps) == ((16,), (0, 1))
-    assert first.tables[16].batches == BATCHES
-    again = kept_profile(model, ProfileJob(), said.append)
-    assert again.provenance == first.provenance
-    path = model / KEPT_FILE
-    elsewhere = {**again.provenance, ASKED: again.provenance[ASKED] | {"cores": 99}}
-    replace(again, provenance=elsewhere).save(path)
-    kept_profile(model, ProfileJob(), said.append)
-    assert said[1] == f"profile: {path}, of {first.provenance['created_at']}"
-    assert said[2].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
-
-
-def test_measuring_leaves_no_torch_in_the_process_that_serves(model: Path) -> None:
+def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_torch_where_it_is_served(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import sys; from pathlib import Path; from offramp.commands.jobs import ProfileJob; "
         "from offramp.commands.machine import kept_profile; "
@@ -121,3 +107,11 @@ def test_measuring_leaves_no_torch_in_the_process_that_serves(model: Path) -> No
     measured, loaded = done.stdout.splitlines()
     assert measured.startswith("profile: measured in ")
     assert loaded == "False"
+    said, path = list[str](), model / KEPT_FILE
+    monkeypatch.setattr(machine, "num_cores", lambda: 99)
+    first, again = (kept_profile(model, ProfileJob(), said.append) for _ in range(2))
+    assert (first.lengths, first.ramps) == ((16,), (0, 1))
+    assert first.tables[16].batches == BATCHES
+    assert again.provenance == first.provenance
+    assert said[0].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
+    assert said[1] == f"profile: {path}, of {first.provenance['created_at']}"
