@@ -6,7 +6,7 @@ from tests.exit_records import exit_records
 
 # Two blocks, then one, then two: the first network has a ramp inside, the second has not, nor has the reference.
 CHAIN = Chain(names=("s", "m", "l"), lengths=(2, 1, 2), ramps=(0, 1, 2, 3))
-RECORDS = exit_records([[0.9, 0, 0, 0], [0, 0.9, 0.9, 0], [0, 0, 0.9, 0.9], [0, 0, 0, 0]])
+RECORDS = exit_records([[0.9, 0.0, 0.0, 0.0], [0.0, 0.9, 0.9, 0.0], [0.0, 0.0, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0]])
 HALF = dict.fromkeys(RECORDS.ramps, 0.5)
 
 
