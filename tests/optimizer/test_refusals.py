@@ -167,7 +167,7 @@ CASES: dict[str, Case] = {
     "problem: lengths of no known length": lambda: replace(
         one_block(), lengths=Lengths.of([16]), latency={"gpu": rows(1, 0)}
     ),
-    "problem: who stays, without lengths": lambda: parse_problem(of_lengths(lengths=None, stayers_length=[1.0])),
+    "problem: stayers, without lengths": lambda: parse_problem(of_lengths(lengths=None, stayers_length=[1.0])),
     "problem: longer inputs than any batch": lambda: solve(one_block(lengths=Lengths.of([900]))),
     # Plans of problems
     "evaluate: no stage": whole(PROBLEM),

@@ -256,19 +256,21 @@ def test_ramps_and_blocks_are_timed_where_they_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "times"),
+    ("options", "times", "words"),
     [
-        ({"backbone": f"{HERE}:broken"}, quick_ramps),
-        ({"backbone": f"{HERE}:stubborn"}, quick_ramps),
-        ({"names": ("a", "b")}, quick_ramps),
-        ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0))),
+        ({"backbone": f"{HERE}:broken"}, quick_ramps, r"^d\.zip: of row \d+ block \d+ gives NaN"),
+        ({"backbone": f"{HERE}:stubborn"}, quick_ramps, "every row alike"),
+        ({"names": ("a", "b")}, quick_ramps, "--labels: 2"),
+        ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0)), "--blocks fewer"),
     ],
     ids=["not a number", "one answer", "too few names", "slow ramps"],
 )
-def test_what_is_refused_leaves_the_model_of_before(tmp_path: Path, options: dict[str, Any], times: Times) -> None:
+def test_what_is_refused_leaves_the_model_of_before(
+    tmp_path: Path, options: dict[str, Any], times: Times, words: str
+) -> None:
     for name in (CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"):
         (tmp_path / name).write_text("of before")
-    with pytest.raises(OfframpError):
+    with pytest.raises(OfframpError, match=words):
         inject(job_of(**options), rows_of(), tmp_path, times=times)
     assert {path.name for path in tmp_path.iterdir()} == {CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"}
     assert {path.read_text() for path in tmp_path.iterdir()} == {"of before"}
