@@ -29,9 +29,9 @@ from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.errors import DataError
 from experiments.data import RUNS
 from experiments.kit import keep, show
-from experiments.models import LABELS, tiny_model
+from experiments.live.model import FOLDER, make_model
+from experiments.models import LABELS
 from experiments.problems import ENTROPY, PROBLEMS, stretched
-from experiments.recorded_exits import BERT12_EXITS, bert12_sst2
 from offramp.demo.service import served
 from offramp.load.generator import LoadConfig, run_load
 from offramp.load.processes import Poisson
@@ -52,7 +52,6 @@ from simulator.inputs import recorded
 from simulator.scenario import FloatArray, Scenario
 from simulator.simulate import simulate
 
-FOLDER = RUNS / "emulated" / "model"
 TEXT = "so it goes"
 """What every request says: recorded decisions go by the id that comes with it."""
 BOUNDS: Mapping[str, float] = {"goodput_per_s": 0.05, "p50_s": 0.10, "p99_s": 0.20}
@@ -71,14 +70,6 @@ ENDLESS_BYTES_PER_S = 1e15
 
 
 # The emulated cluster.
-
-
-def made_model() -> ExitRecords:
-    """Makes the model that is served, of random weights, as nothing is computed; returns its exit records."""
-    records = bert12_sst2("entropy")
-    tiny_model(FOLDER, name="emulated", num_blocks=BERT12_EXITS, hidden_size=8)
-    records.save(FOLDER / RECORDS_FILE)
-    return records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +319,7 @@ def options_of(name: str, words: str | None, *, devices: str = "V100=6", slo_s: 
 def bench(options: Namespace) -> Bench:
     """Returns what `options_of` asks for."""
     counts = {name: int(count) for name, _, count in (each.partition("=") for each in options.devices.split(","))}
-    on = Bench(counts=counts, records=made_model(), options=options)
+    on = Bench(counts=counts, records=make_model(), options=options)
     print(f"emulated {options.devices}, {options.time_scale:g} times stretched; SLO {on.slo_s:g} s")
     return on
 
