@@ -4,7 +4,7 @@
 
 Simulated on virtual time: a shipped problem, its exits drawn to its survival, at the least cost for the upper end of
 the forecast rate. The time scale stretches the times of accelerators, network and SLO, and the rate falls by as much.
-The trace, the controller and the start of replicas keep their seconds. Writes runs/planning/replay.json. Minutes: 20.
+The trace, the controller and the start of replicas keep their seconds. Writes runs/planning/replay.json. Minutes: 10.
 """
 
 from __future__ import annotations
