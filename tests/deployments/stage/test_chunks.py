@@ -10,9 +10,10 @@ import torch
 
 from deployments.replica.host import OpenCall, chunks_by_call, split_runs
 from deployments.wire.messages import Chunk, SplitRun
-from earlyexit.engine.device import Survivors
+from earlyexit.engine.device import Answered, Observed, Release, Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.named import HopDtype
+from earlyexit.network.boundary import Answer, Seen
 from earlyexit.network.piece import Piece
 
 HIDDEN = torch.tensor([[0.1], [70_000.0]])
@@ -48,6 +49,23 @@ def test_hidden_states_go_on_in_the_type_of_hops(
         values = np.concatenate([going_on.piece.tensors[0] for going_on in found if going_on is not None])
         assert values.dtype == expected.dtype
         assert np.array_equal(values, expected)
+
+
+def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call() -> None:
+    ids, lengths_B = ("a", "x"), np.ones(2, dtype=np.int32)
+    both = Piece(sample_ids=ids, next_block=1, lengths_B=lengths_B, tensors=(HIDDEN,), state_BS=torch.zeros(2, 0))
+    opened = OpenCall(2, unheard)
+    a, x = (Member(sample_id=each.sample_ids[0], payload=each, origin=opened) for each in both.singles())
+    seen = Seen(sample_id="a", block=3, score=0.25, value=7)
+    releases: list[Release[Any]] = [
+        Survivors(members=(x,), piece=x.payload),
+        Answered(member=a, answer=Answer(sample_id="a", value=3, score=0.5, exit=1)),
+        Observed(member=a, seen=seen),
+    ]
+    [(_, chunk), (_, last)] = chunks_by_call(releases)
+    assert (chunk.seen, chunk.num_inputs) == ((seen,), 1)
+    assert last.going_on is not None
+    assert last.going_on.piece.sample_ids == ("x",)
 
 
 def run(first: int, end: int, queue_s: float, compute_s: float) -> SplitRun:
