@@ -30,6 +30,9 @@ NUM_BLOCKS = 5
 VOCABULARY = 256
 NOBODY = ConfidencePolicy(2.0)
 """No exit is ever so sure."""
+SOMETIMES = ConfidencePolicy(0.4)
+"""Between the confidences of the random ramps: some tokens leave at each."""
+PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 PAGE_TOKENS = 4
 
 

@@ -24,6 +24,8 @@ from earlyexit.sequences.kv_memory import BEHIND, RUN
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
+    PROMPTS,
+    SOMETIMES,
     Handfuls,
     backbone_of,
     decoder,
@@ -32,10 +34,6 @@ from tests.earlyexit.families.decoders import (
 )
 from tests.earlyexit.network.cuts import every_bounds, in_random_order
 from tests.earlyexit.network.tokens import layout_of
-
-PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
-SOMETIMES = ConfidencePolicy(0.4)
-"""Between the confidences of the random ramps: some tokens leave at each."""
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,21 @@ from earlyexit.named import Fill
 from earlyexit.network.checkpoint import load_pretrained, start_of
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
-from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of
-from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, say, sequence
+from tests.earlyexit.families.decoders import (
+    NUM_BLOCKS,
+    SOMETIMES,
+    Handfuls,
+    backbone_of,
+    decoder,
+    hf_decoder,
+    say,
+    sequence,
+)
 from tests.earlyexit.families.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq
 from tests.earlyexit.network.tokens import layout_of
 
 SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
-SOMETIMES = ConfidencePolicy(0.4)
-"""Between the confidences of the random ramps: some tokens leave at each."""
 ANYHOW = [((0, 5), 64, 0, 1), ((0, 2, 5), 64, 1, 4), ((0, 1, 2, 3, 4, 5), 64, 2, 16), ((0, 3, 5), 1, 3, 5)]
 """Where it is cut, the most tokens in one step, which sequences run together, and the tokens of a page."""
 

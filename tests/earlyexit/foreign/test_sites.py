@@ -39,87 +39,70 @@ SITES = {
     "ocr_detection": 10,
     "ocr_recognition": 34,
     "ocr_direction": 24,
+    "minilm": 0,
 }
 
 
-def tensors(flow: Dataflow) -> list[str]:
-    return [" ".join(site.tensors) for site in find_sites(flow)]
-
-
 @pytest.mark.parametrize("name", [*LIGHT, *PACKAGED])
-def test_carriers_are_what_disconnects_the_model_when_it_is_taken_away(name: str) -> None:
-    flow = read_onnx(model_file(name)).flow
-    assert list(carriers(flow)) == carriers_by_removal(flow)
-
-
-@pytest.mark.parametrize("name", SITES)
-def test_sites_are_carriers_with_work_before_between_and_behind_them(name: str) -> None:
-    flow = read_onnx(model_file(name)).flow
+def test_a_packaged_model_has_its_sites_with_work_before_between_and_behind_them_and_all_shapes(name: str) -> None:
+    flow = read_onnx(model_file(name), open_size=48 if name == "ocr_recognition" else 128).flow
+    found = list(carriers(flow))
+    assert found == carriers_by_removal(flow)
     chain = [site.tensors[0] for site in find_sites(flow)]
-    assert set(chain) <= set(carriers(flow))
+    assert set(chain) <= set(found)
     assert all(any(operator.kind == "work" for operator in operators) for operators in regions_of(flow, chain))
     assert len(chain) == SITES[name]
+    read = {each for operator in flow.live for each in operator.inputs} - flow.free
+    assert read - set(flow.shapes) == set()
+
+
+def masked(mask: str) -> Dataflow:
+    """Its second layer reads another input too."""
+    return flow_of(f"m = light {mask}", "a = work x w", "b = work a m", "y = work b v", inputs=f"x {mask}")
+
+
+FLOWS: dict[str, tuple[Dataflow, list[str]]] = {
+    "a run of light steps, behind its last": (
+        flow_of("a = work x w", "b = light a scale", "c = light b", "d = work c v", "y = light d"),
+        ["c"],
+    ),
+    "an addition around work, and not what it goes around": (
+        flow_of("a = work x w", "b = work a v", "c = light b a", "d = light c", "y = work d u"),
+        ["a", "d"],
+    ),
+    "nothing before the first work": (flow_of("a = light x mean", "b = work a w", "y = work b v"), ["b"]),
+    "sizes that are read far behind": (
+        flow_of("n = sizes x", "a = work x w", "b = work a v", "c = light b n", "y = work c u"),
+        ["a", "c"],
+    ),
+    "a mask, which says the layout": (masked("attention_mask"), ["a", "b"]),
+    "a mask by another name": (masked("input_mask"), ["a", "b"]),
+    "places, which say the layout": (masked("position_ids"), ["a", "b"]),
+    "an input that says more than the layout": (masked("types"), ["b"]),
+    "two inputs, behind where they meet": (
+        flow_of("a = work x w", "b = work z v", "c = light a b", "y = work c u", inputs="x z"),
+        ["c"],
+    ),
+    "steps that lead nowhere": (flow_of("a = work x w", "b = work a v", "lost = work x b", "y = work b u"), ["a", "b"]),
+    "what is drawn before a cut and used behind it": (
+        flow_of("noise = random", "a = work x noise", "b = work a w", "c = light b noise", "y = work c v"),
+        ["c"],
+    ),
+    "no output of the inputs": (flow_of("n = sizes x", "y = work n w"), []),
+}
+
+
+@pytest.mark.parametrize(("flow", "sites"), FLOWS.values(), ids=FLOWS)
+def test_sites_are_where_all_that_the_outputs_need_crosses_at_once(flow: Dataflow, sites: list[str]) -> None:
+    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert [" ".join(site.tensors) for site in find_sites(flow)] == sites
 
 
 def test_a_model_with_states_among_its_outputs_has_the_sites_of_the_output_that_is_asked_for() -> None:
     flow = read_onnx(model_file("minilm")).flow
-    assert find_sites(flow) == ()
     asked = replace(flow, outputs=flow.outputs[-1:])
     assert list(carriers(asked)) == carriers_by_removal(asked)
     assert len(find_sites(asked)) == 6
-
-
-def test_a_run_of_light_steps_is_one_site_behind_its_last() -> None:
-    flow = flow_of("a = work x w", "b = light a scale", "c = light b", "d = work c v", "y = light d")
-    assert carriers(flow) == ("a", "b", "c", "d", "y")
-    assert tensors(flow) == ["c"]
-
-
-def test_an_addition_around_work_is_a_site_and_what_it_goes_around_is_none() -> None:
-    flow = flow_of("a = work x w", "b = work a v", "c = light b a", "d = light c", "y = work d u")
-    assert carriers(flow) == ("a", "c", "d", "y")
-    assert tensors(flow) == ["a", "d"]
-
-
-def test_what_is_done_to_the_input_before_the_first_work_is_no_site() -> None:
-    assert tensors(flow_of("a = light x mean", "b = work a w", "y = work b v")) == ["b"]
-
-
-def test_sizes_that_are_read_far_behind_do_not_hide_a_site() -> None:
-    flow = flow_of("n = sizes x", "a = work x w", "b = work a v", "c = light b n", "y = work c u")
-    assert tensors(flow) == ["a", "c"]
-
-
-def test_what_the_layout_says_does_not_hide_a_site_and_an_input_that_says_more_does() -> None:
-    lines = ("m = light attention_mask", "a = work x w", "b = work a m", "y = work b v")
-    assert tensors(flow_of(*lines, inputs="x attention_mask")) == ["a", "b"]
-    for name in ("input_mask", "position_ids"):
-        assert tensors(flow_of(*(line.replace("attention_mask", name) for line in lines), inputs=f"x {name}")) == [
-            "a",
-            "b",
-        ]
-    other = [line.replace("attention_mask", "types") for line in lines]
-    assert tensors(flow_of(*other, inputs="x types")) == ["b"]
-
-
-def test_two_inputs_meet_before_the_first_site() -> None:
-    flow = flow_of("a = work x w", "b = work z v", "c = light a b", "y = work c u", inputs="x z")
-    assert tensors(flow) == ["c"]
-
-
-def test_steps_that_lead_nowhere_hide_nothing() -> None:
-    flow = flow_of("a = work x w", "b = work a v", "lost = work x b", "y = work b u")
-    assert tensors(flow) == ["a", "b"]
-
-
-def test_what_is_drawn_before_a_cut_and_used_behind_it_must_cross() -> None:
-    flow = flow_of("noise = random", "a = work x noise", "b = work a w", "c = light b noise", "y = work c v")
-    assert list(carriers(flow)) == carriers_by_removal(flow)
-    assert tensors(flow) == ["c"]
-
-
-def test_no_output_of_the_inputs_has_no_site() -> None:
-    assert carriers(flow_of("n = sizes x", "y = work n w")) == ()
 
 
 def test_a_run_ends_before_pooling_leaves_one_vector_of_an_input(tmp_path: Path) -> None:
@@ -346,10 +329,3 @@ def test_a_graph_whose_shapes_cannot_be_inferred_is_read(tmp_path: Path, caplog:
     model = graph_of([("Relu", "x", "a"), ("Relu", "x", "a"), ("Relu", "a", "y")], ["x"], ["y"])
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
     assert "not all shapes are known" in caplog.text
-
-
-@pytest.mark.parametrize("name", [*LIGHT, *PACKAGED])
-def test_every_tensor_that_crosses_from_operator_to_operator_has_a_shape(name: str) -> None:
-    flow = read_onnx(model_file(name), open_size=48 if name == "ocr_recognition" else 128).flow
-    read = {each for operator in flow.live for each in operator.inputs} - flow.free
-    assert read - set(flow.shapes) == set()

@@ -21,6 +21,7 @@ from earlyexit.ramps import RampStyle
 from earlyexit.ramps.vocabulary import VocabularyHead
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
+    PROMPTS,
     VOCABULARY,
     Handfuls,
     backbone_of,
@@ -30,7 +31,6 @@ from tests.earlyexit.families.decoders import (
     sequence,
 )
 
-PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 RAMPS = (1, 2)
 
 
