@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from cluster.catalogue import ClusterLink, known_link
 from cluster.devices import find_device
@@ -73,32 +73,32 @@ def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, 
 def refuse_unknown_fields(source: Source, shape: type[StrictDocument]) -> None:
     """Raises the source's error for the first unknown field, at any depth, with a list of the known ones."""
     for path, each, value in _places(shape, source.document, ()):
-        unknown = [name for name in value if name not in each.model_fields]
-        if unknown:
-            with source.said_at((*path, unknown[0])):
-                named = ".".join((*path, str(unknown[0])))
-                raise source.raises(f"{named}: unknown field; known are {', '.join(each.model_fields)}")
+        for name in (name for name in value if name not in each.model_fields):
+            with source.said_at((*path, name)):
+                named, known = ".".join((*path, str(name))), ", ".join(each.model_fields)
+                raise source.raises(f"{named}: unknown field; known are {known}")
 
 
-def _places(
-    shape: type[StrictDocument], value: Any, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]:
+Places = Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]
+
+
+def _places(shape: type[StrictDocument], value: Any, path: tuple[str, ...]) -> Places:
     """Yields each mapping of a document that has a shape, with its path."""
-    if not isinstance(value, Mapping):
-        return
-    yield path, shape, value
-    for name, described in shape.model_fields.items():
-        yield from _inside(described.annotation, value.get(name), (*path, name))
+    if isinstance(value, Mapping):
+        yield path, shape, value
+        for name, described in shape.model_fields.items():
+            yield from _inside(described.annotation, value.get(name), (*path, name))
 
 
-def _inside(
-    annotation: Any, value: Any, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]:
+def _inside(annotation: Any, value: Any, path: tuple[str, ...]) -> Places:
     origin, inner = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, StrictDocument):
         yield from _places(annotation, value, path)
-    elif origin in (Union, UnionType):
-        for each in inner:
+    elif origin in (Union, UnionType, Annotated):
+        kinds = [each.discriminator for each in inner if isinstance(each, Discriminator)]
+        tags = [Tag(str(kind(value))) for kind in kinds if callable(kind)]
+        chosen = [each for each in get_args(inner[0]) if any(tag in get_args(each) for tag in tags)]
+        for each in chosen or inner:
             yield from _inside(each, value, path)
     elif origin is dict and isinstance(value, Mapping):
         for key, each in value.items():

@@ -257,7 +257,7 @@ class ChainSearch:
             return None
         if rate is not None:
             bound = planes.least_cost(rate, bound.prices)
-            if bound.value > self._most_usd * (1 + TOLERANCE):
+            if bound.value > problem.most_usd_per_hour * (1 + TOLERANCE):
                 return None
         walks.cheapest(bound.prices, rate or bound.value)
         self.bounded, self._ramps = bound, walks.last_ramps(problem)
@@ -268,12 +268,6 @@ class ChainSearch:
         allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
         walks = Walks.of(tables_of(self.problem, names, None), allowed)
         return walks, CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest)
-
-    @property
-    def _most_usd(self) -> float:
-        there = sum(supply.count * supply.usd_per_hour for supply in self.problem.devices.values())
-        budget = self.problem.budget_usd_per_hour
-        return there if budget is None else min(there, budget)
 
     def best(self) -> tuple[Mixed | None, bool]:
         """The best plan that was found, and whether no chain was left out."""

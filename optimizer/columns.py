@@ -273,7 +273,6 @@ def undominated(head: int, labels: ChainLabels, most: int) -> tuple[bool, IntArr
 
 @compiled
 def _with_more_room(labels: ChainLabels) -> ChainLabels:
-    rows = labels.whole_LI.shape[0]
-    whole_LI, real_LF = np.zeros((2 * rows, 6), dtype=np.int64), np.zeros((2 * rows, labels.real_LF.shape[1]))
-    whole_LI[:rows], real_LF[:rows] = labels.whole_LI, labels.real_LF
-    return ChainLabels(whole_LI, real_LF)
+    whole_LI, real_LF = labels
+    twice = np.concatenate((whole_LI, np.empty_like(whole_LI))), np.concatenate((real_LF, np.empty_like(real_LF)))
+    return ChainLabels(*twice)

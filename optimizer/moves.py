@@ -209,16 +209,9 @@ def wire_of(problem: PlanProblem) -> Wire:
 
 @compiled
 def _moves_of_device(
-    device: int,
-    rule: int,
-    seconds: DeviceSeconds,
-    ranks: Ranks,
-    nodes: Nodes,
-    wire: Wire,
-    limit_s: float,
-    every_batch: bool,
-    most_moves: int,
-) -> tuple[IntArray, FloatArray]:
+    device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, wire: Wire, limit_s: float,
+    every_batch: bool, most_moves: int,
+) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """Columns (from, to, device, batch, rank) and those of `_write_sizes`, of one device's moves."""
     num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
     whole = np.empty((1024, 5), dtype=np.int64)
@@ -258,15 +251,9 @@ def _moves_of_device(
 
 @compiled
 def _write_sizes(
-    sizes_G: FloatArray,
-    share_Q: FloatArray,
-    wire: Wire,
-    entry: int,
-    rank: int,
-    end: int,
-    least_BEQ: FloatArray,
+    sizes_G: FloatArray, share_Q: FloatArray, wire: Wire, entry: int, rank: int, end: int, least_BEQ: FloatArray,
     figures_B: FloatArray,
-) -> None:
+) -> None:  # fmt: skip
     """Seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
     for size in range(sizes_G.size):
         seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
@@ -301,8 +288,4 @@ def _no_worse(figures_B: FloatArray, size: int, than: int) -> bool:
 
 @compiled
 def _doubled(whole: IntArray, real: FloatArray) -> tuple[IntArray, FloatArray]:
-    rows = whole.shape[0]
-    bigger_whole, bigger_real = np.empty((2 * rows, whole.shape[1]), dtype=np.int64), np.empty((2 * rows, FIGURES))
-    bigger_whole[:rows] = whole
-    bigger_real[:rows] = real
-    return bigger_whole, bigger_real
+    return np.concatenate((whole, np.empty_like(whole))), np.concatenate((real, np.empty_like(real)))

@@ -13,6 +13,7 @@ from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import one_better, solve_exactly
 from optimizer.generation.solve import solve_generation
+from optimizer.in_time import solve_in_time
 from optimizer.pame.solve import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import bound_at_scale, solve_at_scale
@@ -59,12 +60,12 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
     """
     if not isinstance(problem.objective, MinimizeCost) or problem.generation is not None or problem.networks:
         return None
-    space, plain = SPACES[strategy], problem if problem.lengths is None else in_tokens(problem)
+    space = SPACES[strategy]
 
     def may_do(name: str, more: int) -> bool:
-        supply = plain.devices[name]
-        devices = {**plain.devices, name: replace(supply, count=supply.count + more)}
-        return _bound(replace(plain, devices=devices), space) is not None
+        supply = problem.devices[name]
+        devices = {**problem.devices, name: replace(supply, count=supply.count + more)}
+        return _bound(replace(problem, devices=devices), space) is not None
 
     needed: dict[str, int] = {}
     for name in problem.devices:
@@ -89,11 +90,14 @@ def _bound(problem: PlanProblem, space: Space) -> float | None:
     """What no plan of a space is better than, soon told; None: there is none."""
     if isinstance(problem.objective, MinimizeLatency):
         return bound_soonest(problem, space)
-    return bound_at_scale(problem, _sensible(problem, space))
+    return bound_at_scale(problem if problem.lengths is None else in_tokens(problem), _sensible(problem, space))
 
 
 def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | None) -> Decision:
     """Of a problem whose networks are all used."""
+    if problem.in_time:
+        plain = partial(_solve, space=space, planners=planners)
+        return solve_in_time(problem, plain, lambda other: _bound(other, space) is not None)
     if problem.lengths is not None:
         return _of_inputs(problem, _solve(in_tokens(problem), space, planners))
     space = _sensible(problem, space)

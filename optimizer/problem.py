@@ -16,6 +16,8 @@ from profiles.table import LatencyTable
 
 # An SLO that any plan keeps.
 ANY_LATENCY_S = 1e15
+IN_TIME = 0.99
+"""Share of inputs that must be in time where a file asks for the least cost and does not say it."""
 # Of a block, for any batch: nothing is so quick or so slow. Far beyond, rates overflow and searches never end.
 LEAST_BLOCK_S, MOST_BLOCK_S = 1e-9, 1e9
 MOST_NETWORKS = 6
@@ -79,9 +81,13 @@ class MinimizeCost:
     """The cheapest devices that give a rate."""
 
     rate_per_s: float
+    in_time: float = 0.0
+    """Share of inputs that must be in time if they arrive at random (`evaluate.queue_s`); 0: as E3, without queues."""
 
     def __post_init__(self) -> None:
         _check_number("rate_per_s", self.rate_per_s, above_zero=True)
+        if not 0 <= self.in_time < 1:
+            raise PlanError(f"in_time must be at least 0 and below 1, not {self.in_time}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +287,19 @@ class PlanProblem:
         return None if isinstance(self.objective, MaximizeRate) else self.objective.rate_per_s
 
     @property
+    def in_time(self) -> float:
+        """Share of inputs that must be in time where they arrive at random; 0: none is said."""
+        if isinstance(self.objective, MinimizeCost) and self.generation is None:
+            return self.objective.in_time
+        return 0.0
+
+    @property
+    def most_usd_per_hour(self) -> float:
+        """What all devices cost, or the budget where that is less."""
+        there = sum(supply.count * supply.usd_per_hour for supply in self.devices.values())
+        return there if self.budget_usd_per_hour is None else min(there, self.budget_usd_per_hour)
+
+    @property
     def ramp_budget(self) -> float | None:
         """The most seconds that active ramps may take per second of blocks; None: no bound."""
         return self.objective.ramp_budget if isinstance(self.objective, MinimizeLatency) else None
@@ -308,12 +327,6 @@ def check_seconds(device: str, table: LatencyTable) -> None:
         raise PlanError(
             f"latency of {device}: a block takes {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {given_s}"
         )
-
-
-def asked_for(problem: PlanProblem, rate_per_s: float) -> PlanProblem:
-    """The same problem at another rate."""
-    assert not isinstance(problem.objective, MaximizeRate), "a rate is asked for"
-    return replace(problem, objective=replace(problem.objective, rate_per_s=rate_per_s))
 
 
 def device_names(problem: PlanProblem) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cluster.inventory_file import refuse_unknown_fields
 from earlyexit.data.source_file import Source, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
@@ -22,7 +23,7 @@ from optimizer.networks_file import networks_document, survival_of_networks, wit
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
-from optimizer.problem_shape import ObjectiveDocument, ProblemDocument, refuse_unknown_fields
+from optimizer.problem_shape import ObjectiveDocument, ProblemDocument
 from optimizer.survival_file import (
     by_calibration,
     calibration_of_folder,
@@ -144,8 +145,8 @@ def _objective_document(objective: Objective) -> dict[str, Any]:
     match objective:
         case MaximizeRate():
             return {"maximize": "rate"}
-        case MinimizeCost(rate_per_s=rate_per_s):
-            return {"minimize": "cost", "rate_per_s": rate_per_s}
+        case MinimizeCost(rate_per_s=rate_per_s, in_time=in_time):
+            return {"minimize": "cost", "rate_per_s": rate_per_s, "in_time": in_time}
         case MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=None):
             return {"minimize": "latency", "rate_per_s": rate_per_s}
         case MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=ramp_budget):
@@ -163,7 +164,7 @@ def _table_document(table: LatencyTable) -> dict[str, Any]:
 def _build(source: Source, folder: Path) -> ProblemFile:
     """Field by field: the problem's own checks run after each, and speak at its line."""
     source = as_chain(source, folder, partial(_of_model, source=source, folder=folder))
-    refuse_unknown_fields(source)
+    refuse_unknown_fields(source, ProblemDocument)
     source = with_slo_of_tokens(source)
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
@@ -275,7 +276,7 @@ def _promises(document: ProblemDocument, source: Source) -> dict[str, Any]:
 def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objective:
     """What is sought; raises PlanError for fields that do not go together."""
     allowed = (
-        "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ...} and "
+        "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ..., in_time: ...} and "
         "{minimize: latency, rate_per_s: ..., ramp_budget: ...}"
     )
     if (document.maximize is None) == (document.minimize is None):
@@ -283,6 +284,8 @@ def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objec
         raise PlanError(f"{where} says {found}; {allowed}")
     if document.ramp_budget is not None and document.minimize != "latency":
         raise PlanError(f"{where} has a ramp_budget, and does not minimize latency; {allowed}")
+    if "in_time" in document.model_fields_set and document.minimize != "cost":
+        raise PlanError(f"{where} has an in_time, and does not minimize cost; {allowed}")
     if document.minimize is None:
         if document.rate_per_s is not None:
             raise PlanError(f"{where} maximizes the rate and names a rate_per_s as well; {allowed}")
@@ -290,7 +293,7 @@ def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objec
     if document.rate_per_s is None:
         raise PlanError(f"{where} minimizes the {document.minimize} of no rate_per_s; {allowed}")
     if document.minimize == "cost":
-        return MinimizeCost(rate_per_s=document.rate_per_s)
+        return MinimizeCost(rate_per_s=document.rate_per_s, in_time=document.in_time)
     return MinimizeLatency(rate_per_s=document.rate_per_s, ramp_budget=document.ramp_budget)
 
 

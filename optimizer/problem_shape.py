@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from earlyexit.data.source_file import Source, StrictDocument, fields_of
-from earlyexit.errors import PlanError
+from cluster.inventory_file import MAX_COUNT as MAX_COUNT
+from earlyexit.data.source_file import StrictDocument, fields_of
 from optimizer.plan_file import MOST_CHAINS, OrderDetails, OrderDocument, RampKey
-from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S
+from optimizer.problem import ANY_LATENCY_S, IN_TIME, LEAST_BLOCK_S
 
 MAX_BLOCKS = 10_000
 """Far above any model: what a file asks for is refused before memory is."""
 MAX_BATCH = 1_000_000
 """The largest batch size, far above what any accelerator holds: whole numbers stay exact in all that is computed."""
-MAX_COUNT = 1_000_000
-"""The most accelerators of one type."""
 # Far beyond what is measured anywhere: with numbers further apart, sums and quotients overflow or lose their digits.
 MOST_SECONDS = 1e9
 MOST_USD_PER_HOUR = 1e12
@@ -120,6 +118,8 @@ class ObjectiveDocument(StrictDocument):
     maximize: Literal["rate"] | None = None
     minimize: Literal["cost", "latency"] | None = None
     rate_per_s: float | None = Field(default=None, ge=LEAST_RATE, le=MOST_RATE)
+    in_time: float = Field(default=IN_TIME, ge=0, lt=1)
+    """With cost: the share of inputs that must be in time where they arrive at random; 0 does not look at queues."""
     ramp_budget: float | None = Field(default=None, le=MOST_SECONDS)
     """With latency: the most seconds of active ramps per second of blocks."""
 
@@ -219,21 +219,6 @@ LengthsDocument = Annotated[
 """How many tokens inputs have."""
 
 
-PARTS: dict[str, type[StrictDocument]] = {
-    "survival": RecordsDocument,
-    "link": LinkDocument,
-    "slo": SloDocument,
-    "objective": ObjectiveDocument,
-    "budget": BudgetDocument,
-    "batches": BatchesDocument,
-}
-LATENCY_KINDS: dict[str, type[StrictDocument]] = {
-    "<table>": TableDocument,
-    "<published>": PublishedDocument,
-    "<profile>": ProfileFileDocument,
-}
-
-
 class SurvivalOfDocument(StrictDocument):
     """Survival of plans that use some of a chain's networks."""
 
@@ -276,30 +261,3 @@ class ProblemDocument(StrictDocument):
     crossing_s: Seconds = 0.0
     network_tokens: list[float] = Field(default_factory=list)
     crossing_tokens: list[float] = Field(default_factory=list)
-
-
-def refuse_unknown_fields(source: Source) -> None:
-    """Raise at the first field that the format does not have, listing those it has; the rest is pydantic's."""
-    for path, shape, value in _places(source.document):
-        unknown = [name for name in value if name not in shape.model_fields] if isinstance(value, Mapping) else []
-        if unknown:
-            with source.said_at((*path, unknown[0])):
-                named = ".".join((*path, str(unknown[0])))
-                raise PlanError(f"{named}: unknown field; known are {', '.join(shape.model_fields)}")
-
-
-def _places(document: Any) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Any]]:
-    """Every mapping of a document with its path and shape."""
-    yield (), ProblemDocument, document
-    for name, shape in PARTS.items():
-        yield (name,), shape, _inside(document).get(name)
-    for device, supply in _inside(_inside(document).get("devices")).items():
-        yield ("devices", str(device)), SupplyDocument, supply
-    for device, entry in _inside(_inside(document).get("latency")).items():
-        kind = _latency_kind(entry)
-        if kind is not None:
-            yield ("latency", str(device)), LATENCY_KINDS[kind], entry
-
-
-def _inside(value: Any) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -125,15 +125,9 @@ def _head_s(device: DeviceSeconds, batch: float, inside: float, is_last: bool) -
 
 @compiled
 def least_times(
-    rule: int,
-    first: int,
-    entry: int,
-    batch: float,
-    device: DeviceSeconds,
-    ranks: Ranks,
-    least_EQ: FloatArray,
+    rule: int, first: int, entry: int, batch: float, device: DeviceSeconds, ranks: Ranks, least_EQ: FloatArray,
     before_Q: IntArray,
-) -> None:
+) -> None:  # fmt: skip
     """Fill `least_EQ[end, last]` with the seconds of the split first..end-1 entered at rank `entry`; inf: not allowed.
 
     `before_Q[rank]` becomes the active ramp before `rank` in the best split that holds both.

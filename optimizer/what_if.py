@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from earlyexit.errors import PlanError
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import IN_TIME, MaximizeRate, MinimizeCost, PlanProblem
 from optimizer.problem_shape import MAX_BATCH, MAX_COUNT
 from profiles.table import LatencyTable
 
@@ -70,7 +70,7 @@ def _changed(problem: PlanProblem, axis: Axis, value: float) -> PlanProblem:
             return replace(problem, budget_usd_per_hour=value)
         case "rate_per_s":
             if isinstance(problem.objective, MaximizeRate):
-                return replace(problem, objective=MinimizeCost(rate_per_s=value))
+                return replace(problem, objective=MinimizeCost(rate_per_s=value, in_time=IN_TIME))
             return problem.with_rate(value)
         case "count":
             assert axis.device is not None

@@ -40,39 +40,22 @@ def room_for(count: int) -> Labels:
 @compiled
 def with_more_room(labels: Labels) -> Labels:
     """The same labels in twice the room."""
-    bigger = room_for(2 * labels.whole_LI.shape[0])
-    for label in range(labels.whole_LI.shape[0]):
-        for column in range(5):
-            bigger.whole_LI[label, column] = labels.whole_LI[label, column]
-        for column in range(3):
-            bigger.real_LF[label, column] = labels.real_LF[label, column]
-    return bigger
+    whole_LI, real_LF = labels
+    return Labels(
+        np.concatenate((whole_LI, np.empty_like(whole_LI))), np.concatenate((real_LF, np.empty_like(real_LF)))
+    )
 
 
 @compiled
 def write_label(
-    labels: Labels,
-    head_P: IntArray,
-    label: int,
-    node: int,
-    device: int,
-    used: int,
-    parent: int,
-    move: int,
-    latency_s: float,
-    work_s: float,
-    batches: float,
-) -> None:
+    labels: Labels, head_P: IntArray, label: int, node: int, device: int, used: int, parent: int, move: int,
+    latency_s: float, work_s: float, batches: float,
+) -> None:  # fmt: skip
     """Fill one label, and put it before the others of its node."""
-    labels.whole_LI[label, DEVICE] = device
-    labels.whole_LI[label, USED] = used
-    labels.whole_LI[label, PARENT] = parent
-    labels.whole_LI[label, MOVE] = move
-    labels.whole_LI[label, NEXT] = head_P[node]
-    labels.real_LF[label, LATENCY] = latency_s
-    labels.real_LF[label, WORK] = work_s
-    labels.real_LF[label, BATCHES] = batches
-    head_P[node] = label
+    whole_I, real_F = labels.whole_LI[label], labels.real_LF[label]
+    whole_I[DEVICE], whole_I[USED], whole_I[PARENT], whole_I[MOVE] = device, used, parent, move
+    real_F[LATENCY], real_F[WORK], real_F[BATCHES] = latency_s, work_s, batches
+    whole_I[NEXT], head_P[node] = head_P[node], label
 
 
 @compiled
@@ -115,7 +98,7 @@ def best_labels(head: int, labels: Labels, radix_C: IntArray, limits: Limits, lo
         figures_LF[position, BATCHES] = matters * batches
         label = labels.whole_LI[label, NEXT]
     # A label can be beaten by earlier ones only. Groups share the devices used and the open device.
-    order_L = ordered(np.arange(count), group_L, figures_LF[:, LATENCY], figures_LF[:, WORK])
+    order_L = ordered(group_L, figures_LF[:, LATENCY], figures_LF[:, WORK])
     kept_L = np.empty(count, dtype=np.int64)
     num_kept, first_kept = 0, 0
     for place in range(count):
@@ -144,34 +127,8 @@ def _no_worse(figures_LF: FloatArray, one: int, other: int) -> bool:
 
 
 @compiled
-def ordered(item_L: IntArray, group_I: IntArray, first_I: FloatArray, second_I: FloatArray) -> IntArray:
-    """The items (L) by group, then by the first key, then by the second; keys are looked up by item.
-
-    A merge sort: numba's own argsort takes one key, and long to compile.
-    """
-    count = item_L.size
-    here_L, there_L = item_L.copy(), np.empty(count, dtype=np.int64)
-    width = 1
-    while width < count:
-        for begin in range(0, count, 2 * width):
-            left, right = begin, min(begin + width, count)
-            middle, end = right, min(begin + 2 * width, count)
-            for position in range(begin, end):
-                take_left = left < middle
-                if take_left and right < end:
-                    one, other = here_L[left], here_L[right]
-                    if group_I[one] != group_I[other]:
-                        take_left = group_I[one] < group_I[other]
-                    elif first_I[one] != first_I[other]:
-                        take_left = first_I[one] < first_I[other]
-                    else:
-                        take_left = second_I[one] <= second_I[other]
-                if take_left:
-                    there_L[position] = here_L[left]
-                    left += 1
-                else:
-                    there_L[position] = here_L[right]
-                    right += 1
-        here_L, there_L = there_L, here_L
-        width *= 2
-    return here_L
+def ordered(group_I: IntArray, first_I: FloatArray, second_I: FloatArray) -> IntArray:
+    """Places by group, then by the first key, then by the second."""
+    order_I = np.argsort(second_I, kind="mergesort")
+    order_I = order_I[np.argsort(first_I[order_I], kind="mergesort")]
+    return order_I[np.argsort(group_I[order_I], kind="mergesort")]

@@ -48,11 +48,8 @@ def prices_of(limits: Limits, share_R: FloatArray, price_C: FloatArray) -> float
 
     A device of which there is none may cost anything.
     """
-    num_devices = limits.count_C.size
-    for device in range(num_devices):
-        price_C[device] = share_R[device] / max(limits.count_C[device], 1)
-        price_C[device] += share_R[num_devices] * limits.usd_C[device] / limits.budget
-    latency_share: float = share_R[num_devices + 1]
+    price_C[:] = share_R[:-2] / np.maximum(limits.count_C, 1) + share_R[-2] * limits.usd_C / limits.budget
+    latency_share: float = share_R[-1]
     return latency_share / limits.latency_s
 
 
@@ -105,12 +102,10 @@ def best_prices(
         price_to_end(moves, limits, price_C, price_latency, least_P, best_P)
         if least_P[0] > most:
             most = least_P[0]
-            for row in range(num_devices + 2):
-                best_share_R[row] = share_R[row]
+            best_share_R[:] = share_R
             if most > 1 + 1e-7:
                 break
-        for row in range(num_devices + 2):
-            used_R[row] = 0.0
+        used_R[:] = 0.0
         node = 0
         while node < num_nodes - 1 and least_P[0] < np.inf:
             move = best_P[node]
@@ -122,18 +117,12 @@ def best_prices(
                 moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate + moves.cross_M[move]
             ) / limits.latency_s
             node = moves.to_M[move]
-        highest = 0.0
-        for row in range(num_devices + 2):
-            highest = max(highest, used_R[row])
+        highest = used_R.max()
         if highest <= 0:
             break
-        total = 0.0
-        for row in range(num_devices + 2):
-            dearer = np.exp((used_R[row] - highest) / highest * (step / (1.0 + each / 8.0)))
-            share_R[row] = max(share_R[row] * dearer, LEAST_SHARE)
-            total += share_R[row]
-        for row in range(num_devices + 2):
-            share_R[row] /= total
+        dearer_R = np.exp((used_R - highest) / highest * (step / (1.0 + each / 8.0)))
+        share_R = np.maximum(share_R * dearer_R, LEAST_SHARE)
+        share_R /= share_R.sum()
     return most, best_share_R
 
 
@@ -148,8 +137,8 @@ def affordable_moves(moves: MoveArrays, limits: Limits, share_VR: FloatArray) ->
     for row in range(share_VR.shape[0]):
         price_latency = prices_of(limits, share_VR[row], price_C)
         price_to_end(moves, limits, price_C, price_latency, least_P, best_P)
-        for node in range(num_nodes):
-            from_start_P[node] = np.inf if node else 0.0
+        from_start_P[:] = np.inf
+        from_start_P[0] = 0.0
         for node in range(num_nodes):
             for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
                 target = moves.to_M[move]

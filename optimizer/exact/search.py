@@ -205,12 +205,9 @@ def _cheapest_first(moves: MoveArrays, limits: Limits, prices: PriceRows) -> Rou
             if from_start_P[node] + to_end_M[move] <= WHOLE:
                 kept_M[num_kept] = move
                 num_kept += 1
-    order_M = ordered(kept_M[:num_kept], cell_M, to_end_M, to_end_M)
-    first_of_cell = np.zeros(num_nodes * num_devices + 1, dtype=np.int64)
-    for position in range(num_kept):
-        first_of_cell[cell_M[order_M[position]] + 1] += 1
-    for cell in range(num_nodes * num_devices):
-        first_of_cell[cell + 1] += first_of_cell[cell]
+    kept_M = kept_M[:num_kept]
+    order_M = kept_M[ordered(cell_M[kept_M], to_end_M[kept_M], to_end_M[kept_M])]
+    first_of_cell = np.searchsorted(cell_M[order_M], np.arange(num_nodes * num_devices + 1))
     longest_P = _longest_way(moves, limits, order_M, first_of_cell)
     return Route(to_end_M, order_M, first_of_cell, longest_P)
 

@@ -55,22 +55,12 @@ class Incoming(NamedTuple):
     from_I: IntArray
 
 
-@compiled
 def incoming_moves(moves: MoveArrays) -> Incoming:
     """The same moves by their targets."""
-    num_nodes = moves.first_move_P.size - 1
-    first_P = np.zeros(num_nodes + 1, dtype=np.int64)
-    for move in range(moves.to_M.size):
-        first_P[moves.to_M[move] + 1] += 1
-    first_P = np.cumsum(first_P)
-    place_P = first_P.copy()
-    move_I, from_I = np.empty(moves.to_M.size, np.int64), np.empty(moves.to_M.size, np.int64)
-    for node in range(num_nodes):
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            target = moves.to_M[move]
-            move_I[place_P[target]], from_I[place_P[target]] = move, node
-            place_P[target] += 1
-    return Incoming(first_P, move_I, from_I)
+    nodes_P = np.arange(moves.first_move_P.size)
+    move_I = np.argsort(moves.to_M, kind="mergesort")
+    first_P = np.searchsorted(moves.to_M[move_I], nodes_P)
+    return Incoming(first_P, move_I, np.searchsorted(moves.first_move_P, move_I, side="right") - 1)
 
 
 @compiled

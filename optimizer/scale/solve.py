@@ -151,7 +151,7 @@ class ScaleSearch:
             return None
         if rate is not None:
             bound = self._planes.least_cost(rate, bound.prices)
-            if bound.value > self._most_usd() * (1 + 1e-9):
+            if bound.value > self.problem.most_usd_per_hour * (1 + 1e-9):
                 return None
         self.bound = bound
         walks.cheapest(bound.prices, rate or bound.value)
@@ -169,11 +169,6 @@ class ScaleSearch:
             return self.bound.value
         planes = replace(self._planes, needed=needed, iterations=TIGHTENINGS)
         return min(self.bound.value, max(planes.tightened(self.bound).value, value))
-
-    def _most_usd(self) -> float:
-        there = sum(supply.count * supply.usd_per_hour for supply in self.problem.devices.values())
-        budget = self.problem.budget_usd_per_hour
-        return there if budget is None else min(there, budget)
 
     def plans(self) -> list[Found]:
         """Plans that keep every promise; none where none was found."""
@@ -226,7 +221,7 @@ class ScaleSearch:
         for share in FIRST_SHARES:
             level = self.bound.value * share
             if self._rate_per_s is not None:
-                level = min(self.bound.value / share, self._most_usd())
+                level = min(self.bound.value / share, self.problem.most_usd_per_hour)
             found = self._seek(graph, prices, level, WIDTHS[0], may_split=may_split)
             if found is not None:
                 return found
@@ -263,17 +258,12 @@ class ScaleSearch:
         ways = cheapest_ways(graph.moves, price_C, steer.latency, rate, may_split, may_hop)
         count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
         usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
-        bounds = Bounds(count_C, usd_C, float(self._most_usd()), float(self.problem.slo.limit_s), may_split, may_hop)
-        way = beam_search(
-            graph.moves,
-            incoming_moves(graph.moves),
-            ways,
-            least_devices(graph.moves, len(count_C)),
-            bounds,
-            steer,
-            width,
-            width // 2,
+        bounds = Bounds(
+            count_C, usd_C, float(self.problem.most_usd_per_hour), float(self.problem.slo.limit_s), may_split, may_hop
         )
+        least_PC = least_devices(graph.moves, len(count_C))
+        incoming = incoming_moves(graph.moves)
+        way = beam_search(graph.moves, incoming, ways, least_PC, bounds, steer, width, width // 2)
         found = self._scored(stages_at(graph, way), rate)
         if found is not None:
             self._met.append(found)

@@ -95,8 +95,7 @@ def extended(
             used = labels.whole_LI[label, USED + device]
             free_C[device] = tables.count_C[device] - used
             spent_usd += used * tables.usd_C[device]
-        for column in range(NUM_REALS):
-            now[column] = labels.real_LF[label, column]
+        now[:] = labels.real_LF[label]
         for active in range(2):
             seconds, ramp = block_seconds(tables, block, run, entry, rank), rank
             if active == 1:
@@ -145,8 +144,7 @@ def _branch(
         usd = spent_usd + replicas * tables.usd_C[device]
         if replicas > free_C[device] or usd > cutoffs.usd_per_hour * (1 + SLACK):
             continue
-        for column in range(NUM_REALS):
-            then[column] = now[column]
+        then[:] = now
         if how == HOP:
             _close(tables, then, replicas, after_s, tables.unanswered_Q[rank])
         elif how == CUT:
@@ -176,10 +174,8 @@ def _write_ways(
         if how == CUT and on != device:
             continue
         real_F, whole_I = room.real_LF[count], room.whole_LI[count]
-        for column in range(NUM_REALS):
-            real_F[column] = now[column]
-        for column in range(USED, whole_I.size):
-            whole_I[column] = labels.whole_LI[label, column]
+        real_F[:] = now
+        whole_I[USED:] = labels.whole_LI[label, USED:]
         if how == HOP:
             whole_I[USED + device] += replicas
         whole_I[PARENT], whole_I[HOW], whole_I[ACTIVE] = label, how, active

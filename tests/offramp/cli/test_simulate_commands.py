@@ -32,6 +32,16 @@ def test_requests_one_after_another_take_what_the_profile_says(problem: Path, ca
     assert found["predicted"]["exits"] == {"1": 1.0}
 
 
+def test_the_cheapest_plan_of_a_rate_has_room_for_queues(problem: Path, capsys: Captured) -> None:
+    asked = PROBLEM.replace("count: 1", "count: 4").replace("latency_s: 0.1", "latency_s: 0.009")
+    written(problem, asked.replace("maximize: rate", "minimize: cost, rate_per_s: 5300, in_time: 0"))
+    without = played(capsys, problem, arrivals="poisson:5300")
+    written(problem, asked.replace("maximize: rate", "minimize: cost, rate_per_s: 5300"))
+    found = played(capsys, problem, arrivals="poisson:5300")
+    assert [each["predicted"]["usd_per_hour"] for each in (without, found)] == [6, 9]
+    assert without["simulated"]["in_slo_share"] < 0.98 < 0.99 < found["simulated"]["in_slo_share"]
+
+
 def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, capsys: Captured) -> None:
     given = PROBLEM.replace("ramp_s: [[0.0, 0.0, 0.0]]}", "ramp_s: [[0.0, 0.0, 0.0]], length: 32}")
     written(problem, given)
