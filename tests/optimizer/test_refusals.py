@@ -118,6 +118,7 @@ CASES: dict[str, Case] = {
     **{name: partial(take, given) for group, take in TAKERS.items() for name, given in GOLDEN[group].items()},
     # Plans
     "plan: no stage": lambda: Plan(stages=()),
+    "plan: overlapping splits": lambda: stage(split(0, 2), split(1, 3)),
     "plan: no split": lambda: Stage(device="cpu", replicas=1, splits=()),
     "plan: no replica": lambda: replace(PLAN.stages[0], replicas=0),
     "plan: stops and stays": lambda: replace(PLAN, stages=(PLAN.with_after_answer("stay").stages[0], PLAN.stages[1])),
