@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -213,24 +213,3 @@ def _load(folder: Path) -> EarlyExitModel:
 
 
 MAKERS = {"vision": _image_stream, "text": _text_stream}
-
-
-def main() -> None:
-    """Record what is not there yet, and say how sure the deepest ramp and the first are right."""
-    from argparse import ArgumentParser
-
-    from experiments.kit import show
-
-    parser = ArgumentParser(prog="python -m experiments.apparate.recording", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(KINDS)}; none: all")
-    parser.add_argument("--ramps", choices=get_args(RampKind), default="light")
-    options = parser.parse_args()
-    rows = [
-        (stream.name, stream.kind, len(stream.records), *(1 - stream.records.losses_NR.mean(0))[[0, -1]])
-        for stream in streams(options.names or tuple(KINDS), ramps=options.ramps)
-    ]
-    show("", ("stream", "kind", "inputs", "first ramp agrees", "last ramp agrees"), rows)
-
-
-if __name__ == "__main__":
-    main()

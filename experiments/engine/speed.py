@@ -10,7 +10,6 @@ Minutes: about 3 on one core.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -22,7 +21,6 @@ from typing import get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from deployments.replica.build import build_policy, warm_up
 from earlyexit.backends import BACKENDS, computed_by, open_segments
@@ -58,38 +56,6 @@ def plain_loop(model: EarlyExitModel, batch: int) -> Side:
     return run
 
 
-def transformers_loop(model: EarlyExitModel, batch: int) -> Side:
-    """The same checkpoint in `transformers`' own padded modules: what one would write without Offramp."""
-    from transformers import AutoModel
-
-    encoder = AutoModel.from_pretrained(str(model.info.provenance["backbone"])).eval()
-
-    @torch.inference_mode()
-    def run(encoded: Sequence[Encoded]) -> None:
-        for start in range(0, len(encoded), batch):
-            ids_BT, mask_BT = _pad(encoded[start : start + batch])
-            hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
-            model.head.classify(_mean(hidden_BTD, mask_BT)).argmax(-1).tolist()
-
-    return run
-
-
-def _pad(encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, int64 (B, T)."""
-    ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
-    mask_BT = torch.zeros_like(ids_BT)
-    for row, each in enumerate(encoded):
-        ids_BT[row, : each.length] = torch.from_numpy(each.tensors[0])
-        mask_BT[row, : each.length] = 1
-    return ids_BT, mask_BT
-
-
-def _mean(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The mean over tokens (B, D) of a padded hidden state."""
-    weight_BT1 = mask_BT[:, :, None].float()
-    return ((hidden_BTD.float() * weight_BT1).sum(1) / weight_BT1.sum(1)).to(hidden_BTD.dtype)
-
-
 def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: SegmentRunner | None = None) -> Side:
     """A device that has all inputs queued; every answer must come out."""
     runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
@@ -110,7 +76,6 @@ def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str,
     every = [0, *(ramp + 1 for ramp in ramps), last]
     return {
         "plain loop": partial(plain_loop, model, batch),
-        "transformers, plain loop": partial(transformers_loop, model, batch),
         "engine, stock": partial(engine, model, stock(last, batch), card),
         "engine, early-exit (shrinking batches)": partial(engine, model, early_exit(last, ramps, batch), card),
         "engine, split after block 0": partial(engine, model, cut_at("", [0, 1, last], ramps, batch), card),
@@ -131,7 +96,6 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
     parser.add_argument("--backends", nargs="+", choices=sorted({*BACKENDS} - {"torch"}), default=[])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     card = read_calibration(options.model)
@@ -143,11 +107,6 @@ def main() -> None:
     for side in named.values():
         side(sample[:128])
     found = in_turns({name: partial(_rate, side, sample) for name, side in named.items()}, options.rounds, warm_ups=0)
-    if options.json:
-        rates, spent = ({name: each[figure] for name, each in found.items()} for figure in (RATE, SPENT))
-        told = {"samples_per_s": rates, "processor_ms_per_answer": spent}
-        print(json.dumps({"batch": options.batch, "inputs": len(sample), **told}))
-        return
     tell(f"{len(sample)} inputs, batch {options.batch}, threads {options.threads}, {options.rounds} rounds", found)
 
 

@@ -1,13 +1,12 @@
-"""A decoder's engine alone, with sequences that begin and end: stock, shrinking and constant batches, a peer.
+"""A decoder's engine alone, with sequences that begin and end: stock, shrinking and constant batches.
 
     python -m experiments.generation.speed SmolLM2-135M-Instruct.Q4_1.gguf --data $OFFRAMP_DATA/ag_news/test.csv
 
 One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
 one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
 `--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of leaving tokens alone; so costs
-are real and what is said is not, and all sides say as many tokens. With `--calibrated` the folder's own ramps and
-thresholds decide, and nothing ends an answer but its length. Sides take turns within each round; medians.
-The last table has all numbers at once beside each other. Minutes: about 15 for `--rounds 1 --tokens 16`.
+are real and what is said is not, and all sides say as many tokens. Sides take turns within each round; medians.
+Minutes: about 15 for `--rounds 1 --tokens 16`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from __future__ import annotations
 import time
 import zlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -40,17 +39,11 @@ from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer,
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
-from earlyexit.network.store import load_model
-from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.sequences.memory import PAGE_TOKENS
 from earlyexit.sequences.sequence import Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
-from experiments.kit import show
-from experiments.turns import Figures, Found, in_turns, tell
-from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
-
-# What else makes sequences in one process and without HTTP: the continuous batching of transformers.
+from experiments.turns import Figures, in_turns, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,55 +69,6 @@ class TokenTimes:
     def tpot_s(self) -> float:
         """Of those behind the first."""
         return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
-
-
-class Transformers:
-    """The same checkpoint by `transformers`' own continuous batching (`generate_batch`'s manager)."""
-
-    def __init__(self, source: Path, dtype: FloatName) -> None:
-        from transformers import AutoModelForCausalLM
-
-        where: dict[str, Any] = {"gguf_file": source.name} if source.is_file() else {}
-        folder = source.parent if source.is_file() else source
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=getattr(torch, dtype), **where
-        ).eval()
-
-    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[TokenTimes]:
-        """Make them all."""
-        from transformers import ContinuousBatchingConfig, GenerationConfig
-
-        longest = max(len(job.prompt) + job.tokens for job in jobs)
-        config = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS,
-            num_blocks=(concurrency + 1) * (longest // PAGE_TOKENS + 2),
-            max_batch_tokens=chunk + concurrency,
-            allow_block_sharing=False,
-        )
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-        waiting, made = list(jobs)[::-1], list[TokenTimes]()
-        began: dict[str, float] = {}
-        with self._model.continuous_batching_context_manager(greedy, continuous_batching_config=config) as manager:
-
-            def begin() -> None:
-                job = waiting.pop()
-                now_s = time.perf_counter()
-                name = manager.add_request(
-                    list(job.prompt), max_new_tokens=job.tokens, record_timestamps=True, eos_token_id=-1
-                )
-                began[name] = now_s
-
-            for _ in range(min(concurrency, len(jobs))):
-                begin()
-            while len(made) < len(jobs):
-                result = manager.get_result(timeout=60)
-                assert result is not None, "transformers says nothing any more"
-                assert result.error is None, result.error
-                if result.is_finished():
-                    made.append(TokenTimes(began[result.request_id], list(result.timestamps)))
-                    if waiting:
-                        begin()
-        return made
 
 
 # The engine under one plan.
@@ -236,7 +180,6 @@ class Engine:
                 self.begin(self._jobs.pop(), self._clock.now_s())
 
 
-Side = Engine | Transformers
 SPENT = "ms of processor time per token"
 
 
@@ -271,7 +214,7 @@ def _cut(last: int, ramps: tuple[int, ...], batch: int) -> list[Split]:
     ]
 
 
-def figures(side: Side, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
+def figures(side: Engine, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
     """Of one run of all jobs."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     made = side.run(jobs, concurrency, chunk)
@@ -300,65 +243,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, help="default: twice as many as at once, four at least")
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
-    parser.add_argument("--calibrated", action="store_true", help="the folder's own ramps and thresholds decide")
     parser.add_argument("--fills", nargs="+", choices=get_args(Fill), default=get_args(Fill))
     parser.add_argument("--warm-ups", type=int, default=1, help="rounds before them, that do not count")
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    text, model, policy, ramps = _calibrated(options) if options.calibrated else _scripted(options)
-    peers: dict[str, Side] = {}
-    if _wanted("transformers", options):
-        peers["transformers"] = Transformers(options.model, options.dtype)
-    all_found = dict[int, Found]()
+    text, model = loaded(options)
+    policy, ramps = ScriptedPolicy(options.share), (options.ramp,)
     for concurrency in options.concurrency:
         jobs = jobs_of(options, text, options.sequences or max(4, 2 * concurrency))
-        engines: dict[str, Side] = {
+        engines = {
             name: Engine(model, splits, policy, text, fill=fill)
             for name, (splits, fill) in plans(model.num_blocks, ramps, concurrency, options.fills).items()
-            if _wanted(name, options)
+            if name.startswith(tuple(options.sides))
         }
-        named = engines | peers
-        turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in named.items()}
-        all_found[concurrency] = in_turns(turns, options.rounds, warm_ups=options.warm_ups)
-        tell(
-            f"{concurrency} at once, {len(jobs)} sequences, ramps after {ramps}, {options.dtype}",
-            all_found[concurrency],
-        )
-    _summarize(all_found)
-
-
-def _summarize(found: Mapping[int, Found]) -> None:
-    """The first side's processor time per token over every other's: what they would do per second beside it."""
-    names = list(dict.fromkeys(name for sides in found.values() for name in sides))
-    rows = []
-    for concurrency, sides in found.items():
-        spent_ms = {name: median(figures[SPENT]) for name, figures in sides.items()}
-        base_ms = spent_ms[names[0]]
-        beside = (base_ms / spent_ms[name] if name in spent_ms else None for name in names[1:])
-        rows.append((str(concurrency), base_ms, *beside))
-    columns = ("at once", f"{names[0]}, ms per token", *(f"{name}, x" for name in names[1:]))
-    show("tokens per second of processor time, medians of rounds", columns, rows)
-
-
-def _wanted(name: str, options: Namespace) -> bool:
-    return name.startswith(tuple(options.sides))
-
-
-def _scripted(options: Namespace) -> tuple[Tokenizer, EarlyExitModel, ExitPolicy, tuple[int, ...]]:
-    return *loaded(options), ScriptedPolicy(options.share), (options.ramp,)
-
-
-def _calibrated(options: Namespace) -> tuple[Tokenizer, EarlyExitModel, ExitPolicy, tuple[int, ...]]:
-    """Of `offramp calibrate`; no token ends an answer, so that all sides say as many."""
-    model = load_model(options.model, dtype=getattr(torch, options.dtype))
-    assert isinstance(model.task, TokenTask)
-    model.info = replace(model.info, task=TokenTask(model.task.vocab_size))
-    model.open_memory(max(options.concurrency) * (options.prompt + 2 * options.tokens + 2 * PAGE_TOKENS))
-    card = read_calibration_file(options.model / CALIBRATION_FILE)
-    text = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    policy = make_policy(card.policy, **card.policy_spec().settings)
-    return text, model, policy, tuple(sorted(card.thresholds))
+        turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in engines.items()}
+        found = in_turns(turns, options.rounds, warm_ups=options.warm_ups)
+        tell(f"{concurrency} at once, {len(jobs)} sequences, ramps after {ramps}, {options.dtype}", found)
 
 
 def loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:

@@ -1,6 +1,6 @@
 """Offramp against the servers that one would pick instead, on this machine, the same model behind all of them.
 
-    python -m experiments.peers {clinc150,mpnet,bert-base} [--dtype bfloat16] [--inputs 8]
+    python -m experiments.peers {clinc150,mpnet} [--dtype bfloat16] [--inputs 8]
 
 Measures, plans and sweeps every peer's settings. Then come rounds. In its turn a server
 is alone on the machine: started, warmed up, given a light and a heavier rate, the same for all, and asked for its

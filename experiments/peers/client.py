@@ -51,9 +51,8 @@ class ClientOptions(BaseModel):
     url: str
     """http://host:port."""
     inputs: Path
-    """A line of JSON each: `text`, and `id` where the server looks exits up by it. Sent in turn, again and again."""
+    """A line of JSON each, with the `text`. Sent in turn, again and again."""
     inputs_per_request: int = Field(default=1, ge=1)
-    truncate: bool = False
     rate_per_s: float | None = Field(default=None, gt=0)
     """Requests, Poisson: of a seed the same arrivals at every rate, only faster or slower."""
     concurrency: int | None = Field(default=None, ge=1)
@@ -117,18 +116,10 @@ class LoadResult(BaseModel):
         """Whether or not in time."""
         return self.num_answered / self.duration_s
 
-    @property
-    def cpu_per_request_s(self) -> float:
-        """The client's own processor time per request sent."""
-        return self.cpu_s / self.num_sent if self.num_sent else 0.0
 
-
-def write_inputs(path: Path, texts: Iterable[str], keys: Iterable[str] | None = None) -> Path:
+def write_inputs(path: Path, texts: Iterable[str]) -> Path:
     """What `ClientOptions.inputs` names."""
-    rows = [{"text": text} for text in texts]
-    for row, key in zip(rows, keys or (), strict=keys is not None):
-        row["id"] = key
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
@@ -217,12 +208,10 @@ def _config(options: ClientOptions) -> LoadConfig:
     return LoadConfig(
         url=options.url,
         inputs=[row["text"] for row in rows],
-        keys=[row["id"] for row in rows] if "id" in rows[0] else None,
         num_requests=1 if times_s is None else len(times_s),
         send_times_s=times_s,
         concurrency=options.concurrency,
         inputs_per_request=options.inputs_per_request,
-        truncate=options.truncate,
         timeout_s=options.timeout_s,
         slo_s=options.slo_s,
         seed=options.seed,

@@ -113,7 +113,6 @@ def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loa
             url="",
             inputs=workload.write(drawn, Path(folder) / "inputs.jsonl"),
             inputs_per_request=asked.inputs_per_request,
-            truncate=workload.truncate,
             concurrency=1,
             duration_s=asked.seconds,
             warmup_s=WARM_UP_S + prepared.slo_s,

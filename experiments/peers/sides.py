@@ -22,7 +22,6 @@ from deployments.settings import ServeSettings
 from earlyexit.backends import BackendName
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
-from earlyexit.network.store import read_card
 from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.processes import Server, serving
@@ -326,30 +325,7 @@ def per_input(before: Mapping[str, float], after: Mapping[str, float], num_input
 
 
 def check_answers(workload: Workload, drawn: Sequence[int], answers: Path) -> dict[str, float | None]:
-    """Of a client's file of answers to these texts: how many, and the shares that are right.
-
-    `accuracy` is against true labels, `as_recorded` against the recorded label and exit; None where there are none.
-    """
+    """Of a client's file of answers to these texts: how many, and the share whose labels are true."""
     rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-    pairs = [(drawn[row["input"]], (row["label"], row["exit"])) for row in rows]
-    labels, expected = workload.labels, _recorded(workload)
-    return {
-        "num_inputs": len(pairs),
-        "accuracy": _share([answer[0] == labels[index] for index, answer in pairs] if labels else []),
-        "as_recorded": _share([answer == expected[index] for index, answer in pairs] if expected else []),
-    }
-
-
-def _recorded(workload: Workload) -> list[tuple[str, int]]:
-    """Label and exit of each text; none where exits are computed."""
-    if workload.keys is None:
-        return []
-    names = read_card(workload.folder).label_names
-    outcome = workload.records.outcome(workload.thresholds)
-    assert outcome.answers_N is not None
-    recorded = zip(outcome.answers_N.tolist(), outcome.exits_N.tolist(), strict=True)
-    return [(names[label], exit_block) for label, exit_block in recorded]
-
-
-def _share(rights: Sequence[bool]) -> float | None:
-    return sum(rights) / len(rights) if rights else None
+    right = sum(row["label"] == workload.labels[drawn[row["input"]]] for row in rows)
+    return {"num_inputs": len(rows), "accuracy": right / len(rows) if rows else None}

@@ -26,7 +26,6 @@ COLUMNS = (
     "MiB",
     "cores when idle",
     "accuracy",
-    "as recorded",
 )
 OF_US = (*(name for _, name in PARTS), REST)
 Of = Callable[[Mapping[str, Any]], float | None]
@@ -119,7 +118,6 @@ def _sides(result: Mapping[str, Any]) -> Iterator[str]:
                 _told(spread(each["memory_bytes"] for each in held), ".0f", 1 / MIB),
                 _told(spread(each["idle_cores"] for each in held), ".2f"),
                 _told(_median_of(result, side, lambda turn: turn["answers"]["accuracy"]), ".1%"),
-                _told(_median_of(result, side, lambda turn: turn["answers"]["as_recorded"]), ".1%"),
             )
         )
 

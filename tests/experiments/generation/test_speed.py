@@ -6,7 +6,7 @@ from earlyexit.families.decoder import Llama
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.token import TokenTask
-from experiments.generation.speed import Engine, Job, ScriptedPolicy, figures, plans
+from experiments.generation.speed import Engine, Job, ScriptedPolicy, plans
 from tests.earlyexit.families.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, byte_tokenizer, hf_decoder
 
 JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5), Job((30, 31, 32), 1), Job((5, 6), 6)]
@@ -38,10 +38,3 @@ def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(model: Ea
     assert sorted(len(each.said_s) for each in made) == [1, 3, 4, 5, 6]
     assert all(each.due_s <= each.said_s[0] <= each.said_s[-1] for each in made)
     assert backbone_of(model).memory.use().peak_pages <= 2 * 4
-
-
-def test_a_run_is_told_in_tokens_and_times(model: EarlyExitModel) -> None:
-    engine = Engine(model, PLANS["stock"][0], ScriptedPolicy(0.0), byte_tokenizer())
-    found = figures(engine, JOBS, concurrency=2, chunk=4)
-    assert len(found) == 4
-    assert min(found.values()) > 0

@@ -105,7 +105,7 @@ async def test_the_client_is_a_process_of_its_own_and_says_where_no_server_liste
         options = options_for(tmp_path, server.url, rate_per_s=1000.0, duration_s=0.1)
         result = await asyncio.to_thread(run_client, options)
     assert result.num_answered == result.num_sent == pytest.approx(100, abs=40)
-    assert result.cpu_per_request_s > 0
+    assert result.cpu_s > 0
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(OfframpError, match=f"no server answers at {url}"):
         run_client(options_for(tmp_path, url, rate_per_s=10.0))
