@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.planning.divisions import Fleet, divided, share_of
 from optimizer.chains import SOLVED
 from optimizer.decision import Planned
 from optimizer.evaluate import sought, violations
@@ -141,20 +140,3 @@ def test_plans_of_several_chains_are_no_worse_than_the_best_of_one() -> None:
     one, several = planned(replace(problem, most_chains=1)), planned(replace(problem, most_chains=3))
     assert several.figures.rate_per_s >= one.figures.rate_per_s * (1 - 1e-9)
     assert several.figures.rate_per_s <= several.bound
-
-
-@pytest.mark.parametrize("place", range(7))
-def test_no_division_of_a_few_devices_between_two_models_is_better(place: int) -> None:
-    def on(problem: PlanProblem, counts: tuple[int, ...]) -> PlanProblem:
-        devices = {name: Supply(count=count) for name, count in zip(("T4", "V100"), counts, strict=True) if count}
-        return replace(problem, devices=devices, objective=MaximizeRate(), budget_usd_per_hour=None)
-
-    small = [each for each in map(random_problem, range(120)) if len(each.latency) == 2 and each.num_blocks <= 3]
-    one, other = small[2 * place : 2 * place + 2]
-    fleet = Fleet([on(one, (2, 2)), on(other, (2, 2))], np.array([1.0, 2.0]))
-    best = max(
-        min(best_of_all(on(one, (t4, v100)), 2) or 0.0, (best_of_all(on(other, (2 - t4, 2 - v100)), 2) or 0.0) / 2)
-        for t4, v100 in ((0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1))
-    )
-    bound, chains_M = divided(fleet, 2, seconds=60.0, gap=0.0)
-    assert [share_of(fleet, chains_M), bound] == pytest.approx([best, best], rel=1e-6)

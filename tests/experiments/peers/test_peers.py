@@ -80,7 +80,7 @@ def free_port() -> int:
 
 def options_for(folder: Path, url: str = "http://127.0.0.1:1", **given: Any) -> ClientOptions:
     """Two texts; slow machines must not fail a test, so the SLO is far away."""
-    inputs = write_inputs(folder / "inputs.jsonl", ["on", "off"], ["a", "b"])
+    inputs = write_inputs(folder / "inputs.jsonl", ["on", "off"])
     known = {"url": url, "inputs": inputs, "duration_s": 1.0, "slo_s": 60.0, "timeout_s": 60.0}
     return ClientOptions.model_validate(known | given)
 
