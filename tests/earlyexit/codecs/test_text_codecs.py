@@ -107,9 +107,6 @@ def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
     assert pair.from_json([["a", "b"], ["c", "d"]]) == ([("a", "b"), ("c", "d")], True)
 
 
-TEXTS, PAIRS = "inputs: a text or a list of texts is needed", "inputs: a pair of texts, or a list of pairs, is needed"
-
-
 def test_texts_of_many_characters_leave_the_event_loop(folder: Path) -> None:
     text, pair = text_codec(folder), pair_codec(folder)
     assert not text.is_slow(["a" * 20_000])
@@ -123,6 +120,8 @@ def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:
     assert codec.pruned("a b c", np.array([9.0, 1.0, 5.0, 3.0, 9.0], dtype=np.float16), 1.1) == "b"
     cut = text_codec(folder, max_length=4)
     assert cut.pruned("a b c d", np.array([9.0, 1.0, 5.0, 9.0]), 0.9) == "b c d", "what was cut is not known"
+    pair = pair_codec(folder).pruned(("a b", "c d"), np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0]), 0.4)
+    assert pair == ("a b", "d"), "as one"
 
 
 def whole(folder: Path, text: str, max_length: int) -> list[int]:

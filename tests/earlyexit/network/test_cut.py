@@ -284,8 +284,9 @@ def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitMod
 def test_a_ramp_of_a_plan_that_is_gone_no_input_leaves_without_a_threshold(
     small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
-    runner = TorchRunner(small_model, ConfidencePolicy({1: 0.0}))
-    assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])))) == [1, 1]
+    for policy in (ConfidencePolicy({1: 0.0}), EnsemblePolicy(ConfidencePolicy({1: 0.0}), {3: 0.5})):
+        runner = TorchRunner(small_model, policy)
+        assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])))) == [1, 1]
 
 
 @pytest.mark.parametrize(
