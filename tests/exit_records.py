@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 
 
@@ -29,3 +30,16 @@ def exit_records(
         return ExitRecords.of_answers(answers_NE, **facts)
     losses_NR = np.zeros(scores_NR.shape) if losses_NR is None else np.array(losses_NR, dtype=np.float64)
     return ExitRecords(losses_NR=losses_NR, **facts)
+
+
+def share_card(second: float) -> CalibrationCard:
+    """A calibration by the score `share` with two ramps; `second`: the confidence of the second one."""
+    return CalibrationCard(
+        policy="share",
+        thresholds={0: 0.5, 1: 0.5},
+        confidences={0: 0.7, 1: second},
+        budget=0.05,
+        confidence=0.9,
+        tested={},
+        provenance={},
+    )

@@ -141,7 +141,7 @@ half the SLO). On CPUs, where a batch of eight takes six times as long as one, t
 SLO_FACTOR = 30.0
 """The SLO of plans, in times of the full model on one text: batches of 16 take half of it on processors."""
 INGRESS_PER_S = 1000
-"""About the requests per second that one ingress passes on; replicas beyond that wait (docs/performance.md)."""
+"""About the requests per second that one ingress passes on; replicas beyond that wait (docs/results.md)."""
 REPLICA_BYTES = 340e6
 """Resident memory of a process that has imported torch and Ray Serve, without weights."""
 

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.calibration_file import CalibrationCard
 from optimizer.problem_file import parse_problem, problem_document
-from tests.exit_records import exit_records
+from tests.exit_records import exit_records, share_card
 from tests.optimizer.two_blocks import DOCUMENT
 
 LATENCY = {"V100": {"batch": [1, 2], "block_s": [[0.001] * 2] * 3, "ramp_s": [[0.0] * 2] * 2}}
@@ -71,14 +70,5 @@ def test_a_calibration_goes_with_records_of_its_own_confidences(tmp_path: Path) 
     shares = exit_records(np.zeros((2, 2)), score="share", confidences={0: 0.7, 1: 0.7})
     shares.save(tmp_path / "records.npz")
     survival = {"records": "records.npz", "calibration": "calibration.json"}
-    card = CalibrationCard(
-        policy="share",
-        thresholds={0: 0.5, 1: 0.5},
-        confidences={0: 0.7, 1: 0.7},
-        budget=0.05,
-        confidence=0.9,
-        tested={},
-        provenance={},
-    )
-    (tmp_path / "calibration.json").write_text(card.to_json(), encoding="utf-8")
+    (tmp_path / "calibration.json").write_text(share_card(0.7).to_json(), encoding="utf-8")
     assert parse_problem({**THREE, "survival": survival}, folder=tmp_path).problem.survival_N == (1, 1, 1)

@@ -12,7 +12,6 @@ import numpy as np
 import yaml
 
 from earlyexit.network.boundary import Split
-from optimizer.calibration_file import CalibrationCard
 from optimizer.ensemble import gain
 from optimizer.evaluate import evaluate
 from optimizer.live.changeover import steps
@@ -39,6 +38,7 @@ from optimizer.thresholds import lay_path, learn_then_test
 from optimizer.what_if import Axis, variants, with_batch_limit
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
+from tests.exit_records import share_card
 from tests.optimizer.generation import test_file as generation
 from tests.optimizer.generation.sequences import asking, two_blocks
 from tests.optimizer.live import test_changeover as changeover
@@ -345,16 +345,7 @@ def of_profile(**changed: Any) -> Reader:
 def shares(folder: Path) -> object:
     """Reads a problem whose records and calibration are of other confidences."""
     records = replace(problem_records(), score="share", confidences={0: 0.7, 1: 0.7})
-    card = CalibrationCard(
-        policy="share",
-        thresholds={0: 0.5, 1: 0.5},
-        confidences={0: 0.7, 1: 0.95},
-        budget=0.05,
-        confidence=0.9,
-        tested={},
-        provenance={},
-    )
-    (folder / "c.json").write_text(card.to_json(), encoding="utf-8")
+    (folder / "c.json").write_text(share_card(0.95).to_json(), encoding="utf-8")
     return beside("r.npz", records.save, of_records("calibration: c.json"))(folder)
 
 
