@@ -114,10 +114,12 @@ def _measured(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, float]:
     """
     clock = ProcessorClock()
     began_s = clock.now_s()
-    single = job.model_copy(update={"batches": BATCHES[:1], "repeats": 1})
-    _, points = profile_model(folder, single, clock=clock)
+    backend = "torch" if job.backend == "auto" else job.backend  # to choose is left to the sizes that are served
+    single = job.model_copy(update={"batches": BATCHES[:1], "repeats": 1, "backend": backend})
+    _, points = profile_model(folder, single, one_of_each=True, clock=clock)
     sizes, repeats = affordable(sum(sum(point.seconds) for point in points))
-    profile, _ = profile_model(folder, job.model_copy(update={"batches": sizes, "repeats": repeats}), clock=clock)
+    asked = job.model_copy(update={"batches": sizes, "repeats": repeats})
+    profile, _ = profile_model(folder, asked, one_of_each=True, clock=clock)
     return profile, clock.now_s() - began_s
 
 

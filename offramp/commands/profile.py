@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,10 +108,16 @@ def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int])
 
 
 def profile_model(
-    folder: Path, job: ProfileJob, *, progress: Progress | None = None, clock: Clock | None = None
+    folder: Path,
+    job: ProfileJob,
+    *,
+    one_of_each: bool = False,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
 ) -> tuple[LatencyProfile, tuple[Point, ...]]:
     """Measures a model on this machine, on device and backend like a replica.
 
+    `one_of_each`: of inner blocks that are built alike, only the first is measured, and the others get its times.
     The points are what the profile was computed from. Torch's threads are set for as long. Raises InputError where the
     device, the backend or a length is not to be had.
     """
@@ -129,11 +136,15 @@ def profile_model(
         rng = np.random.default_rng(job.seed)
         segments = open_network(job.backend, model, folder, job.threads)
         live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
-        live.make_ready(splits)
+        measured_as = same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
+        measured = tuple(dict.fromkeys(measured_as.values()))
+        live.make_ready(measured)
         clock = clock or MonotonicClock()
-        points = time_splits(splits, live.prepare, clock=clock, rng=rng, repeats=job.repeats, progress=progress)
+        points = time_splits(measured, live.prepare, clock=clock, rng=rng, repeats=job.repeats, progress=progress)
     finally:
         torch.set_num_threads(threads_before)
+    by_split = {point.timed: point for point in points}
+    every = [replace(by_split[measured], timed=each) for each, measured in measured_as.items()]
     starts, ramps = model.chain.starts, model.ramp_indices
     profile = LatencyProfile(
         model=read_card(folder).name,
@@ -143,10 +154,37 @@ def profile_model(
         backend=computed_by(segments) or job.backend,
         dtype=job.dtype,
         kind="measured",
-        tables=latency_tables(points, model.num_blocks, ramps, starts, context=live.context),
+        tables=latency_tables(every, model.num_blocks, ramps, starts, context=live.context),
         provenance=_provenance(job, model, points, live.context),
     )
     return profile, points
+
+
+def same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> dict[TimedSplit, TimedSplit]:
+    """Returns, for each split, the first one that differs from it only in which block of the same kind it runs."""
+    first: dict[Hashable, TimedSplit] = {}
+
+    def alike(timed: TimedSplit) -> Hashable:
+        split = timed.split
+        blocks = kinds_N[split.first] if split.end == split.first + 1 else (split.first, split.end)
+        return blocks, split.batch, bool(split.ramps), timed.length, timed.further
+
+    return {timed: first.setdefault(alike(timed), timed) for timed in splits}
+
+
+def _block_kinds(model: AnyNetwork) -> list[Hashable]:
+    """Returns one kind per block: the same for inner blocks of equal modules and equal tensors around them.
+
+    The first block and the last are of their own kinds: they also embed, and end the model.
+    """
+    from torch import nn
+
+    modules = getattr(getattr(model, "backbone", None), "blocks", None)
+    kinds: list[Hashable] = list(range(model.num_blocks))
+    if isinstance(modules, nn.ModuleList):
+        for block in range(1, model.num_blocks - 1):
+            kinds[block] = repr(modules[block]), model.boundary(block - 1), model.boundary(block)
+    return kinds
 
 
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:

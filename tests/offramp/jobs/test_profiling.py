@@ -11,6 +11,7 @@ from earlyexit.backends.captured import CapturedSegments, shape_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError
 from earlyexit.network.chain_network import load_network, open_network
+from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.store import save_model
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import noise_text, profile_figures, profile_model, splits_of, write_points
@@ -55,6 +56,19 @@ def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path
     assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
     assert figures["rows"][0]["model_s"] == pytest.approx(profile.at(4).block_s_NB[:, 0].sum())
     assert json.loads(json.dumps(figures)) == figures
+
+
+def test_of_inner_blocks_that_are_built_alike_one_is_measured(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "max_length": 16}
+    save_model(random_model({**sizes, "num_blocks": 5}, ramps=RampOptions(at=(0, 2, 3))), tmp_path)
+    profile, points = profile_model(tmp_path, QUICK, one_of_each=True)
+    # The first block, an inner one and the last; the ramp of the first and of an inner one; the whole model.
+    measured = [(split.first, split.end, split.ramps) for split in dict.fromkeys(each.timed.split for each in points)]
+    assert measured[:6] == [(0, 1, ()), (1, 2, ()), (4, 5, ()), (0, 1, (0,)), (2, 3, (2,)), (0, 5, ())]
+    table = profile.at(4)
+    assert table.block_s_NB[1].tolist() == table.block_s_NB[2].tolist() == table.block_s_NB[3].tolist()
+    assert table.block_s_NB[0].tolist() != table.block_s_NB[1].tolist()
+    assert table.ramp_s_EB[1].tolist() == table.ramp_s_EB[2].tolist()
 
 
 def test_measuring_leaves_the_threads_of_torch_as_they_were(model: Path) -> None:
