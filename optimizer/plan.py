@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice, pairwise
-from typing import Any, Literal
+from typing import Any
 
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
@@ -18,22 +18,6 @@ from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
-
-PlanDispatch = Literal["auto", "work-conserving", "deferred", "filling"]
-"""When devices begin a batch that is not full. `auto`: by what a stage runs on; the others are the engine's own."""
-ON_PROCESSORS = "cpu"
-"""The accelerators that are the machine's own processors."""
-
-
-def dispatch_on(device: str, dispatch: PlanDispatch) -> Dispatch:
-    """Returns what a stage on such accelerators does.
-
-    By `auto` batches fill where processors are shared with the other replicas and with whatever sends them work; an
-    accelerator of its own gains nothing by a wait.
-    """
-    if dispatch == "auto":
-        return "filling" if device == ON_PROCESSORS else "work-conserving"
-    return dispatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +184,7 @@ class Plan:
     """Share of the inputs that each chain serves. The shares are positive and sum to 1."""
     policy: PolicySpec | None = None
     """None where no ramp is active."""
-    dispatch: PlanDispatch = "work-conserving"
+    dispatch: Dispatch = "work-conserving"
     order: OrderSpec = DEFAULT
     """Which of the inputs that wait, at ingresses and in replicas, make the next batch."""
     epoch: int = 0

@@ -15,13 +15,14 @@ from pydantic import Discriminator, Field, Tag
 from cluster.devices import find_device
 from earlyexit.data.images import check_file
 from earlyexit.data.source_file import Source, StrictDocument, read_source
+from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderName, OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_networks
 from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
-from optimizer.plan import Plan, PlanDispatch, PolicySpec, Stage, chains_of, check_own, check_shares
+from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_own, check_shares
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
 DocumentPath = tuple[str | int, ...]
@@ -126,7 +127,7 @@ class PlanDocument(StrictDocument):
     chains: list[ChainDocument] | None = Field(default=None, min_length=1)
     stages: list[StageDocument] | None = Field(default=None, min_length=1)
     policy: PolicyDocument | None = None
-    dispatch: PlanDispatch = "work-conserving"
+    dispatch: Dispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = Field(default=None, ge=1)
     networks: list[int] = Field(default_factory=list)

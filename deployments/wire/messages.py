@@ -23,7 +23,7 @@ from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, Stage, dispatch_on
+from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations
 
 
@@ -67,7 +67,7 @@ class Assignment:
             slot=slot,
             stage=stage,
             policy=plan.policy,
-            dispatch=dispatch_on(stage.device, plan.dispatch),
+            dispatch=plan.dispatch,
             order=plan.order,
             detours=_detours(plan, stage),
             entry=plan.entry,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from earlyexit.backends import BackendName
+from earlyexit.engine.engine import Dispatch
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.processes import PEERS, Server, serving
@@ -40,7 +41,6 @@ from experiments.peers.stock import Dtype
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
 from offramp.demo.plans import Processors
-from optimizer.plan import PlanDispatch
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 
@@ -76,7 +76,7 @@ class Asked:
     sides: tuple[str, ...] = (*OURS, *PEERS)
     backend: BackendName = "auto"
     """Of our sides, as `offramp serve` chooses it; peers' are swept."""
-    dispatch: PlanDispatch = "auto"
+    dispatch: Dispatch = "work-conserving"
     """Of our plans, as `offramp serve` sets it."""
     port: int = 8000
     seed: int = 0

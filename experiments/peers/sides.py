@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.settings import ServeSettings
 from earlyexit.backends import BackendName
 from earlyexit.clock import MonotonicClock
+from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import OfframpError
 from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
@@ -32,7 +33,7 @@ from offramp.demo.plans import Processors, measured_problem
 from offramp.demo.service import hand_control
 from offramp.load.sustained import Bounds, Search
 from optimizer.decision import Strategy
-from optimizer.plan import Plan, PlanDispatch
+from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 
 # What Offramp serves a workload by: plans from a profile of this machine, one per strategy.
@@ -59,7 +60,7 @@ class Prepared:
 
 
 def prepare(
-    workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName, dispatch: PlanDispatch
+    workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName, dispatch: Dispatch
 ) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 

@@ -20,7 +20,7 @@ from offramp.commands.checkpoint import model_folder_of
 from offramp.commands.options import order_option
 from offramp.commands.output import command
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
-from offramp.spec.documents import BUILT_IN, FolderDocument, IngressDocument
+from offramp.spec.documents import FolderDocument, IngressDocument
 from offramp.spec.file import read_service
 from offramp.spec.jobs import ServeJob
 
@@ -59,8 +59,8 @@ def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str],
     else:
         given = asked.model_dump(exclude={"plan", "order", "dispatch"}, exclude_unset=True)
         plan = resolve_plan(asked.plan or "serial", folder, **given)
-    if asked.dispatch is not None or asked.plan in (None, *BUILT_IN):
-        plan = replace(plan, dispatch=asked.dispatch or "auto")
+    if asked.dispatch is not None:
+        plan = replace(plan, dispatch=asked.dispatch)
     if (order := order_option(asked.order)) is not None:
         plan = replace(plan, order=order)
     return application_settings(document.model_copy(update={"model": model.model_copy(update=fields)}), plan)

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.data.strict import StrictDocument
+from earlyexit.engine.engine import Dispatch
 from earlyexit.named import NAME_PATTERN
 from offramp.commands.options import OfOrder
 
@@ -71,9 +72,9 @@ class PlanOptions(StrictDocument, OfOrder):
     """Replicas of the plan."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
-    dispatch: Literal["auto", "work-conserving", "deferred", "filling"] | None = None
-    """When a batch that is not full starts: auto, work-conserving, deferred or filling. None: as a plan file says, else
-    auto: at once below a load of two fifths, above it within one and a half times the batch's own seconds."""
+    dispatch: Dispatch | None = None
+    """When a batch that is not full starts: work-conserving, deferred or filling. None: as a plan file says, else
+    work-conserving, which is at once."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):

@@ -9,9 +9,9 @@ from pydantic import Field
 from cluster.inventory_file import InventoryDocument
 from deployments.settings import PlanningSettings
 from earlyexit.data.source_file import StrictDocument
+from earlyexit.engine.engine import Dispatch
 from earlyexit.named import NAME_PATTERN
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
-from optimizer.plan import PlanDispatch
 from optimizer.plan_file import OrderDocument
 from optimizer.problem_shape import (
     BudgetDocument,
@@ -71,7 +71,7 @@ class PlannerDocument(PartDocument, PlanningSettings):
     """File of the first plan. None: the planner makes it from the exit records."""
     order: OrderDocument | None = None
     """Which waiting inputs form the next batch, as in plan files. None: the plan file's order, else by deadline."""
-    dispatch: PlanDispatch | None = None
+    dispatch: Dispatch | None = None
     """When a batch that is not full starts, as in plan files. None: the plan file's rule, else at once."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use. None: the largest measured one."""

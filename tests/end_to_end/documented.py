@@ -21,7 +21,7 @@ KEPT = ("cd ", "export ", "source ")
 """What a shell remembers; it stands before every command behind it."""
 ELIDED = "..."
 START_S = 600.0
-"""An idle machine takes 20 s. On two slow cores, beside other tests, exports for ONNX Runtime alone take three minutes."""
+"""An idle machine takes 20 s. On two slow cores, beside other tests, exports for ONNX Runtime take three minutes."""
 COMMAND_S = 600.0
 STOP_S = 120.0
 

@@ -3,9 +3,10 @@
 By Little's law, an input that arrives behind n unanswered ones waits n over the service's rate, wherever they queue. So
 answers are in time up to some number of unanswered inputs: the limit. The plan's predicted rate sets the first limit.
 The lateness of inputs that came when the service was nearly full then steers it: every one in time raises it a little,
-every late one lowers it, so that at rest one in a few hundred is late (stochastic approximation of a quantile, Robbins
-and Monro 1951). The reason for the lateness does not matter: stages that share their processors with other work, or a
-plan that promised too much, move the limit as a lost replica does.
+every late one lowers it, so that at rest one in eighty of those is late (stochastic approximation of a quantile,
+Robbins and Monro 1951): a limit that keeps more of them in time refuses more inputs than it saves. The reason for the
+lateness does not matter: stages that share their processors with other work, or a plan that promised too much, move
+the limit as a lost replica does.
 
 The limit counts what inputs cost: their tokens under a plan whose batches are bound by tokens, else 1 each. So a long
 input pays for itself, and no input is refused for being behind a few short ones; where all are equally long, both ways
@@ -20,9 +21,9 @@ import math
 from collections.abc import Sequence
 
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, dispatch_on
+from optimizer.plan import Plan
 
-SAFETY = 0.1
+SAFETY = 0.05
 """Share of the SLO that is not counted on: for what follows the answer, and for what the last inputs did not show."""
 BURST = 0.3
 """Share of the SLO that a plan's rate is not counted on for, before anything is known: a burst after quiet finds stages
@@ -32,7 +33,7 @@ CONTESTED = 0.5
 unless too many are late, and never of one that costs more than so much itself: its own length is why."""
 LATE_SHARE = 0.01
 """So many late are too many, whatever was ahead of them."""
-FALL = 0.05
+FALL = 0.02
 """Share of the limit that a late input takes away."""
 DEEPEST_FALL = 0.3
 """Share that all those take away that are late within an SLO: they are of one batch, or of one disturbance, and what is
@@ -52,6 +53,8 @@ WINDOW = (0.25, 4.0)
 """Seconds and SLOs between leaps, at least: how slow the slow ones are, few inputs do not tell."""
 FADE = 0.75
 """What is left of the counts of late inputs, from one window to the next."""
+ROOM = 0.25
+"""Share of what a plan says is answered in time that is let in, where that is less than its full batches."""
 PLANNED_SHARE = (1 / 16, 4.0)
 """Bounds of what another plan's limit begins at, over what it says: beyond, the two have nothing in common."""
 
@@ -141,27 +144,27 @@ class Admission:
     def _begin(self, plan: Plan, tokens_per_input: float | None) -> None:
         """What the plan says: how costs are counted, and where the limit begins."""
         self.counts_tokens = any(split.tokens is not None for split in plan.splits)
-        expected = plan.predicted.get("tokens_per_input") or tokens_per_input
-        mean_cost = expected if self.counts_tokens else 1.0
-        self._room = self._room_of(plan, mean_cost or None)
-        self._filling = max(mean_cost or 1.0, self._room)
+        mean_cost = (plan.predicted.get("tokens_per_input") or tokens_per_input) if self.counts_tokens else 1.0
         # A plan that was written by hand may predict nothing, or a rate of zero; both leave the rate unknown.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
-        self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
+        expected = (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses
+        self._room = self._room_of(plan, mean_cost or None, expected)
+        self._filling = max(mean_cost or 1.0, self._room)
+        self._planned = max(self._filling, expected)
 
-    def _room_of(self, plan: Plan, mean_cost: float | None) -> float:
+    def _room_of(self, plan: Plan, mean_cost: float | None, expected: float) -> float:
         """What is let in however late it is; the limit never falls below it.
 
-        Stages that wait for full batches need one per replica and split. With fewer inside, every input waits as long
-        as it may: the service is slow because little is let in, and little is let in because it is slow. The same
-        holds where small batches fill the processors: every input that is let in makes the others' batches cheaper.
+        That is a full batch per replica and split. With fewer inside, batches are small or wait to fill: the service
+        is slow because little is let in, and little is let in because it is slow. Where batches need not fill, it is at
+        most a quarter of what is `expected` to be in time: slower stages would else answer nothing in time.
         """
-        one_each = sum(
-            stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits)
-            for stage in plan.stages
-            if dispatch_on(stage.device, plan.dispatch) != "work-conserving"
+        full = sum(
+            stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages
         )
-        return one_each / self._num_ingresses
+        if plan.dispatch == "work-conserving":
+            return min(full / self._num_ingresses, 0.0 if math.isinf(expected) else ROOM * expected)
+        return full / self._num_ingresses
 
     def _fall(self, ahead: float, now_s: float) -> None:
         if math.isinf(self._limit):

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
@@ -127,7 +126,7 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
     settings, ingress, metrics_port = started
     assert settings == ServeSettings(
         model=str(model),
-        plan=replace(stock_plan(3, batch=4), dispatch="auto"),
+        plan=stock_plan(3, batch=4),
         dtype="bfloat16",
         backend="onnx",
         threads_per_replica=3,

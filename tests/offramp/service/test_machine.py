@@ -59,7 +59,7 @@ def test_plan_replicas_and_backend_follow_from_the_profile_and_three_lines_say_s
     said: list[str] = []
     found = settings(folder, said)
     plan: Plan = found.plan
-    assert (plan.dispatch, plan.ramps, {split.batch for split in plan.splits}) == ("auto", (0, 1), {4})
+    assert (plan.dispatch, plan.ramps, {split.batch for split in plan.splits}) == ("work-conserving", (0, 1), {4})
     assert [(stage.device, stage.replicas) for stage in plan.stages] == [("cpu", CORES)]
     assert (found.backend, found.threads_per_replica) == ("onnx", 1)
     assert said[0] == f"profile: {folder / KEPT_FILE}, of today"
@@ -75,7 +75,7 @@ def test_options_override_what_is_chosen(folder: Path) -> None:
     assert (given.plan.dispatch, given.plan.order.name) == ("deferred", "arrival")
     named = settings(folder, plan="stock")
     assert (named.plan.stages[0].replicas, named.plan.splits[0].batch, named.backend) == (1, 32, "torch")
-    assert named.plan.dispatch == "auto"
+    assert named.plan.dispatch == "work-conserving"
 
 
 @pytest.mark.parametrize(

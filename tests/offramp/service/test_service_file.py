@@ -120,8 +120,8 @@ def test_the_order_is_the_plan_files_unless_the_service_says_another(files: File
 def test_the_dispatch_is_the_plan_files_unless_the_service_says_another(files: Files) -> None:
     files.write_plan(replicas=2)
     assert files.read(planner={"plan": "plan.yaml"}).settings.plan.dispatch == "work-conserving"
-    assert files.read(planner={"plan": "plan.yaml", "dispatch": "auto"}).settings.plan.dispatch == "auto"
-    assert files.read(planner={"strategy": "serial", "dispatch": "auto"}).settings.plan.dispatch == "auto"
+    assert files.read(planner={"plan": "plan.yaml", "dispatch": "filling"}).settings.plan.dispatch == "filling"
+    assert files.read(planner={"strategy": "serial", "dispatch": "filling"}).settings.plan.dispatch == "filling"
     assert files.read(planner={"strategy": "serial"}).settings.plan.dispatch == "work-conserving"
 
 

@@ -16,6 +16,8 @@ from deployments.ingress.core.admission import (
     LEAP,
     PLANNED_SHARE,
     RISE,
+    SAFETY,
+    SPARE,
     Admission,
 )
 from earlyexit.engine.engine import Dispatch
@@ -132,7 +134,7 @@ def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_no
 @pytest.mark.parametrize(
     ("refuses", "slowest_s", "times"),
     [
-        pytest.param(True, 0.6, 0.72 / 0.6, id="until-the-slowest-would-have-none"),
+        pytest.param(True, 0.6, SPARE * (1 - SAFETY) / 0.6, id="until-the-slowest-would-have-none"),
         pytest.param(True, 0.1, LEAP, id="no-more-than-twice"),
         pytest.param(True, 0.8, 1.0, id="not-if-the-slowest-had-no-time-to-spare"),
         pytest.param(False, 0.3, 1.0, id="not-where-nothing-was-refused"),
@@ -160,12 +162,24 @@ def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was() -> N
 
 def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None:
     admission = known()
-    for second in range(30):
-        for _ in range(50):
-            admission.answered(1.2, 60, 1, float(second))
-    assert admission.limit == pytest.approx(1.0, abs=0.2)
+    for second in range(0, 16, 4):
+        late(admission, 100 * BEGIN, at_s=float(second))
+        admission.answered(0.1, 60 * LEAP**4, 1, second + 0.1)
+    late(admission, 1, at_s=16.0)
+    assert admission.limit > BEGIN * PLANNED_SHARE[1]
     admission.follow(plan(rate_per_s=1000.0))
-    assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
+    assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[1])
+
+
+def test_where_batches_begin_at_once_there_may_be_a_quarter_of_what_the_plan_says_however_late_they_are() -> None:
+    admission = known()
+    for second in range(300):
+        admission.answered(1.2, 60, 1, float(second))
+    assert admission.limit == pytest.approx(BEGIN / 4)
+    admission.follow(plan(rate_per_s=1000.0))  # but no more than a full batch for every split of every replica
+    for second in range(300, 600):
+        admission.answered(1.2, 600, 1, float(second))
+    assert admission.limit == pytest.approx(2 * 8 + 4 + 8)
 
 
 @pytest.mark.parametrize("dispatch", ["deferred", "filling"])
@@ -181,7 +195,7 @@ def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_split_of_
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
 
 
-@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (1, 2, 27, 28, 30))])
+@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (27, 28, 30))])
 def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for_each_is_inside(
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:
@@ -193,17 +207,7 @@ def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for
     assert tuple(each for each in inside if admission.late_s(8, 0.999, unanswered=each, now_s=60.0)) == refused
 
 
-def test_where_stages_fill_by_what_they_run_on_those_on_processors_have_room() -> None:
-    stages = (
-        Stage(device="cpu", replicas=2, splits=(Split(first=0, end=1, batch=8),)),
-        Stage(device="V100", replicas=1, splits=(Split(first=1, end=3, batch=64),)),
-    )
-    admission = Admission(Plan(stages=stages, dispatch="auto"), slo_s=1.0, num_ingresses=1)
-    admission.follow(Plan(stages=stages, dispatch="auto", predicted={"rate_per_s": 1.0}))
-    assert admission.limit == 2 * 8
-
-
-@pytest.mark.parametrize(("slow", "times"), [(1, 0.72 / 0.6), (2, 1.0)])
+@pytest.mark.parametrize(("slow", "times"), [(1, SPARE * (1 - SAFETY) / 0.6), (2, 1.0)])
 def test_one_slow_answer_of_a_hundred_does_not_keep_the_limit_from_leaping(slow: int, times: float) -> None:
     admission = known()
     admission.late_s(1, 1.0, unanswered=0, now_s=0.0)  # a window begins
