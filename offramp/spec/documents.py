@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, model_validator
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.data.strict import StrictDocument
-from earlyexit.engine.engine import Dispatch
 from earlyexit.named import NAME_PATTERN
 from offramp.commands.options import OfOrder
 
@@ -72,7 +71,7 @@ class PlanOptions(StrictDocument, OfOrder):
     """Replicas of the plan."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
-    dispatch: Dispatch | None = None
+    dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
     """When a batch that is not full starts: work-conserving, deferred or filling. None: as a plan file says, else
     work-conserving, which is at once."""
 
