@@ -286,11 +286,7 @@ def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
 
 def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
     """What a plan carries of its figures; of the mean answer time only where that is sought."""
-    promises = {
-        "rate_per_s": figures.rate_per_s,
-        "latency_s": figures.latency_s,
-        "usd_per_hour": figures.usd_per_hour,
-    }
+    promises = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s, "usd_per_hour": figures.usd_per_hour}
     if isinstance(problem.objective, MinimizeLatency):
         promises |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
     if problem.lengths is not None:
@@ -314,13 +310,19 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
         found.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
     queued_s = queue_s(problem, stages, figures)
     if not figures.latency_s + queued_s <= problem.slo.limit_s * (1 + TOLERANCE):
-        queues = f" and {queued_s * 1e3:.4g} ms in queues" if queued_s else ""
-        found.append(f"takes {figures.latency_s * 1e3:.4g} ms{queues}, {problem.slo.limit_s * 1e3:.4g} ms are allowed")
-    if problem.ramp_budget is not None and figures.ramp_overhead > problem.ramp_budget * (1 + TOLERANCE):
+        queues = f" and {milliseconds(queued_s)} in queues" if queued_s else ""
         found.append(
-            f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
+            f"takes {milliseconds(figures.latency_s)}{queues}, {milliseconds(problem.slo.limit_s)} are allowed"
         )
+    most = problem.ramp_budget
+    if most is not None and figures.ramp_overhead > most * (1 + TOLERANCE):
+        found.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {most:.3%} are allowed")
     return [*found, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time in words; a queue that grows without end takes an endless one."""
+    return f"{seconds * 1e3:.4g} ms" if seconds < np.inf else "an endless time"
 
 
 def queue_s(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> float:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, sought
+from optimizer.evaluate import Evaluation, milliseconds, sought
 from optimizer.generation.steps import demand_of
 from optimizer.networks import part_of, survival_with
 from optimizer.plan import Stage, chains_of
@@ -91,7 +91,7 @@ def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
             yield from _ramps(problem, figures)
     limit_s = problem.slo.limit_s
     if figures.latency_s >= limit_s * (1 - AT_ITS_LIMIT):
-        text = f"the latency of {_milliseconds(figures.latency_s)} is at its limit of {_milliseconds(limit_s)}"
+        text = f"the latency of {milliseconds(figures.latency_s)} is at its limit of {milliseconds(limit_s)}"
         yield Bind(kind="latency", text=text)
     for device, supply in problem.devices.items():
         if supply.count and sum(stage.replicas for stage in stages if stage.device == device) == supply.count:
@@ -180,7 +180,7 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
     """Which promise cannot be kept, and what would do."""
     would_do = []
     if decision.nearest_slo_s is not None:
-        would_do.append(f"the nearest SLO that would do is {_milliseconds(decision.nearest_slo_s)}")
+        would_do.append(f"the nearest SLO that would do is {milliseconds(decision.nearest_slo_s)}")
     if decision.highest_rate_per_s is not None:
         would_do.append(f"the highest rate that would do is {decision.highest_rate_per_s:.6g}/s")
     if decision.more is not None:
@@ -192,15 +192,15 @@ def _binding(problem: PlanProblem, decision: NoPlan) -> str:
     slo = problem.slo
     match decision.binding:
         case "latency":
-            slack = f" ({_milliseconds(slo.limit_s)} after {slo.slack * 100:.4g} % slack)" if slo.slack else ""
-            return f"the SLO of {_milliseconds(slo.latency_s)}{slack} binds"
+            slack = f" ({milliseconds(slo.limit_s)} after {slo.slack * 100:.4g} % slack)" if slo.slack else ""
+            return f"the SLO of {milliseconds(slo.latency_s)}{slack} binds"
         case "devices":
             there = ", ".join(f"{supply.count} {device}" for device, supply in problem.devices.items())
             return f"the devices ({there}) are too few{_for_rate(problem)}"
         case "budget":
             return f"the budget of {problem.budget_usd_per_hour or 0:.2f} USD/h is too small{_for_rate(problem)}"
         case "ttft":
-            return f"the TTFT of {_milliseconds(demand_of(problem).ttft_s or 0)} binds"
+            return f"the TTFT of {milliseconds(demand_of(problem).ttft_s or 0)} binds"
         case "sequences":
             return f"{demand_of(problem).most_running} sequences at a time are too few for any measured batches"
         case "memory":
@@ -211,7 +211,3 @@ def _binding(problem: PlanProblem, decision: NoPlan) -> str:
 
 def _for_rate(problem: PlanProblem) -> str:
     return "" if problem.asked_per_s is None else f" for {problem.asked_per_s:.6g}/s"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Planned
-from optimizer.evaluate import evaluate, loads, queue_s, violations
+from optimizer.evaluate import evaluate, loads, milliseconds, queue_s, violations
 from optimizer.problem import MinimizeCost, PlanProblem
 
 ROOMS = (0.25, 0.4, 0.1, 0.6)
@@ -46,7 +46,7 @@ def solve_in_time(
             continue
         if isinstance(found, Planned):
             figures = evaluate(problem, found.stages, shares=found.figures.shares)
-            note = f"room for queues: planned and proven for {rate_per_s:.6g}/s within {allowed_s * 1e3:.4g} ms"
+            note = f"room for queues: planned and proven for {rate_per_s:.6g}/s within {milliseconds(allowed_s)}"
             others = [each for each in found.candidates if not violations(problem, each, evaluate(problem, each))]
             decision = replace(found, figures=figures, note=note, candidates=tuple(others))
             if not violations(problem, found.stages, figures):

@@ -282,4 +282,8 @@ def test_sums_in_another_order_break_nothing() -> None:
 
 def test_an_endless_wait_breaks_the_slo() -> None:
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
-    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["takes inf ms, 800 ms are allowed"]
+    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["takes an endless time, 800 ms are allowed"]
+    # At 50/s the only replica, which does 36.3636/s, is always busy: its queue grows without end.
+    problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
+    late = "takes 190 ms and an endless time in queues, 800 ms are allowed"
+    assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]
