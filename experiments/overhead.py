@@ -1,6 +1,6 @@
 """Processor time per request by part of Offramp's service, around a model that costs nothing.
 
-    python -m experiments.overhead [--rounds 5] [--fronts haproxy proxy]
+    python -m experiments.overhead [--rounds 5] [--fronts direct haproxy]
 
 At three rates and saturated; medians of rounds. The client shares the machine's cores with the service. Minutes: 2 a
 round and front.
@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
+from deployments.local_ray.cluster import HttpFront
 from deployments.settings import ServeSettings
 from experiments.models import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a load")
     parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
-    parser.add_argument("--fronts", nargs="+", choices=("haproxy", "proxy"), default=["haproxy"])
+    parser.add_argument("--fronts", nargs="+", choices=get_args(HttpFront), default=["auto"])
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -19,6 +19,9 @@ from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
+ON_PROCESSORS = "cpu"
+"""The accelerator type of replicas that run on the machine's own processors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:

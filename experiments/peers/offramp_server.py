@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.local_ray.cluster import LocalCluster
+from deployments.local_ray.cluster import HttpFront, LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.errors import OfframpError
 from experiments.peers.processes import LOGS, Server, running, threads_of
@@ -40,7 +40,7 @@ class OfframpOptions(BaseModel):
     plans: dict[str, dict[str, Any]]
     port: int
     metrics_port: int
-    front: Literal["haproxy", "proxy"] = "haproxy"
+    front: HttpFront = "auto"
 
     @classmethod
     def of(cls, settings: ServeSettings, plans: Mapping[str, Plan], *, port: int, **more: Any) -> Self:
