@@ -100,6 +100,7 @@ FILLING: dict[str, tuple[tuple[tuple[float, float], ...], float, str, str]] = {
     "a full batch": (ALL_BUSY, 0.0, "10 xyzw @2 <1000", "10 start 2:[x y z w]"),
     "waited before": (ALL_BUSY, 0.0, "10 x <1000", "10 start 0:[x]; 12.5 start 2:[x]"),
     "a probe": (ALL_BUSY, 0.0, "10 X @2 <1000", "10 start 2:[X]"),
+    "a probe is a full batch": ((), 0.0, "0 ab; 0 X @2", "0 start 2:[X]; 1 start 0:[a b]; 2 start 2:[a b]"),
     "idle enough": (MOSTLY_IDLE, 0.0, "10 x @2 <13", "10 start 2:[x]"),
     # The waits add half to the 1.9 s: x waits 0.5938 s, 2.5 * (2.85 / (4.9 + 0.5938) - 0.4) of its two.
     "it waits for processors": (MOSTLY_IDLE, 0.25, "10 x @2 <13", "10.5938 start 2:[x]"),
