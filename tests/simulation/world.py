@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 from deployments.controller.act import ControlLoop
@@ -21,6 +21,7 @@ from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, IngressReport, ReplicaReport, assignments_on
+from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
@@ -47,6 +48,7 @@ LAST_TIMEOUT_S = 20.0
 """Of the requests after the faults."""
 COMES_AGAIN = ("overloaded", "admission", "stage_unavailable", "deadline", "cut_short")
 """Outcomes after which a request that came when the faults had stopped is sent again."""
+PATIENT: tuple[Dispatch, ...] = ("filling", "work-conserving", "work-conserving")
 NUM_INGRESSES = 2
 DEVICES = {"emulated:A": 3, "emulated:B": 2}
 POLICY = PolicySpec(name="confidence", thresholds=CALIBRATED)
@@ -439,9 +441,7 @@ class World(Fleet):
             policy=POLICY,
             networks=self.networks,
             # Deferred batches wait as long as deadlines let them, and patient callers have none.
-            dispatch=rng.choice(
-                ("auto", "work-conserving", "auto" if self.is_patient or self.sequences else "deferred")
-            ),
+            dispatch=rng.choice(PATIENT if self.is_patient or self.sequences else get_args(Dispatch)),
             order=OrderSpec(name=rng.choice(("arrival", "deadline", "shortest", "das"))),
         )
 
