@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from earlyexit.errors import InputError, ModelFolderError
@@ -23,11 +24,6 @@ CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"
 KEPT = 8
 """Folders that stay in the cache: when another one is made, those that were served longest ago are removed."""
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder is a checkpoint of `transformers` and no model folder."""
-    return (folder / CONFIG).is_file() and not (folder / CARD_FILE).is_file()
 
 
 def checkpoint_labels(folder: Path) -> tuple[str, ...]:
@@ -71,6 +67,19 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     return tuple(labels[str(each)] for each in range(len(names)))
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Raises ModelFolderError where a checkpoint's tokenizer cannot be loaded; a `tokenizer.json` needs no torch."""
+    from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
+
+    if (folder / TOKENIZER_FILE).is_file():
+        read_tokenizer(folder)
+    else:
+        from earlyexit.network.checkpoint import copy_tokenizer
+
+        with TemporaryDirectory() as scratch:
+            copy_tokenizer(str(folder), Path(scratch))
+
+
 def model_folder_of(model: Path) -> Path:
     """Returns a model's folder; a fine-tuned classifier gets one in the cache, without ramps.
 
@@ -99,6 +108,7 @@ def _take_over(model: Path, labels: tuple[str, ...], folder: Path) -> None:
     from offramp.commands.train import in_place_of
 
     pretrained, family = load_pretrained(str(model))
+    check_tokenizer(model)
     found = add_ramps(
         pretrained,
         name=folder.name,

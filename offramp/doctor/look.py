@@ -27,7 +27,7 @@ from earlyexit.engine.cpu import ISA, WITHOUT_TILES
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, read_card
 from offramp.commands.calibrated import calibrate_command, read_calibration
-from offramp.commands.checkpoint import checkpoint_labels
+from offramp.commands.checkpoint import check_tokenizer, checkpoint_labels
 from offramp.commands.output import command
 from offramp.commands.progress import installed_version
 from offramp.doctor.checks import (
@@ -233,6 +233,7 @@ def _checkpoint(folder: Path) -> Target:
     labels = checkpoint_labels(folder)
     if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
         raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    check_tokenizer(folder)
     words = f"a classifier of transformers, {len(labels)} labels, served as it is"
     return Target(path=str(folder), kind="model", exits_by=command("ramp", folder, "--data", "LOG"), words=words)
 
@@ -268,13 +269,8 @@ def _service(path: Path) -> Target:
     counts = parts.inventory.counts
     gpus = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
     cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return Target(
-        path=str(path),
-        kind="service",
-        words=f"{parts.document.name}, {parts.card.name} on {cluster}",
-        gpus=gpus,
-        port=parts.document.ingress.port,
-    )
+    words, port = f"{parts.document.name}, {parts.card.name} on {cluster}", parts.document.ingress.port
+    return Target(path=str(path), kind="service", words=words, gpus=gpus, port=port)
 
 
 DATA = "OFFRAMP_DATA"
@@ -284,7 +280,7 @@ DEFAULT_PORT = 8000
 def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
     """Everything of this machine; what was `named` on the command line, and further ports that are wanted.
 
-    Ray and torch are not imported.
+    Ray is not imported, torch only for a checkpoint without `tokenizer.json`.
     """
     from deployments.local_ray.cluster import OBJECT_STORE_BYTES
 

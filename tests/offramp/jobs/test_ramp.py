@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from offramp.commands.calibrated import read_calibration
 from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_of
 from offramp.commands.jobs import RampJob
 from offramp.commands.ramp import read_log
+from offramp.doctor.look import look_at_target
 from offramp.spec.jobs import ServeJob
 from tests.earlyexit.families.checkpoints import hf_inputs, hf_model
 from tests.offramp.cli.runs import Captured, printed, run
@@ -90,6 +92,26 @@ def test_labels_count_where_all_rows_have_one_of_the_checkpoints(
     rows = read_log(RampJob(folder=tmp_path, data=tmp_path / "log.csv"), ("bill", "rain"))
     assert rows.labels == (labels if not warning else ("", ""))
     assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        (None, "no fast tokenizer can be loaded from '{folder}': it has no vocabulary"),
+        ("{", "{folder}/tokenizer.json holds no fast tokenizer that can be read: EOF while parsing"),
+    ],
+    ids=["missing", "broken"],
+)
+def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
+    tokenizer: str | None, words: str, checkpoint: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "tuned")
+    file = folder / "tokenizer.json"
+    file.unlink() if tokenizer is None else file.write_text(tokenizer)
+    assert run("serve", folder) == 2
+    refused = capsys.readouterr().err
+    assert words.format(folder=folder) in refused
+    assert str(look_at_target(folder).problem) in refused
 
 
 def test_a_checkpoint_is_served_by_the_plan_stock(
