@@ -119,38 +119,35 @@ def test_a_checkpoint_is_served_by_the_plan_stock(
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
-    serve.run(ServeJob(model=checkpoint))
+    serve.run(ServeJob(model=checkpoint, backend="torch"))
     [settings] = started
     assert [(split.first, split.end, split.ramps) for split in settings.plan.splits] == [(0, 3, ())]
     assert read_card(Path(settings.model)).label_names == ("weather", "bill")
     assert f"for exits: offramp ramp {checkpoint} --data LOG" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("labelled", [False, True], ids=["without labels", "with labels"])
-def test_one_command_makes_calibrates_and_reports_ramps(
-    labelled: bool, checkpoint: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
     saved(tmp_path / "tuned", checkpoint)
-    rows = (f"{text},bill\n" if labelled else f"{text}\n" for text in texts(700))
-    (tmp_path / "log.csv").write_text(
-        "text,label\n"[: 11 if labelled else 4] + ("" if labelled else "\n") + "".join(rows)
-    )
-    out = tmp_path / "ramped"
-    report = printed(capsys, "ramp", tmp_path / "tuned", "--data", tmp_path / "log.csv", "--out", out)
-    card = read_calibration(out)
-    assert (report["rows"], report["thresholds"]) == (700, {str(key): value for key, value in card.thresholds.items()})
-    assert report["tested"]["worst_agreement"] >= 0.99, "what is promised"
-    assert (report["tested"]["full_accuracy"] == 1) == (not labelled), "else the checkpoint is right"
-    model, as_it_is = load_model(out), load_model(model_folder_of(tmp_path / "tuned"))
-    assert model.temperatures_E[-1] == 1, "scores are the checkpoint's"
-    encoded = find_codec(model.info.codec, out).encode(texts(5))
-    assert exit_outputs(model, encoded)[2].equal(exit_outputs(as_it_is, encoded)[2])
-    assert json.loads((out / "profile.json").read_text())["provenance"]["asked"]["ramps"] == [0, 1]
-    assert run("ramp", tmp_path / "tuned", "--data", tmp_path / "log.csv", "--out", out) == 0
-    said = capsys.readouterr().out
-    assert "of the model's processor time; at least 99 % of the answers stay the same, with 90 % confidence" in said
-    assert "of 700 rows: " in said
-    assert ("as labelled" in said) == labelled
+    out, log, rows = tmp_path / "ramped", tmp_path / "log.csv", texts(700)
+    for labelled in (False, True):  # of one size and shape: measured once
+        log.write_text(
+            "text,label\n" + "".join(f"{text},bill\n" for text in rows) if labelled else "\n".join(["text", *rows])
+        )
+        report = printed(capsys, "ramp", tmp_path / "tuned", "--data", log, "--out", out)
+        thresholds = {str(key): value for key, value in read_calibration(out).thresholds.items()}
+        assert (report["rows"], report["thresholds"]) == (700, thresholds)
+        assert report["tested"]["worst_agreement"] >= 0.99, "what is promised"
+        assert (report["tested"]["full_accuracy"] == 1) == (not labelled), "else the checkpoint is right"
+        model, as_it_is = load_model(out), load_model(model_folder_of(tmp_path / "tuned"))
+        assert model.temperatures_E[-1] == 1, "scores are the checkpoint's"
+        encoded = find_codec(model.info.codec, out).encode(texts(5))
+        assert exit_outputs(model, encoded)[2].equal(exit_outputs(as_it_is, encoded)[2])
+        assert json.loads((out / "profile.json").read_text())["provenance"]["asked"]["ramps"] == [0, 1]
+        assert run("ramp", tmp_path / "tuned", "--data", log, "--out", out) == 0
+        said = capsys.readouterr().out
+        assert "of the model's processor time; at least 99 % of the answers stay the same, with 90 % confidence" in said
+        assert "of 700 rows: " in said
+        assert ("as labelled" in said) == labelled
     with (out / WEIGHTS_FILE).open("ab") as weights:
         weights.write(b" ")
     with pytest.raises(ModelFolderError, match=r"calibration.json: ramped .* is not what it was then.*calibrate again"):
