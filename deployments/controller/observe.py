@@ -496,8 +496,8 @@ class Look:
     """Replicas that take calls, per accelerator type."""
 
 
-LOOKS = 2
-"""A replica that was killed alone is back in seconds; a stage that is empty at so many looks is not waited for."""
+EMPTY_S = 30.0
+"""A stage that stays empty for so long is given up. Serve has a replica that died alone back in about 20 s."""
 BELIEVED_S = 60.0
 """Accelerators count as missing for so long; then they are tried again, if Ray still counts them."""
 
@@ -511,20 +511,23 @@ class MissingAccelerators:
     def __init__(self) -> None:
         self._ran: dict[str, int] = {}
         """The most replicas that each type has run at once."""
-        self._looks = 0
-        self._missing: dict[str, tuple[int, int, float]] = {}
-        """By type: accelerators missing, accelerators that Ray counted then, and until when this is believed."""
+        self._empty_s: float | None = None
+        """Since when a type has had fewer replicas than stages."""
+        self._missing: dict[str, tuple[int, int, int, float]] = {}
+        """By type: accelerators that are missing, that ran, that Ray counted, and until when this is believed."""
 
     def left(
         self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan | None, now_s: float
     ) -> dict[str, int]:
         """Returns the accelerators that can be counted on; `placed`: the plan in force, None while it changes."""
-        if placed is not None:
+        if placed is None:
+            self._empty_s = None
+        else:
             self._look(capacity, running, placed, now_s)
         self._missing = {
-            device: (missing, counted, until_s)
-            for device, (missing, counted, until_s) in self._missing.items()
-            if now_s < until_s and capacity.get(device, 0) == counted
+            device: (missing, needed, counted, until_s)
+            for device, (missing, needed, counted, until_s) in self._missing.items()
+            if now_s < until_s and capacity.get(device, 0) == counted and running.get(device, 0) < needed
         }
         return {device: count - self._missing.get(device, (0,))[0] for device, count in capacity.items()}
 
@@ -533,14 +536,14 @@ class MissingAccelerators:
         self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
         stages = Counter(stage.device for stage in placed.plan.stages)
         is_empty = any(running.get(device, 0) < least <= self._ran.get(device, 0) for device, least in stages.items())
-        self._looks = self._looks + 1 if is_empty else 0
-        if self._looks < LOOKS:
+        since_s = now_s if self._empty_s is None else self._empty_s
+        self._empty_s = since_s if is_empty and now_s < since_s + EMPTY_S else None
+        if not is_empty or self._empty_s is not None:
             return
-        self._looks = 0
         for device, needed in placed.occupied.items():
             missing = min(needed - running.get(device, 0), capacity.get(device, 0))
             if missing > 0:
-                self._missing[device] = missing, capacity[device], now_s + BELIEVED_S
+                self._missing[device] = missing, needed, capacity[device], now_s + BELIEVED_S
 
 
 @dataclass(slots=True, eq=False)

@@ -123,7 +123,7 @@ def main() -> None:
     names = on.options.steps.split(",")
     plans = {name: on.best(name) for name in names if name != KILL}
     control = hand_control(on.problem, on.policy, RUNS / "live" / "changes.sqlite")
-    control = control.model_copy(update={"watch_s": PATIENCE_S})  # else a stage that is empty at two looks is given up
+    control = control.model_copy(update={"watch_s": PATIENCE_S})  # else a stage that is empty for 30 s is given up
     settings = on.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
     with served(settings, plans[names[0]], LocalCluster(port=on.options.port)) as service:
         found = asyncio.run(run(on, service, plans, names))

@@ -88,20 +88,35 @@ def test_a_stage_that_has_not_started_yet_is_waited_for() -> None:
     assert [left(missing, WITHOUT_STAGE, at_s) for at_s in (0.0, 2.0, 4.0)] == [6, 6, 6]
 
 
-def test_once_ray_has_noticed_its_own_count_is_taken() -> None:
+def given_up() -> Missing:
+    """What is believed of a stage that was empty from 5 to 35 s."""
     missing = Missing()
-    left(missing, ALL, 0.0)
-    left(missing, WITHOUT_STAGE, 2.0)
-    assert left(missing, WITHOUT_STAGE, 4.0) == 3
-    assert left(missing, ALL, 6.0) == 3
-    assert left(missing, ALL, 8.0, counted=5) == 5
-    assert left(missing, ALL, 10.0) == 6
+    looks = [(ALL, 0.0), *((WITHOUT_STAGE, 5.0 * k) for k in range(1, 8))]
+    assert [left(missing, running, at_s) for running, at_s in looks] == [6] * 7 + [3]
+    return missing
+
+
+def test_a_stage_whose_replica_serve_restarts_within_20_s_is_not_given_up() -> None:
+    missing = Missing()
+    looks = [ALL, *[WITHOUT_STAGE] * 5, ALL, *[WITHOUT_STAGE] * 5, ALL]
+    assert {left(missing, running, 5.0 * k) for k, running in enumerate(looks)} == {6}
+    left(missing, WITHOUT_STAGE, 65.0)
+    missing.left({"cpu": 6}, WITHOUT_STAGE, None, 90.0)  # the plan changes, for which replicas are started
+    assert left(missing, WITHOUT_STAGE, 95.0) == 6
+
+
+def test_once_ray_has_noticed_its_own_count_is_taken() -> None:
+    missing = given_up()
+    assert left(missing, WITHOUT_STAGE, 36.0) == 3
+    assert left(missing, WITHOUT_STAGE, 38.0, counted=5) == 5
+    assert left(missing, WITHOUT_STAGE, 40.0) == 6
+
+
+def test_accelerators_whose_replicas_run_again_are_there_again() -> None:
+    assert left(given_up(), ALL, 40.0) == 6
 
 
 def test_after_a_while_it_is_tried_whether_they_are_back() -> None:
-    missing = Missing()
-    left(missing, ALL, 0.0)
-    left(missing, WITHOUT_STAGE, 2.0)
-    assert left(missing, WITHOUT_STAGE, 4.0) == 3
-    assert left(missing, ALL, 4.0 + BELIEVED_S - 1.0) == 3
-    assert left(missing, ALL, 4.0 + BELIEVED_S) == 6
+    missing = given_up()
+    assert left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S - 1.0) == 3
+    assert left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S) == 6

@@ -155,7 +155,7 @@ async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_
     scene.best = whole(1)
     scene.fleet.replicas["cpu"] = 1
     scene.fleet.is_stuck = True
-    await scene.ticks(1, EASY)
+    await scene.ticks(6, EASY)
     assert scene.said("capacity") == []
     await scene.ticks(1, EASY)
     assert scene.said("capacity") == ["capacity lost: {'cpu': 4} before, {'cpu': 1} now"]
@@ -239,6 +239,16 @@ async def test_an_operators_plan_is_put_in_force_and_held(tmp_path: Path) -> Non
     await scene.loop.replan()
     assert len(scene.asked) == 1
     assert not scene.loop.state.hold
+
+
+async def test_an_operators_plan_is_taken_although_a_type_has_been_empty_for_20_s(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, first=whole(4), best=whole(4))
+    scene.fleet.replicas["cpu"] = 0
+    scene.fleet.is_stuck = True
+    await scene.ticks(5)
+    scene.fleet.is_stuck = False
+    assert (await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY))))["epoch"] == 1
+    assert scene.said("capacity", "suspended") == []
 
 
 async def test_a_hold_ends_where_the_plan_has_lost_its_accelerators(tmp_path: Path) -> None:
