@@ -190,7 +190,6 @@ def test_onnx_runtime_gives_what_torch_gives_in_batches_of_one_two_and_seven(nam
         Segment(first=0, end=middle, ramp=middle - 1),
         Segment(first=middle, end=model.num_blocks, ramp=None),
     )
-    segments.prepare(halves)  # by one process, which needs seconds to begin
     for number in (1, 2, 7):
         piece = piece_of(model, ConfidencePolicy(2.0), inputs_of(model, number))
         for segment in halves:
