@@ -355,7 +355,7 @@ def standing_of(queue: Queue[P], times: ObservedTimes, latest_s: float, *, may_w
         batch_s=times.batch_s(split, sum([member.tokens for member in front])),
         full_each_s=times.batch_s(split, full_tokens) * mean_tokens / full_tokens,
         latest_s=latest_s,
-        may_wait=may_wait and not queue.probe,
+        may_wait=may_wait,
     )
 
 
