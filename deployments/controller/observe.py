@@ -536,10 +536,14 @@ class MissingAccelerators:
         self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
         stages = Counter(stage.device for stage in placed.plan.stages)
         is_empty = any(running.get(device, 0) < least <= self._ran.get(device, 0) for device, least in stages.items())
-        since_s = now_s if self._empty_s is None else self._empty_s
-        self._empty_s = since_s if is_empty and now_s < since_s + EMPTY_S else None
-        if not is_empty or self._empty_s is not None:
+        if not is_empty:
+            self._empty_s = None
             return
+        if self._empty_s is None:
+            self._empty_s = now_s
+        if now_s < self._empty_s + EMPTY_S:
+            return
+        self._empty_s = None
         for device, needed in placed.occupied.items():
             missing = min(needed - running.get(device, 0), capacity.get(device, 0))
             if missing > 0:

@@ -11,11 +11,11 @@ from rich.table import Table
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import has_labels
 from earlyexit.errors import InputError
-from earlyexit.network.store import CARD_FILE, read_card
+from earlyexit.network.store import read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrated import keeps_answers, save_calibration
-from offramp.commands.checkpoint import CONFIG
+from offramp.commands.checkpoint import is_checkpoint
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import command, make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
@@ -47,7 +47,7 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
     """Calibrates a model. Rows of decoders are prompts without labels; models that keep their answers need none."""
     from offramp.commands.calibrate import calibrate  # which needs torch, as records from elsewhere do not
 
-    if (model / CONFIG).is_file() and not (model / CARD_FILE).is_file():
+    if is_checkpoint(model):
         by = command("ramp", model, "--data", data)
         raise InputError(
             f"{model} is a checkpoint of transformers, not a model folder; to give it calibrated exits: {by}"

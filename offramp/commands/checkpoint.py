@@ -26,6 +26,11 @@ KEPT = 8
 """Folders that stay in the cache: when another one is made, those that were served longest ago are removed."""
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Returns whether a folder is a checkpoint of `transformers` and no model folder."""
+    return (folder / CONFIG).is_file() and not (folder / CARD_FILE).is_file()
+
+
 def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     """Returns the labels of a fine-tuned classifier, in the order of its outputs, by its configuration alone.
 

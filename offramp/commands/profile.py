@@ -136,15 +136,15 @@ def profile_model(
         rng = np.random.default_rng(job.seed)
         segments = open_network(job.backend, model, folder, job.threads)
         live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
-        measured_as = same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
-        measured = tuple(dict.fromkeys(measured_as.values()))
+        stand_ins = same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
+        measured = tuple(dict.fromkeys(stand_ins.values()))
         live.make_ready(measured)
         clock = clock or MonotonicClock()
         points = time_splits(measured, live.prepare, clock=clock, rng=rng, repeats=job.repeats, progress=progress)
     finally:
         torch.set_num_threads(threads_before)
-    by_split = {point.timed: point for point in points}
-    every = [replace(by_split[measured], timed=each) for each, measured in measured_as.items()]
+    point_of = {point.timed: point for point in points}
+    every = [replace(point_of[stand_in], timed=timed) for timed, stand_in in stand_ins.items()]
     starts, ramps = model.chain.starts, model.ramp_indices
     profile = LatencyProfile(
         model=read_card(folder).name,

@@ -269,8 +269,13 @@ def _service(path: Path) -> Target:
     counts = parts.inventory.counts
     gpus = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
     cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
-    words, port = f"{parts.document.name}, {parts.card.name} on {cluster}", parts.document.ingress.port
-    return Target(path=str(path), kind="service", words=words, gpus=gpus, port=port)
+    return Target(
+        path=str(path),
+        kind="service",
+        words=f"{parts.document.name}, {parts.card.name} on {cluster}",
+        gpus=gpus,
+        port=parts.document.ingress.port,
+    )
 
 
 DATA = "OFFRAMP_DATA"

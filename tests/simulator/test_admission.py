@@ -170,5 +170,5 @@ def test_a_service_whose_batches_take_now_half_as_long_now_twice_keeps_the_admit
         for k in range(450):
             with_a_change(made, 0.1 * k, partial(slow_down, replica))
     figures = play(made).figures_between(5.0, 45.0)
-    assert kept(figures) >= (0.98 if known_as <= 1 else 0.94)
+    assert kept(figures) >= 0.98
     assert figures.goodput_per_s >= 0.6 * rate_per_s

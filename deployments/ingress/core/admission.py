@@ -53,8 +53,6 @@ WINDOW = (0.25, 4.0)
 """Seconds and SLOs between leaps, at least: how slow the slow ones are, few inputs do not tell."""
 FADE = 0.75
 """What is left of the counts of late inputs, from one window to the next."""
-ROOM = 0.25
-"""Share of what a plan says is answered in time that is let in, where that is less than its full batches."""
 PLANNED_SHARE = (1 / 16, 4.0)
 """Bounds of what another plan's limit begins at, over what it says: beyond, the two have nothing in common."""
 
@@ -144,27 +142,26 @@ class Admission:
     def _begin(self, plan: Plan, tokens_per_input: float | None) -> None:
         """What the plan says: how costs are counted, and where the limit begins."""
         self.counts_tokens = any(split.tokens is not None for split in plan.splits)
-        mean_cost = (plan.predicted.get("tokens_per_input") or tokens_per_input) if self.counts_tokens else 1.0
+        expected = plan.predicted.get("tokens_per_input") or tokens_per_input
+        mean_cost = expected if self.counts_tokens else 1.0
+        self._room = self._room_of(plan, mean_cost or None)
+        self._filling = max(mean_cost or 1.0, self._room)
         # A plan that was written by hand may predict nothing, or a rate of zero; both leave the rate unknown.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
-        expected = (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses
-        self._room = self._room_of(plan, mean_cost or None, expected)
-        self._filling = max(mean_cost or 1.0, self._room)
-        self._planned = max(self._filling, expected)
+        self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
-    def _room_of(self, plan: Plan, mean_cost: float | None, expected: float) -> float:
+    def _room_of(self, plan: Plan, mean_cost: float | None) -> float:
         """What is let in however late it is; the limit never falls below it.
 
-        That is a full batch per replica and split. With fewer inside, batches are small or wait to fill: the service
-        is slow because little is let in, and little is let in because it is slow. Where batches need not fill, it is at
-        most a quarter of what is `expected` to be in time: slower stages would else answer nothing in time.
+        Stages that wait for full batches need one per replica and split. With fewer inside, every input waits as long
+        as it may: the service is slow because little is let in, and little is let in because it is slow.
         """
-        full = sum(
+        if plan.dispatch == "work-conserving":
+            return 0.0
+        one_each = sum(
             stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages
         )
-        if plan.dispatch == "work-conserving":
-            return min(full / self._num_ingresses, 0.0 if math.isinf(expected) else ROOM * expected)
-        return full / self._num_ingresses
+        return one_each / self._num_ingresses
 
     def _fall(self, ahead: float, now_s: float) -> None:
         if math.isinf(self._limit):

@@ -170,10 +170,11 @@ def test_a_plan_file_and_what_the_planner_printed_are_the_same_plan(
 
 
 def test_more_than_the_plan_does_is_dropped_and_said(problem: Path, capsys: Captured) -> None:
-    found = played(capsys, problem, "--strategy", "stock", arrivals="uniform:4000")
+    settled = ("--duration", 6, "--warm-up", 4)  # the queue grows no more
+    found = played(capsys, problem, "--strategy", "stock", *settled, arrivals="uniform:4000")
     simulated = found["simulated"]
     assert simulated["offered_per_s"] == pytest.approx(4000)
-    assert 1500 < simulated["goodput_per_s"] <= 2100  # what came before these two seconds is answered too
+    assert 1500 < simulated["goodput_per_s"] <= 2000
     assert simulated["drops"]["admission"] > 1000
     assert found["notes"][-1].startswith("4000.0 inputs/s are offered, more than the 2000.0/s that the plan does")
     assert run("simulate", problem, "--arrivals", "uniform:4000", "--duration", 2, "--strategy", "stock") == 0

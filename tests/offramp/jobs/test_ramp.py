@@ -119,7 +119,7 @@ def test_a_checkpoint_is_served_by_the_plan_stock(
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
-    serve.run(ServeJob.model_validate({"model": checkpoint, "backend": "torch"}))
+    serve.run(ServeJob(model=checkpoint))
     [settings] = started
     assert [(split.first, split.end, split.ramps) for split in settings.plan.splits] == [(0, 3, ())]
     assert read_card(Path(settings.model)).label_names == ("weather", "bill")

@@ -162,24 +162,12 @@ def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was() -> N
 
 def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None:
     admission = known()
-    for second in range(0, 16, 4):
-        late(admission, 100 * BEGIN, at_s=float(second))
-        admission.answered(0.1, 60 * LEAP**4, 1, second + 0.1)
-    late(admission, 1, at_s=16.0)
-    assert admission.limit > BEGIN * PLANNED_SHARE[1]
+    for second in range(30):
+        for _ in range(50):
+            admission.answered(1.2, 60, 1, float(second))
+    assert admission.limit == pytest.approx(1.0, abs=0.2)
     admission.follow(plan(rate_per_s=1000.0))
-    assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[1])
-
-
-def test_where_batches_begin_at_once_there_may_be_a_quarter_of_what_the_plan_says_however_late_they_are() -> None:
-    admission = known()
-    for second in range(300):
-        admission.answered(1.2, 60, 1, float(second))
-    assert admission.limit == pytest.approx(BEGIN / 4)
-    admission.follow(plan(rate_per_s=1000.0))  # but no more than a full batch for every split of every replica
-    for second in range(300, 600):
-        admission.answered(1.2, 600, 1, float(second))
-    assert admission.limit == pytest.approx(2 * 8 + 4 + 8)
+    assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
 
 
 @pytest.mark.parametrize("dispatch", ["deferred", "filling"])
@@ -195,7 +183,7 @@ def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_split_of_
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
 
 
-@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (27, 28, 30))])
+@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (1, 2, 27, 28, 30))])
 def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for_each_is_inside(
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:

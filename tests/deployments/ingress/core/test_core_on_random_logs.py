@@ -79,6 +79,7 @@ def test_where_no_tokens_bound_batches_lengths_change_nothing(seed: int) -> None
 
 
 def test_and_nothing_has_changed_since_inputs_alone_were_counted() -> None:
-    """The sum is that of the core before tokens were known, but that inputs sent again have their old place."""
+    """The sum is that of the core before tokens were known, but that inputs sent again have their old place, and
+    that late inputs lower the limit of admission by less."""
     told = "\n".join(words for seed in range(50) for words in RandomLog(seed, with_lengths=False).run())
     assert hashlib.sha256(told.encode()).hexdigest()[:16] == "94ee88420a6b6d3a"
