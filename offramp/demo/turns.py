@@ -191,11 +191,11 @@ def table_of(title: str, ran: Mapping[str, Ran], *, time_scale: float = 1.0) -> 
     Processor time is told only where the processors are what computes.
     """
     processors = time_scale == 1.0
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))  # 80 characters
     blocks = range(1, len(next(iter(ran.values())).batch_at_block))
-    spent = ("CPU ms\nper answer",) if processors else ()
-    batches = ("batch at\nblock 0", *(f"\n{block}" for block in blocks))
-    columns = ("plan", "in\ntime", "in time\nper s", "p50\nms", "p99\nms", *spent, "as full\nmodel", *batches)
+    spent = ("CPU\nms per\nanswer",) if processors else ()
+    batches = ("batch,\nblock\n0", *(f"\n\n{block}" for block in blocks))
+    columns = ("plan", "in\ntime", "in\ntime\nper s", "p50\nms", "p99\nms", *spent, "as\nfull\nmodel", *batches)
     for column in columns:
         table.add_column(column, justify="left" if column == "plan" else "right")
     for name, each in ran.items():
