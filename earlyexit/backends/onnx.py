@@ -6,6 +6,7 @@ piece: the graph takes the layout's index tensors as inputs beside the values, a
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -196,10 +197,14 @@ class OnnxSegments(SegmentRunner):
 
     def prepare(self, segments: Collection[Segment]) -> None:
         """Open a session for each, for seconds each if it was never exported; others may run at the same time."""
-        missing = {segment: path for segment in segments if not (path := self.file(segment)).is_file()}
-        if missing:
-            export_elsewhere(self._model, missing)
+        if self._missing(segments):
+            with _alone(self._cache):
+                if missing := self._missing(segments):
+                    export_elsewhere(self._model, missing)
         self._sessions.prepare(segments)
+
+    def _missing(self, segments: Collection[Segment]) -> dict[Segment, Path]:
+        return {segment: path for segment in segments if not (path := self.file(segment)).is_file()}
 
     def file(self, segment: Segment) -> Path:
         """Where the segment's export is kept; the name changes with whatever changes its content."""
@@ -227,6 +232,15 @@ class OnnxSegments(SegmentRunner):
         if not path.is_file():
             export(self._model, segment, path)
         return open_session(self._runtime, path, providers=self._providers, num_threads=self._num_threads)
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Lets one process at a time export into a folder: replicas that start together need the same files."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
 
 
 def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:

@@ -241,6 +241,39 @@ def export_here(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
         export(model, segment, path)
 
 
+def test_replicas_that_start_together_export_every_segment_once(
+    model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported: list[Path] = []
+    both_ask = threading.Barrier(2)
+
+    def export_slowly(_: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
+        both_ask.wait(timeout=60)  # the other replica has found no file either
+        exported.extend(files.values())
+        for path in files.values():
+            path.write_bytes(b"")
+
+    monkeypatch.setattr(onnx_backend, "export_elsewhere", export_slowly)
+    monkeypatch.setattr(onnx_backend, "open_session", lambda *_, **__: object())
+    wanted = [Segment(first=0, end=1, ramp=None), Segment(first=1, end=2, ramp=None)]
+    first, second = (OnnxSegments(model, cache=tmp_path) for _ in range(2))
+    missing = second._missing
+
+    def seen(segments: Sequence[Segment]) -> dict[Segment, Path]:
+        found = missing(segments)
+        if found:
+            both_ask.wait(timeout=60)
+        return found
+
+    monkeypatch.setattr(second, "_missing", seen)
+    other = threading.Thread(target=second.prepare, args=(wanted,))
+    other.start()
+    first.prepare(wanted)
+    other.join()
+    assert sorted(exported) == sorted(map(first.file, wanted))
+    assert all(map(second.is_ready, wanted))
+
+
 def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_where_it_is_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
