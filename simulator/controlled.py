@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +33,7 @@ from simulator.inputs import Decisions, IntArray, Probing, recorded
 from simulator.outcome import Outcome
 from simulator.scenario import FloatArray, Scenario
 from simulator.service import SimulatedService
-from simulator.simulate import Progress, gather, play
+from simulator.simulate import gather, play
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,55 +46,10 @@ class _At:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaDies(_At):
-    """A replica's process ends; nothing happens if its stage has no such replica then."""
+class Fault(_At):
+    """What goes wrong, or right again, at a time: a call of the fleet, such as `fleet.die("split-cpu-0")`."""
 
-    slot: str
-    rank: int = 0
-    """0: the replica that has run for longest."""
-
-    def happen(self, fleet: SimulatedFleet) -> None:
-        if (replica := fleet.replica_at(self.slot, self.rank)) is not None:
-            fleet.die(replica)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSlows(_At):
-    """A replica takes `slowness` times as long as its profile says; 1: it is healthy again."""
-
-    slot: str
-    rank: int = 0
-    slowness: float
-
-    def happen(self, fleet: SimulatedFleet) -> None:
-        if (replica := fleet.replica_at(self.slot, self.rank)) is not None:
-            fleet.slow(replica, self.slowness)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorsLost(_At):
-    """Accelerators of a type are lost, with the replicas on them; a dead node loses all of its own."""
-
-    device: str
-    numbers: tuple[int, ...]
-    """From 0 on; replicas take the lowest free one, a plan's first stage first."""
-
-    def happen(self, fleet: SimulatedFleet) -> None:
-        fleet.lose(self.device, self.numbers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorsBack(_At):
-    """Lost accelerators are there again, empty."""
-
-    device: str
-    numbers: tuple[int, ...]
-
-    def happen(self, fleet: SimulatedFleet) -> None:
-        fleet.bring_back(self.device, self.numbers)
-
-
-Fault = ReplicaDies | ReplicaSlows | AcceleratorsLost | AcceleratorsBack
+    happen: Callable[[SimulatedFleet], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -277,7 +232,6 @@ def simulate_controlled(
     faults: tuple[Fault, ...] = (),
     closed: Closed | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> Controlled:
     """Serve the scenario's requests, beginning with its plan, while the controller plans anew and things go wrong.
 
@@ -289,7 +243,7 @@ def simulate_controlled(
         raise DataError(f"{len(control.records)} records of {scenario.decisions.num_rows} rows of decisions")
     made = _Run(scenario, control, closed, seed)
     with closing(made.time), closing(made.history):
-        return made.run(faults, progress)
+        return made.run(faults)
 
 
 class _Run:
@@ -326,7 +280,7 @@ class _Run:
         control, rng = self._control, random.Random(f"{seed} {index}")
         return Probing(control.records, self._scenario.rows_N, control.probe_share, rng)
 
-    def run(self, faults: tuple[Fault, ...], progress: Progress | None) -> Controlled:
+    def run(self, faults: tuple[Fault, ...]) -> Controlled:
         self._fleet.boot()
         for fault in faults:
             self._events.at(fault.at_s, CONTROLS, fault.happen, self._fleet)
@@ -338,7 +292,7 @@ class _Run:
         if self._load is not None:
             self._load.begin()
         self._events.at(self._scenario.duration_s, CONTROLS, self._end_when_done)
-        interrupted = play(self._service, progress=progress).interrupted
+        interrupted = play(self._service).interrupted
         return self._gather(gather(self._service, interrupted=interrupted, ended_s=self._ended_s))
 
     def _control_loop(self) -> ControlLoop:

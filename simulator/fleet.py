@@ -200,19 +200,29 @@ class SimulatedFleet(Fleet):
         noticed_s = self._events.time_s - self._delays.lost_s
         return {device: each.counted(noticed_s) for device, each in self._accelerators.items()}
 
-    def die(self, replica: SimulatedReplica) -> None:
-        """End a replica's process: its inputs start again elsewhere, and Serve starts another replica."""
+    def die(self, slot: str, rank: int = 0) -> None:
+        """End the process of a stage's replica, if it has so many; 0: the one that has run for longest.
+
+        Its inputs start again elsewhere, and Serve starts another replica.
+        """
+        for replica in self._at(slot, rank):
+            self._die(replica)
+
+    def _die(self, replica: SimulatedReplica) -> None:
         self.say(f"{replica.name} dies")
         self._accelerators[replica.device].release(replica)
         self._service.kill(replica)
         self._later(self._delays.notice_s, self._reconcile, replica.device)
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Remove accelerators, with the replicas that run or start on them."""
+        """Remove accelerators, with the replicas that run or start on them.
+
+        Replicas take the lowest free number, those of a plan's first stage first.
+        """
         self.say(f"{device} {', '.join(map(str, numbers))} lost")
         for holder in self._accelerators[device].lose(numbers, self._events.time_s):
             if isinstance(holder, SimulatedReplica):
-                self.die(holder)
+                self._die(holder)
             elif isinstance(holder, _Start):
                 self._starts.remove(holder)
                 self._later(self._delays.notice_s, self._reconcile, holder.device)
@@ -223,15 +233,15 @@ class SimulatedFleet(Fleet):
         self._accelerators[device].bring_back(numbers)
         self._place()
 
-    def slow(self, replica: SimulatedReplica, slowness: float) -> None:
-        """Have a replica take so many times as long as its profile says."""
-        self.say(f"{replica.name} takes {slowness:g} times as long")
-        self._service.slow(replica, slowness)
+    def slow(self, slot: str, rank: int, slowness: float) -> None:
+        """Have a stage's replica take so many times as long as its profile says; 1: it is healthy again."""
+        for replica in self._at(slot, rank):
+            self.say(f"{replica.name} takes {slowness:g} times as long")
+            self._service.slow(replica, slowness)
 
-    def replica_at(self, slot: str, rank: int) -> SimulatedReplica | None:
-        """Returns a stage's replica by how long it has run, the longest first; None if there are not so many."""
-        replicas = self._service.slots[slot].replicas if slot in self._service.slots else []
-        return replicas[rank] if rank < len(replicas) else None
+    def _at(self, slot: str, rank: int) -> list[SimulatedReplica]:
+        """Returns a stage's replica by how long it has run; none if there are not so many."""
+        return self._service.slots[slot].replicas[rank : rank + 1] if slot in self._service.slots else []
 
     def _reconcile(self, device: str) -> None:
         """Start replicas that a type lacks; of too many, give up those that have not started, then stop the newest."""

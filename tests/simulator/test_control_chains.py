@@ -12,7 +12,7 @@ from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
-from simulator.controlled import Control, Controlled, Order, ReplicaDies, simulate_controlled
+from simulator.controlled import Control, Controlled, Fault, Order, simulate_controlled
 from simulator.scenario import Scenario
 from tests.simulator import controlled_cases
 from tests.simulator.controlled_cases import EASY, HARD, POLICY, control, evenly
@@ -102,7 +102,7 @@ def test_the_cascade_is_taken_when_the_small_network_returns_enough_and_left_whe
 
 @pytest.mark.parametrize("slot", ["split-cpu-0", "split-cpu-1"], ids=["small", "large"])
 def test_the_inputs_of_a_dead_replica_of_either_network_are_answered_by_others(slot: str) -> None:
-    died = (ReplicaDies(at_s=10.01, slot=slot, rank=1),)
+    died = (Fault(at_s=10.01, happen=lambda fleet: fleet.die(slot, 1)),)
     result = simulate_controlled(scenario(CASCADE, (0.6,), 30.0, 120.0), steered(0.6, hold=True), faults=died)
     assert result.outcome.figures().answered == 3600
     check_outcomes(result)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from simulator.controlled import AcceleratorsLost, Closed, Mix, ReplicaDies, rows_in_turn, simulate_controlled
+from simulator.controlled import Closed, Fault, Mix, rows_in_turn, simulate_controlled
 from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
 
 
@@ -34,7 +34,7 @@ def test_inputs_are_of_the_mix_that_is_on() -> None:
 def test_refused_inputs_come_again_after_a_pause() -> None:
     closed = Closed(in_flight=2, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),), pause_s=0.5)
     made = scenario(whole(4), np.zeros(0), closed.rows_N, duration_s=20.0, admission=False)
-    lost = (AcceleratorsLost(at_s=5.0, device="cpu", numbers=(0, 1, 2, 3)),)
+    lost = (Fault(at_s=5.0, happen=lambda fleet: fleet.lose("cpu", (0, 1, 2, 3))),)
     outcome = simulate_controlled(made, control(problem(0.0)), closed=closed, faults=lost).outcome
     refused_N = outcome.drop_N >= 0
     assert refused_N.sum() < 2 * 15 / 0.5 + 2
@@ -60,4 +60,4 @@ def test_mixes_begin_at_once_and_one_after_the_other(begins_s: tuple[float, ...]
 
 def test_a_fault_happens_at_a_time() -> None:
     with pytest.raises(DataError, match="at_s must be a finite number"):
-        ReplicaDies(at_s=-1.0, slot="split-cpu-0")
+        Fault(at_s=-1.0, happen=lambda fleet: fleet.die("split-cpu-0"))

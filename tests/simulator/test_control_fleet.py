@@ -40,9 +40,7 @@ def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
         return [(report.replica.removeprefix("split-"), report.slot) for report in now(fleet.replica_reports())]
 
     assert stages() == [("cpu#0", FIRST), ("cpu#1", SECOND), ("cpu#2", SECOND)]
-    victim = fleet.replica_at(FIRST, 0)
-    assert victim is not None
-    fleet.die(victim)
+    fleet.die(FIRST)
     assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND)], "no stage is left without a replica"
     service.events.run_out()
     assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND), ("cpu#3", SECOND)]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
+from operator import methodcaller
 
 import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
 from simulator.controlled import (
-    AcceleratorsBack,
-    AcceleratorsLost,
     Control,
     Controlled,
     Fault,
     Mix,
     Order,
-    ReplicaDies,
-    ReplicaSlows,
     rows_in_turn,
     simulate_controlled,
 )
@@ -75,7 +72,7 @@ def test_a_change_over_moves_replicas_to_other_stages_and_loses_nothing() -> Non
 
 
 def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
-    died = (ReplicaDies(at_s=10.01, slot=FIRST, rank=1),)
+    died = (Fault(at_s=10.01, happen=lambda fleet: fleet.die(FIRST, 1)),)
     made = scenario(whole(3), evenly(200, 30), rows(0.6), duration_s=30.0)
     result = simulate_controlled(made, control(problem(0.6), hold=True), faults=died)
     assert "10.01 split-cpu#1 dies" in seconds(result.done)
@@ -85,7 +82,7 @@ def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
 
 
 def test_a_straggler_is_found_and_gets_no_work() -> None:
-    slow = (ReplicaSlows(at_s=20.0, slot=FIRST, rank=2, slowness=3.0),)
+    slow = (Fault(at_s=20.0, happen=lambda fleet: fleet.slow(FIRST, 2, 3.0)),)
     made = scenario(whole(4), evenly(200, 60), rows(0.0), duration_s=60.0)
     result = simulate_controlled(made, control(problem(0.0)), faults=slow)
     (words,) = result.words("straggler")
@@ -100,8 +97,8 @@ def test_a_straggler_is_found_and_gets_no_work() -> None:
 
 def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() -> None:
     made = scenario(halves(2, 2), evenly(150, 120), rows(0.6), duration_s=120.0)
-    lost = AcceleratorsLost(at_s=30.0, device="cpu", numbers=(2, 3))
-    back = AcceleratorsBack(at_s=90.0, device="cpu", numbers=(2, 3))
+    lost = Fault(at_s=30.0, happen=lambda fleet: fleet.lose("cpu", (2, 3)))
+    back = Fault(at_s=90.0, happen=lambda fleet: fleet.bring_back("cpu", (2, 3)))
     result = simulate_controlled(made, control(problem(0.6)), faults=(lost, back))
     assert [(plan.reason, plan.at_s) for plan in result.plans if plan.outcome == "in force"] == [
         ("start", 0.0),
@@ -143,16 +140,13 @@ def random_faults(rng: random.Random) -> tuple[Fault, ...]:
     for _ in range(rng.randint(2, 8)):
         at_s, slot, rank = rng.uniform(0, 40), rng.choice((FIRST, SECOND)), rng.randint(0, 3)
         numbers = tuple(rng.sample(range(4), rng.randint(1, 4)))
-        faults.append(
-            rng.choice(
-                (
-                    ReplicaDies(at_s=at_s, slot=slot, rank=rank),
-                    ReplicaSlows(at_s=at_s, slot=slot, rank=rank, slowness=rng.uniform(1.0, 4.0)),
-                    AcceleratorsLost(at_s=at_s, device="cpu", numbers=numbers),
-                    AcceleratorsBack(at_s=at_s, device="cpu", numbers=numbers),
-                )
-            )
+        happens = (
+            methodcaller("die", slot, rank),
+            methodcaller("slow", slot, rank, rng.uniform(1.0, 4.0)),
+            methodcaller("lose", "cpu", numbers),
+            methodcaller("bring_back", "cpu", numbers),
         )
+        faults.append(Fault(at_s=at_s, happen=rng.choice(happens)))
     return tuple(faults)
 
 
