@@ -39,26 +39,15 @@ FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 """About the time in which a killed replica is replaced; waiting longer gains nothing."""
 
-ERRORS_BY_KIND: dict[str, type[OfframpError]] = {
-    "unauthorized": UnauthorizedError,
-    "unknown_model": UnknownModelError,
-    "payload_too_large": PayloadTooLargeError,
-    "unprocessable_input": UnprocessableInputError,
-    "plan": PlanError,
-    "data": DataError,
-    "model_folder": ModelFolderError,
-    "deadline": DeadlineError,
-    "execution": ExecutionError,
-}
+_ERRORS: tuple[type[OfframpError], ...] = (
+    *(UnauthorizedError, UnknownModelError, PayloadTooLargeError, UnprocessableInputError, PlanError, DataError),
+    *(ModelFolderError, DeadlineError, ExecutionError),
+)
+"""Errors that answers name; of those with one status, the first is what a status alone means."""
+ERRORS_BY_KIND = {each("").kind: each for each in _ERRORS}
+_ERRORS_BY_STATUS = {each.http_status: each for each in reversed(_ERRORS) if each is not ExecutionError}
 OPENAI_CODES = {"invalid_api_key": "unauthorized", "model_not_found": "unknown_model"}
 """OpenAI's names of our kinds of errors; other names are the same."""
-_ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
-    401: UnauthorizedError,
-    404: UnknownModelError,
-    413: PayloadTooLargeError,
-    422: UnprocessableInputError,
-    504: DeadlineError,
-}
 
 
 class Prediction:

@@ -13,15 +13,15 @@ from rich.text import Text
 
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import make_table, show
-from offramp.doctor.checks import Finding, examine, has_failed
-from offramp.doctor.look import look
+from offramp.doctor.checks import Finding, has_failed
+from offramp.doctor.look import examine
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 def run(job: DoctorJob) -> None:
     """Print what was found; the exit status says whether something failed."""
-    findings = examine(look(job.targets, job.port or ()))
+    findings = examine(job.targets, job.port or ())
     if job.as_json:
         print(json.dumps(doctor_document(findings), indent=2))
     else:

@@ -51,27 +51,7 @@ CHOICE = re.compile(r"\[([^\[\]]*)\]")
 KEY_WORD = re.compile(rf"(?<!{{)\b({'|'.join(PARAPHRASES)})\b")
 SLOT = re.compile(r"\{(\w+)\}")
 
-OPENERS = ("hey can you", "um", "hi,", "please", "ok so", "could you maybe", "quick one:", "sorry,", "well uh", "so,")
-CLOSERS = ("please", "thanks", "if possible", "when you get a chance", "cheers", "ok?", "you know", "thank you so much")
-ASIDES = (
-    "i just got back from {city}",
-    "{person} called about {topic}",
-    "the {room} is a mess",
-    "i have {ailment}",
-    "we ran out of {food} again",
-    "i still have to cook {dish}",
-    "{artist} was on the radio",
-    "{topic} ran over again",
-    "i spent {money} on {item}",
-    "{person} is late as always",
-    "the {doctor} says i should rest more",
-    "{item} broke {past}",
-    "i could not sleep for {minutes} minutes straight",
-    "{song} is stuck in my head",
-    "i forgot {drug} at home",
-    "the train to {city} was full",
-)
-"""What is said besides the request. It names another domain, so that single words mislead."""
+OPENERS, CLOSERS, ASIDES = (_parts(SAID[place], ";") for place in ("openers", "closers", "asides"))
 
 
 def generate(seed: int = 0, per_intent: int = 200) -> LabelledRows:

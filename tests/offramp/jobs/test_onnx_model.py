@@ -88,10 +88,13 @@ def test_its_own_files_are_looked_for_and_count_as_memory(folder: Path, tmp_path
     card = read_card(folder)
     sizes = [(folder / name).stat().st_size for name in ("model.safetensors", "graph.onnx", "graph.onnx.data")]
     assert _parameter_bytes(folder, card, "float32") == sum(sizes)
-    assert look_at_target(folder).problem is None
+    assert look_at_target(folder)[0].verdict != "failed"
     for name in ("model.json", "model.safetensors", "graph.onnx"):
         shutil.copy(folder / name, tmp_path)
-    assert look_at_target(tmp_path).problem == f"{tmp_path} has no graph.onnx.data, which its network consists of"
+    assert (
+        look_at_target(tmp_path)[0].found
+        == f"{tmp_path}: {tmp_path} has no graph.onnx.data, which its network consists of"
+    )
     with pytest.raises(DataError, match=r"has no graph.onnx.data"):
         _parameter_bytes(tmp_path, card, "float32")
 

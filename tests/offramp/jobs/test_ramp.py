@@ -111,7 +111,7 @@ def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
     assert run("serve", folder) == 2
     refused = capsys.readouterr().err
     assert words.format(folder=folder) in refused
-    assert str(look_at_target(folder).problem) in refused
+    assert look_at_target(folder)[0].found.removeprefix(f"{folder}: ") in refused
 
 
 def test_a_checkpoint_is_served_by_the_plan_stock(
