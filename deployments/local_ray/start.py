@@ -54,8 +54,9 @@ HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 
 
 DIED = re.compile(r"Worker PID: (?P<pid>\d+)\b.*?\bWorker exit type: (?P<how>\w+)", flags=re.DOTALL)
-NO_NEWS = ("killed by `ray.kill`", "Raylet is terminated")
-"""Serve ends its own actors so, and the head watch reports the end of the raylet better."""
+NO_NEWS = ("killed by `ray.kill`", "Raylet is terminated", "worker processes have been started")
+"""Serve ends its own actors so, the head watch reports the end of the raylet better, and a replica of an emulated
+accelerator takes no core, so that there are more processes than cores."""
 MOST_LETTERS = 200
 
 logger = logging.getLogger("offramp")

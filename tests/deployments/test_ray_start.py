@@ -127,6 +127,7 @@ DIED = (
         ),
         pytest.param("x" * 300, f"Ray says: {'x' * MOST_LETTERS} ...", id="not-more-than-a-line"),
         pytest.param("Raylet is terminated. Termination is unexpected.", None, id="its-watcher-says-more"),
+        pytest.param("WARNING: 8 PYTHON worker processes have been started on node: 5", None, id="many-replicas"),
         pytest.param("\n", None, id="nothing"),
     ],
 )
