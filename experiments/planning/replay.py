@@ -47,7 +47,8 @@ def problem_of(options: Namespace, most_chains: int) -> PlanProblem:
     times, shipped = options.time_scale, read_problem(PROBLEMS / f"{options.problem}.yaml").problem
     link = Link(bandwidth_bytes_per_s=shipped.link.bandwidth_bytes_per_s / times, delay_s=shipped.link.delay_s * times)
     slower = replace(with_slo(stretched(shipped, times), shipped.slo.latency_s * times), link=link)
-    return replace(slower, objective=MinimizeCost(rate_per_s=options.rate / times), most_chains=most_chains)
+    objective = MinimizeCost(rate_per_s=options.rate / times, in_time=options.in_time)
+    return replace(slower, objective=objective, most_chains=most_chains)
 
 
 def play(options: Namespace, name: str, most_chains: int) -> Controlled:
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--chains", default="1,3", help="the most that a plan may have")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--time-scale", type=float, default=32.0)
+    parser.add_argument("--in-time", type=float, default=0.0, help="share of Poisson arrivals that plans keep in time")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = []
