@@ -117,7 +117,7 @@ def clear_left() -> None:
 
 def runs_on(notes: RunNotes) -> bool:
     """Returns whether another running service owns these processes; this one's number may have had a run before."""
-    return notes.boot == boot_id() and notes.owner.pid != os.getpid() and _find(notes.owner) is not None
+    return notes.boot == boot_id() and notes.owner.pid != os.getpid() and _runs(notes.owner)
 
 
 def processes_of(notes: RunNotes) -> list[psutil.Process]:
@@ -128,7 +128,7 @@ def processes_of(notes: RunNotes) -> list[psutil.Process]:
     looked_up = psutil.process_iter(["environ", "ppid", "status"])  # None for what another user's process hides
     seen = {each.pid: each for each in looked_up if each.info["status"] not in ENDED}
     spared = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
-    found = {each.pid for each in notes.noted if notes.boot == boot_id() and _find(each) is not None}
+    found = {each.pid for each in notes.noted if notes.boot == boot_id() and _runs(each)}
     found |= {pid for pid, each in seen.items() if (each.info["environ"] or {}).get(MARK) == notes.run}
     found -= spared
     while children := {pid for pid, each in seen.items() if each.info["ppid"] in found} - found - spared:
@@ -183,14 +183,13 @@ def _await_ends(left: dict[int, int], patience_s: float) -> None:
             del left[descriptor]  # type: ignore[arg-type] # descriptors are what was given
 
 
-def _find(identity: Identity) -> psutil.Process | None:
-    """Returns a process; None if it has ended."""
+def _runs(identity: Identity) -> bool:
+    """Returns whether a process has not ended; one that only its parent must reap has."""
     try:
         process = psutil.Process(identity.pid)
-        is_same = abs(_started_s(process) - identity.started_s) < SAME_S
+        return abs(_started_s(process) - identity.started_s) < SAME_S and process.status() not in ENDED
     except psutil.NoSuchProcess:
-        return None
-    return process if is_same and _is_there(process) else None
+        return False
 
 
 def _started_s(process: psutil.Process) -> float:
@@ -201,13 +200,6 @@ def _name(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.name()
     return "process"
-
-
-def _is_there(process: psutil.Process) -> bool:
-    """Returns whether a process runs; one that only its parent must reap has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() not in ENDED
-    return False
 
 
 def _read(file: Path) -> RunNotes | None:
@@ -225,38 +217,29 @@ def _read(file: Path) -> RunNotes | None:
 
 VITAL = ("gcs_server", "raylet")
 """Ray's processes that nothing restarts; Serve or Ray restarts all others."""
+WATCH_S = 0.25
+"""How often they are looked at, in seconds; a look takes some microseconds."""
 
 
 @contextlib.contextmanager
 def watched(processes: Mapping[str, Started], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
     """Calls `on_loss`, from a thread, once one of the processes ends before the block."""
-    stopped, stop = os.pipe()
-    watch = threading.Thread(target=_watch, args=(processes, stopped, on_loss), name="head watch", daemon=True)
-    watch.start()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_S):
+            found = {name: (each.pid, each.poll()) for name, each in processes.items()}
+            if any(status is not None for _, status in found.values()):
+                on_loss(HeadLostError(loss_words(found)))
+                return
+
+    watching = threading.Thread(target=watch, name="head watch", daemon=True)
+    watching.start()
     try:
         yield
     finally:
-        os.close(stop)
-        watch.join()
-        os.close(stopped)
-
-
-def _watch(processes: Mapping[str, Started], stopped: int, on_loss: Callable[[HeadLostError], None]) -> None:
-    if await_loss(processes, stopped):
-        on_loss(HeadLostError(loss_words({name: (each.pid, each.poll()) for name, each in processes.items()})))
-
-
-def await_loss(processes: Mapping[str, Started], stopped: int) -> bool:
-    """Waits, without polling, until a process ends or the other end of a pipe is closed; returns whether it ended."""
-    with contextlib.ExitStack() as stack:
-        ends = []
-        for each in processes.values():
-            try:
-                ends.append(os.pidfd_open(each.pid))
-            except ProcessLookupError:  # it has ended, and been waited for
-                return True
-            stack.callback(os.close, ends[-1])
-        return stopped not in wait([stopped, *ends])
+        over.set()
+        watching.join()
 
 
 def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:
