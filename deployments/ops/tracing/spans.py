@@ -1,4 +1,4 @@
-"""Records of a sampled request, on the ingress's clock, and the spans that are made of them. Pure.
+"""The spans of a sampled request, on the ingress's clock, which grow as things happen to its inputs. Pure.
 
 The children of a span fill it without gaps, so the times of a request add up to its latency. An ingress and a stage
 share no clock: the stage reports durations, and the rest of a call is its hop. How a hop divides into the way there and
@@ -9,71 +9,113 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.wire.messages import SplitRun, Timing
 
-Attributes = Mapping[str, str | int]
+Attributes = Mapping[str, str | int | float | bool]
+NONE: Attributes = {}
 MOST_INPUTS = 16
 """How many inputs of a request have spans: the slowest, which determine its latency."""
+ATTEMPT, EXIT = "offramp.attempt", "offramp.exit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """A visit of an input to a stage."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Span:
+    """A named period, and the spans inside it."""
 
-    slot: str
-    replica: str
-    epoch: int
-    attempt: int
-    """Counts from 0."""
-    block: int
-    """The block that it runs next."""
-    tokens: int = 1
-    """Its length in tokens."""
-    crosses: bool = False
-    """Whether it was encoded again for the next network of a chain."""
-    call_inputs: int
-    """The number of inputs of its call."""
-    at_s: float
-    ended_s: float = math.inf
-    """Infinite while the input is under way."""
-    timing: Timing | None = None
-    """How the time inside the stage was spent; None if the input did not come back."""
-    runs: tuple[SplitRun, ...] = ()
-    exit: int | None = None
-    """The block after which the input left; None if it goes on or was lost."""
+    name: str
+    begin_s: float
+    end_s: float = math.inf
+    """Infinite while it lasts."""
+    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+    children: list[Span] = field(default_factory=list)
     error: str | None = None
 
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
 
-@dataclass(slots=True, kw_only=True)
-class InputRecord:
-    """One input of a sampled request."""
 
-    submitted_s: float
-    visits: list[Visit] = field(default_factory=list)
-    under_way: Visit | None = None
-
-    def end(self, now_s: float, **how: Any) -> None:
-        """Records that it came back, or was lost; `how`: further fields of its `Visit`."""
-        if self.under_way is not None:
-            self.visits.append(replace(self.under_way, ended_s=now_s, **how))
-            self.under_way = None
-
-    def went_on(self, attempt: int) -> bool:
-        """Returns whether a stage sent it on in this attempt."""
-        if not self.visits or self.visits[-1].attempt != attempt:
-            return False
-        return self.visits[-1].exit is None and self.visits[-1].error is None
+class InputSpan(Span):
+    """The span of an input: it waits and visits stages by turns, until it is answered or its request ends."""
 
     @property
-    def answered(self) -> bool:
-        return bool(self.visits) and self.visits[-1].exit is not None
+    def is_answered(self) -> bool:
+        return EXIT in self.attributes
 
-    def ended_s(self, request_ended_s: float) -> float:
-        """Returns when it was answered, or else given up."""
-        return self.visits[-1].ended_s if self.answered else request_ended_s
+    def went_on(self, attempt: int) -> bool:
+        """Returns whether a stage sent it on in this attempt, which counts from 0."""
+        last = self.children[-1] if self.children else self
+        return last.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in last.attributes and last.error is None
+
+    def enter(self, stage: Span, tokens: int | None = None) -> None:
+        """Begins a visit to a stage; `tokens`: its length where it was encoded again, for the next network."""
+        if tokens is None:
+            self._wait_until(stage.begin_s)
+        else:
+            block = stage.attributes["offramp.block"]
+            self._wait_until(stage.begin_s, "crossing", {"offramp.block": block, "offramp.tokens": tokens})
+        self.children.append(stage)
+
+    def leave(
+        self,
+        now_s: float,
+        timing: Timing | None = None,
+        runs: Sequence[SplitRun] = (),
+        exit_block: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Ends the visit, if there is one: with an answer after a block, with an error, or else the input goes on."""
+        stage = self.children[-1]
+        if stage.end_s < math.inf:
+            return
+        stage.end_s, stage.error = now_s, error
+        if timing is not None:
+            # At least 0, because clocks of two machines may run at different speeds.
+            hop_s = max(0.0, stage.seconds - timing.queue_s - timing.compute_s)
+            times = {"queue": timing.queue_s, "compute": timing.compute_s, "hop": hop_s}
+            stage.attributes |= {f"offramp.{name}_s": seconds for name, seconds in times.items()}
+            stage.children = list(_inside(stage.begin_s, hop_s / 2, timing, runs))
+        if exit_block is not None:
+            stage.attributes[EXIT] = self.attributes[EXIT] = exit_block
+            self.end_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """Ends it with its request, if it has no answer."""
+        if self.is_answered:
+            return
+        if self.children:
+            self.leave(now_s, error="given up")
+        self._wait_until(now_s)
+        self.end_s, self.error = now_s, "no answer"
+
+    def _wait_until(self, now_s: float, name: str = "queue", attributes: Attributes = NONE) -> None:
+        since_s = self.children[-1].end_s if self.children else self.begin_s
+        if now_s > since_s or not self.children:
+            self.children.append(Span(name=name, begin_s=since_s, end_s=now_s, attributes=dict(attributes)))
+
+
+def _inside(begin_s: float, half_s: float, timing: Timing, runs: Sequence[SplitRun]) -> Iterator[Span]:
+    times: list[tuple[str, float, Attributes]] = []
+    for run in runs:
+        attributes = {
+            "offramp.first_block": run.first,
+            "offramp.end_block": run.end,
+            "offramp.batch": run.batch,
+            "offramp.batch_tokens": run.tokens,
+            "offramp.target_batch": run.target,
+        }
+        times += [
+            ("stage queue", run.queue_s, NONE),
+            (f"split {run.first} to {run.end - 1}", run.compute_s, attributes),
+        ]
+    if not runs:
+        times = [("stage queue", timing.queue_s, NONE), ("compute", timing.compute_s, NONE)]
+    for name, seconds, about in (("hop", half_s, NONE), *times, ("hop", half_s, NONE)):
+        yield Span(name=name, begin_s=begin_s, end_s=begin_s + seconds, attributes=dict(about))
+        begin_s += seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,145 +129,23 @@ class RequestRecord:
     began_s: float
     ahead_s: float = 0.0
     """By how much the wall clock was ahead of the ingress's clock at its start."""
-    serials: list[int] = field(default_factory=list)
-    inputs: list[InputRecord] = field(default_factory=list)
+    inputs: dict[int, InputSpan] = field(default_factory=dict)
+    """By serial number."""
 
     def ns(self, at_s: float) -> int:
         """Converts a time of the ingress's clock to nanoseconds since 1970."""
         return round((at_s + self.ahead_s) * 1e9)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """A named period, and the spans inside it."""
-
-    name: str
-    begin_s: float
-    end_s: float
-    attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    children: tuple[Span, ...] = ()
-    error: str | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.begin_s
-
-
-def request_spans(record: RequestRecord, ended_s: float) -> tuple[Span, ...]:
-    """Returns the spans of a request: preparation until its inputs are submitted, the inputs, and the reply."""
-    if not record.inputs:  # refused
-        return (Span(name="prepare", begin_s=record.began_s, end_s=ended_s),)
-    submitted_s = record.inputs[0].submitted_s
-    answered_s = max(each.ended_s(ended_s) for each in record.inputs)
-    return (
-        Span(name="prepare", begin_s=record.began_s, end_s=submitted_s),
-        *_slowest(record.inputs, ended_s),
-        Span(name="reply", begin_s=answered_s, end_s=ended_s),
-    )
-
-
-def _slowest(inputs: Sequence[InputRecord], ended_s: float) -> Iterator[Span]:
-    order = sorted(range(len(inputs)), key=lambda position: -inputs[position].ended_s(ended_s))
-    for position in sorted(order[:MOST_INPUTS]):
-        yield _input(position, inputs[position], ended_s)
-
-
-def _input(position: int, record: InputRecord, request_ended_s: float) -> Span:
-    ended_s = record.ended_s(request_ended_s)
-    attributes: dict[str, str | int | float | bool] = {"offramp.input": position}
-    if record.answered:
-        attributes["offramp.exit"] = record.visits[-1].exit or 0
-    return Span(
-        name="input",
-        begin_s=record.submitted_s,
-        end_s=ended_s,
-        attributes=attributes,
-        children=tuple(_way(record, ended_s)),
-        error=None if record.answered else "no answer",
-    )
-
-
-def _way(record: InputRecord, ended_s: float) -> Iterator[Span]:
-    """Yields the waits before visits, and the visits."""
-    visits = list(record.visits)
-    if record.under_way is not None:  # it is no longer awaited
-        visits.append(replace(record.under_way, ended_s=ended_s, error="given up"))
-    at_s = record.submitted_s
-    for visit in visits:
-        if visit.at_s > at_s or at_s == record.submitted_s:
-            yield _before(visit, at_s)
-        yield _stage(visit)
-        at_s = visit.ended_s
-    if ended_s > at_s:
-        yield Span(name="queue", begin_s=at_s, end_s=ended_s)
-
-
-def _before(visit: Visit, since_s: float) -> Span:
-    """Returns the span before an input was sent: it was encoded for the next network, or waited."""
-    if visit.crosses:
-        attributes = {"offramp.block": visit.block, "offramp.tokens": visit.tokens}
-        return Span(name="crossing", begin_s=since_s, end_s=visit.at_s, attributes=attributes)
-    return Span(name="queue", begin_s=since_s, end_s=visit.at_s)
-
-
-def _stage(visit: Visit) -> Span:
-    attributes: dict[str, str | int | float | bool] = {
-        "offramp.slot": visit.slot,
-        "offramp.replica": visit.replica,
-        "offramp.plan_epoch": visit.epoch,
-        "offramp.attempt": visit.attempt + 1,
-        "offramp.block": visit.block,
-        "offramp.call_inputs": visit.call_inputs,
-    }
-    if visit.exit is not None:
-        attributes["offramp.exit"] = visit.exit
-    children: tuple[Span, ...] = ()
-    if visit.timing is not None:
-        attributes["offramp.queue_s"] = visit.timing.queue_s
-        attributes["offramp.compute_s"] = visit.timing.compute_s
-        attributes["offramp.hop_s"] = _hop_s(visit)
-        children = tuple(_inside(visit))
-    return Span(
-        name=f"stage {visit.slot}",
-        begin_s=visit.at_s,
-        end_s=visit.ended_s,
-        attributes=attributes,
-        children=children,
-        error=visit.error,
-    )
-
-
-def _hop_s(visit: Visit) -> float:
-    """Returns the duration of a hop; at least 0, because clocks of two machines may run at different speeds."""
-    assert visit.timing is not None
-    return max(0.0, visit.ended_s - visit.at_s - visit.timing.queue_s - visit.timing.compute_s)
-
-
-def _inside(visit: Visit) -> Iterator[Span]:
-    half_s = _hop_s(visit) / 2
-    at_s = visit.at_s + half_s
-    yield Span(name="hop", begin_s=visit.at_s, end_s=at_s)
-    for name, seconds, attributes in _times(visit):
-        yield Span(name=name, begin_s=at_s, end_s=at_s + seconds, attributes=attributes)
-        at_s += seconds
-    yield Span(name="hop", begin_s=at_s, end_s=at_s + half_s)
-
-
-def _times(visit: Visit) -> Iterator[tuple[str, float, Mapping[str, int]]]:
-    assert visit.timing is not None
-    if not visit.runs:
-        yield "stage queue", visit.timing.queue_s, {}
-        yield "compute", visit.timing.compute_s, {}
-    for run in visit.runs:
-        yield "stage queue", run.queue_s, {}
-        yield f"split {run.first} to {run.end - 1}", run.compute_s, _run_attributes(run)
-
-
-def _run_attributes(run: SplitRun) -> Mapping[str, int]:
-    return {
-        "offramp.first_block": run.first,
-        "offramp.end_block": run.end,
-        "offramp.batch": run.batch,
-        "offramp.batch_tokens": run.tokens,
-        "offramp.target_batch": run.target,
-    }
+    def spans(self, ended_s: float) -> list[Span]:
+        """Returns the request's spans: preparation until its inputs are submitted, the inputs, and the reply."""
+        inputs = list(self.inputs.values())
+        submitted_s = inputs[0].begin_s if inputs else ended_s
+        prepare = Span(name="prepare", begin_s=self.began_s, end_s=submitted_s)
+        if not inputs:  # refused
+            return [prepare]
+        for each in inputs:
+            each.end(ended_s)
+        by_end = sorted(inputs, key=lambda each: -each.end_s)
+        slowest = by_end[:MOST_INPUTS]
+        reply = Span(name="reply", begin_s=by_end[0].end_s, end_s=ended_s)
+        return [prepare, *(each for each in inputs if each in slowest), reply]

@@ -28,7 +28,7 @@ from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import WHOLE, PendingInput
 from deployments.ingress.dispatcher import serial_and_attempt
 from deployments.ingress.link import LinkTo, ReplicaLink
-from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Span, Visit, request_spans
+from deployments.ops.tracing.spans import ATTEMPT, Attributes, InputSpan, RequestRecord, Span
 from deployments.wire.messages import Address, Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 
@@ -67,7 +67,7 @@ class Tracer:
         self._ratio = ratio
         self._starts = starts
         self._rng = rng or random.Random()
-        self._inputs: dict[int, InputRecord] = {}
+        self._inputs: dict[int, InputSpan] = {}
         """Inputs of sampled requests, by the serial number of their inputs."""
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
@@ -98,9 +98,11 @@ class Tracer:
         if record is None:
             return
         now_s = self._clock.now_s()
-        record.serials = [each.serial for each in inputs]
-        record.inputs = [InputRecord(submitted_s=now_s) for _ in inputs]
-        self._inputs |= zip(record.serials, record.inputs, strict=True)
+        record.inputs = {
+            each.serial: InputSpan(name="input", begin_s=now_s, attributes={"offramp.input": position})
+            for position, each in enumerate(inputs)
+        }
+        self._inputs |= record.inputs
 
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
@@ -111,14 +113,14 @@ class Tracer:
         """
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
-        for serial in record.serials:
+        for serial in record.inputs:
             del self._inputs[serial]
         record.root.set_attributes({**attributes, "offramp.inputs": len(record.inputs)})
         if request_id is not None:
             record.root.set_attribute("offramp.request_id", request_id)
         if failure is not None:
             record.root.set_status(StatusCode.ERROR, failure or None)
-        self._add(request_spans(record, ended_s), record, record.root)
+        self._add(record.spans(ended_s), record, record.root)
         record.root.end(record.ns(ended_s))
 
     def _add(self, spans: Iterable[Span], record: RequestRecord, parent: trace.Span) -> None:
@@ -141,12 +143,12 @@ class Tracer:
         """A factory of links that record the calls to replicas."""
         return partial(TracedLink, self)
 
-    def sent(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputRecord]]:
+    def sent(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
         """Records that a call is sent; returns it, and those of its inputs that belong to sampled requests.
 
         The call then asks the replica for the times of these inputs.
         """
-        inputs: dict[str, InputRecord] = {}
+        inputs: dict[str, InputSpan] = {}
         if not self._inputs:
             return call, inputs
         now_s, piece = self._clock.now_s(), call.piece
@@ -155,24 +157,24 @@ class Tracer:
             serial, attempt = serial_and_attempt(sample_id)
             record = self._inputs.get(serial)
             # A probe continues after its answer, and so does the unpruned copy of a pruned text.
-            if record is None or record.answered or attempt == WHOLE:
+            if record is None or record.is_answered or attempt == WHOLE:
                 continue
-            record.under_way = Visit(
-                slot=call.assignment.slot,
-                replica=replica,
-                epoch=call.assignment.epoch,
-                attempt=attempt,
-                block=piece.next_block,
-                tokens=int(piece.lengths_B[position]),
-                crosses=piece.next_block in self._starts and record.went_on(attempt),
-                call_inputs=len(piece.sample_ids),
-                at_s=now_s,
-            )
+            attributes: dict[str, str | int | float | bool] = {
+                "offramp.slot": call.assignment.slot,
+                "offramp.replica": replica,
+                "offramp.plan_epoch": call.assignment.epoch,
+                ATTEMPT: attempt + 1,
+                "offramp.block": piece.next_block,
+                "offramp.call_inputs": len(piece.sample_ids),
+            }
+            stage = Span(name=f"stage {call.assignment.slot}", begin_s=now_s, attributes=attributes)
+            crosses = piece.next_block in self._starts and record.went_on(attempt)
+            record.enter(stage, int(piece.lengths_B[position]) if crosses else None)
             inputs[sample_id] = record
             positions.append(position)
         return (replace(call, traced=tuple(positions)) if inputs else call), inputs
 
-    def came_back(self, chunk: Chunk, inputs: dict[str, InputRecord]) -> None:
+    def came_back(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
         """Records a part of the reply to a call, and removes the inputs that it settles."""
         now_s, runs = self._clock.now_s(), dict(chunk.runs)
         timed: list[tuple[str, Timing, int | None]] = [
@@ -184,16 +186,15 @@ class Tracer:
             ]
         for sample_id, timing, exit_block in timed:
             if sample_id in inputs:
-                taken = runs.get(sample_id, ())
-                inputs.pop(sample_id).end(now_s, timing=timing, runs=taken, exit=exit_block)
+                inputs.pop(sample_id).leave(now_s, timing, runs.get(sample_id, ()), exit_block)
         for sample_id, error in chunk.lost:
             if sample_id in inputs:
-                inputs.pop(sample_id).end(now_s, error=f"{error.kind}: {error}")
+                inputs.pop(sample_id).leave(now_s, error=f"{error.kind}: {error}")
 
-    def failed(self, reason: str, inputs: Mapping[str, InputRecord]) -> None:
+    def failed(self, reason: str, inputs: Mapping[str, InputSpan]) -> None:
         """Records that a call failed before these inputs came back."""
         for record in inputs.values():
-            record.end(self._clock.now_s(), error=reason)
+            record.leave(self._clock.now_s(), error=reason)
 
 
 class TracedLink(ReplicaLink):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from deployments.api.parsing import InferRequest
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ops.tracing.spans import (
-    MOST_INPUTS,
-    InputRecord,
-    RequestRecord,
-    Span,
-    Visit,
-    request_spans,
-)
+from deployments.ops.tracing.spans import MOST_INPUTS, InputSpan, RequestRecord, Span
 from deployments.ops.tracing.tracer import Tracer
 from deployments.versions.choice import Fork, Tally
 from deployments.wire.messages import Chunk, SplitRun, Timing
@@ -79,7 +71,7 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     fork = Fork(**sides, tally=Tally(), clock=scene.clock, comparing=set())
     assert (await fork.answer(a_request()))[0] is own
     await asyncio.gather(*fork.comparing)
-    assert (scene.record.serials, other.asked) == ([1], ["r-1"])
+    assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
     assert not scene.is_followed(FIRST, SECOND)
 
@@ -101,7 +93,7 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
         else:
             scene.tracer.came_back(chunk, inputs)
         scene.clock.advance(1.0)
-    [_, of_input, _] = request_spans(scene.record, scene.clock.now_s())
+    [_, of_input, _] = scene.record.spans(scene.clock.now_s())
     return [span.name for span in of_input.children]
 
 
@@ -116,28 +108,26 @@ def test_an_input_that_was_encoded_anew_has_a_span_for_that_and_one_that_starts_
 # Spans
 
 
-def sent(at_s: float) -> Visit:
-    return Visit(slot="cpu-0", replica="r1", epoch=3, attempt=0, block=0, call_inputs=4, at_s=at_s)
+def visited(stage_s: tuple[float, float], timing: Timing | None = None) -> InputSpan:
+    """An input that came at 11 s, and was answered by its first stage."""
+    made = InputSpan(name="input", begin_s=11.0)
+    made.enter(Span(name="stage cpu-0", begin_s=stage_s[0]))
+    made.leave(stage_s[1], timing, exit_block=1)
+    return made
 
 
-def spans_of(*inputs: InputRecord, ended_s: float) -> tuple[Span, ...]:
-    return request_spans(RequestRecord(root=None, began_s=10.0, inputs=list(inputs)), ended_s)
-
-
-def flat(spans: Sequence[Span]) -> list[tuple[str, float, float]]:
-    return [(span.name, span.begin_s, span.end_s) for span in spans]
+def spans_of(*inputs: InputSpan, ended_s: float) -> list[Span]:
+    return RequestRecord(root=None, began_s=10.0, inputs=dict(enumerate(inputs))).spans(ended_s)
 
 
 def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
-    told = replace(sent(12.0), ended_s=13.0, timing=Timing(queue_s=0.5, compute_s=0.75), exit=1)
-    [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=13.0)
+    [_, each, _] = spans_of(visited((12.0, 13.0), Timing(queue_s=0.5, compute_s=0.75)), ended_s=13.0)
     assert each.children[-1].attributes["offramp.hop_s"] == 0.0
     assert [span.seconds for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
 
 
 def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them() -> None:
-    visits = (replace(sent(11.0), ended_s=12.0 + k, exit=0) for k in range(MOST_INPUTS + 5))
-    spans = spans_of(*(InputRecord(submitted_s=11.0, visits=[each]) for each in visits), ended_s=50.0)
-    inputs = [span for span in spans if span.name == "input"]
-    assert [span.attributes["offramp.input"] for span in inputs] == list(range(5, MOST_INPUTS + 5))
-    assert flat(spans[-1:]) == [("reply", 12.0 + MOST_INPUTS + 4, 50.0)]
+    inputs = [visited((11.0, 12.0 + k)) for k in range(MOST_INPUTS + 5)]
+    _, *slowest, reply = spans_of(*inputs, ended_s=50.0)
+    assert slowest == inputs[5:]
+    assert (reply.name, reply.begin_s, reply.end_s) == ("reply", 12.0 + MOST_INPUTS + 4, 50.0)
