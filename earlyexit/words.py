@@ -100,21 +100,12 @@ class Words:
         return touched
 
 
-def pruned(text: str, offsets_N2: Offsets, importance_N: Importance, alpha: float, *, rest: bool = True) -> str:
-    """Returns a text without the words whose tokens all get at most alpha times the mean of all words' tokens.
-
-    The text is unchanged if all words would go, or if the importance of a word's token is unknown. Text behind the last
-    token, where it was cut, stays unless `rest` is false. Raises ValueError unless there is one importance per token,
-    PlanError for an invalid alpha.
-    """
-    (found,) = left_of([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)
-    return found
-
-
 def left_of(words: Sequence[Words], importance_N: Importance, alpha: float, *, rest: bool = True) -> tuple[str, ...]:
-    """Returns `pruned` of several texts of one input, such as a pair, with one mean over all words.
+    """Returns an input's texts without the words whose tokens all get at most alpha times the mean of all words' tokens.
 
-    `words`: of every text; in each, tokens of other texts belong to no word.
+    `words`: of every text; in each, tokens of other texts belong to no word. Texts are unchanged if the importance of a
+    word's token is unknown, and a text if all its words would go. Text behind the last token, where it was cut, stays
+    unless `rest` is false. Raises ValueError unless there is one importance per token, PlanError for an invalid alpha.
     """
     check_alpha(alpha)
     if any(len(each.first_N) != len(importance_N) for each in words):

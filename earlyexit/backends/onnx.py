@@ -162,7 +162,7 @@ class OnnxSegments(SegmentRunner):
 
         `num_threads` are those of every segment's session; None leaves the choice to ONNX Runtime.
         """
-        if model.kept_bytes:
+        if model.backbone.kept_bytes:
             raise PlanError(f"{model.info.name} keeps keys and values, which ONNX Runtime does not do here")
         if model.dtype != torch.float32:
             raise PlanError(f"ONNX Runtime runs float32 models here, not {str(model.dtype).removeprefix('torch.')}")

@@ -113,7 +113,7 @@ class Codec(ABC, Generic[Row]):
         raise PlanError(f"words are pruned of texts; this model's inputs are encoded by {self.name!r}")
 
     def pruned(self, row: Row, importance_N: npt.NDArray[np.floating], alpha: float, *, rest: bool = True) -> Row:
-        """Returns the row without the words that got little attention: see `words.pruned`.
+        """Returns the row without the words that got little attention: see `words.left_of`.
 
         `importance_N`: of the tokens that `encode` makes of the row, cut if need be; `rest`: whether the part that was
         cut off stays. Raises PlanError for an invalid alpha, and where rows have no words.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,17 +27,13 @@ MOST_REPEATED = 100_000
 """Most values that aliases may add to those that are written out."""
 
 
-def check_aliases(root: yaml.Node) -> None:
-    """Raise yaml.MarkedYAMLError if an alias stands inside what it names, or if aliases repeat too many values.
-
-    Time and memory depend on what is written out, not on the expanded document.
-    """
-    says: dict[int, int | None] = {}
-    _count(root, says)
-
-
 def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
-    """Returns the number of values in a node, aliases expanded; None in `says` marks a node that is being counted."""
+    """Returns the number of values in a node, aliases expanded, by the counts of nodes that were counted before.
+
+    None marks a node that is being counted. Time and memory depend on what is written out, not on the expanded
+    document. Raises yaml.MarkedYAMLError if an alias stands inside what it names, if aliases repeat too many values, or
+    at the second of two equal keys of a mapping, of which PyYAML would use the last.
+    """
     if id(node) in says:
         known = says[id(node)]
         if known is None:
@@ -44,8 +41,13 @@ def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
         return known
     says[id(node)] = None
     count = 1
-    for inner in _inside(node):
-        count += _count(inner, says)
+    keys: set[str] = set()
+    for key, inner in _inside(node):
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(problem=_twice(key.value), problem_mark=key.start_mark)
+            keys.add(key.value)
+        count += sum(_count(each, says) for each in (key, inner) if each is not None)
         if count > len(says) + MOST_REPEATED:
             words = f"aliases repeat more than {MOST_REPEATED:,} values; so many are allowed"
             raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark)
@@ -53,10 +55,11 @@ def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
     return count
 
 
-def _inside(node: yaml.Node) -> list[yaml.Node]:
+def _inside(node: yaml.Node) -> list[tuple[yaml.Node | None, yaml.Node]]:
+    """Returns the keys and values of a mapping, or the items of a list, which have no keys."""
     if isinstance(node, yaml.MappingNode):
-        return [each for pair in node.value for each in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+        return list(node.value)
+    return [(None, each) for each in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 Document = TypeVar("Document", bound=StrictDocument)
@@ -86,57 +89,35 @@ _Loader.add_implicit_resolver(
 
 
 class LineNumbers:
-    """The lines of all values in a text of YAML or JSON, which are searched on the first use."""
+    """The lines of all values in a text of YAML or JSON, which is read on the first use."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
-        self._lines: dict[tuple[str, ...], int] | None = None
 
     def of(self, path: Sequence[str | int]) -> int:
         """Returns the line, from 1, of the value at `path` or of the nearest value above it; raises yaml.YAMLError."""
-        if self._lines is None:
-            lines: dict[tuple[str, ...], int] = {}
-            root = _compose(self._text)
-            if root is not None:
-                check_aliases(root)
-                self._walk(root, (), lines)
-            self._lines = lines
-        for length in range(len(path), -1, -1):
-            line = self._lines.get(tuple(map(str, path[:length])))
-            if line is not None:
-                return line
-        return 1
+        node = self._root
+        if node is None:
+            return 1
+        for part in map(str, path):
+            inside = enumerate(_inside(node))
+            found = [inner for k, (key, inner) in inside if part == str(k if key is None else key.value)]
+            if not found:
+                break
+            node = found[0]
+        return node.start_mark.line + 1
 
-    def _walk(self, node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
-        lines[path] = node.start_mark.line + 1
-        if isinstance(node, yaml.MappingNode):
-            _refuse_twice(node)
-            # Keys that are not scalars are refused when the file is loaded.
-            inside = [(str(key.value), value) for key, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            inside = [(str(index), value) for index, value in enumerate(node.value)]
-        else:
-            return
-        for name, value in inside:
-            self._walk(value, (*path, name), lines)
-
-
-def _compose(text: str) -> yaml.Node | None:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_node()
-    except RecursionError as error:
-        raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
-
-
-def _refuse_twice(node: yaml.MappingNode) -> None:
-    """Raise yaml.MarkedYAMLError at the second of two equal keys; PyYAML would use the last."""
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=_twice(key.value), problem_mark=key.start_mark)
-            seen.add(key.value)
+    @cached_property
+    def _root(self) -> yaml.Node | None:
+        """The document; its aliases can be expanded, and nothing stands twice in a mapping."""
+        loader = _Loader(self._text)
+        try:
+            root = loader.get_single_node()
+        except RecursionError as error:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
+        if root is not None:
+            _count(root, {})
+        return root
 
 
 def _twice(key: str) -> str:

@@ -71,8 +71,6 @@ class Returning:
     of sequences, each of which reads all weights.
     """
 
-    __slots__ = ("_over", "_sequences", "until_s")
-
     def __init__(self) -> None:
         self._sequences: set[int] = set()
         self._over: set[int] = set()
@@ -146,27 +144,6 @@ class BatchEngine(Generic[P]):
     inside (PAME section 4.2). Never more than two batches run at once. The running batch's own split decides, even if a
     newer plan has come since.
     """
-
-    __slots__ = (
-        "_deepest_first",
-        "_dispatch",
-        "_entry",
-        "_hosted",
-        "_hosting",
-        "_order",
-        "_passing",
-        "_ran_probed_steps",
-        "_run_sums",
-        "_running",
-        "_serial",
-        "_splits",
-        "_starts",
-        "_trust",
-        "busy",
-        "load",
-        "returning",
-        "times",
-    )
 
     def __init__(
         self,

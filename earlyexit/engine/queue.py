@@ -70,8 +70,6 @@ def das(
 class Room:
     """The rest of a budget, and the inputs that took their share of it."""
 
-    __slots__ = ("inputs", "row", "tokens")
-
     def __init__(self, budget: Budget) -> None:
         self.inputs = budget.inputs
         self.tokens: float = math.inf if budget.tokens is None else budget.tokens

@@ -69,8 +69,6 @@ class BySplit(Generic[V]):
     One thread adds while another may read.
     """
 
-    __slots__ = ("_kept", "_new", "_serial", "latest", "latest_split")
-
     def __init__(self, new: Callable[[], V]) -> None:
         self._new = new
         self._kept: dict[Work, _Kept[V]] = {}
@@ -110,8 +108,6 @@ class BySplit(Generic[V]):
 
 class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
     """Batches, their tokens and seconds by split, size, and whether another batch ran beside."""
-
-    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -175,8 +171,6 @@ class ObservedTimes(BySplit[_Known]):
 
     They are zero while nothing is known, so that no input is dropped on a guess.
     """
-
-    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(_Known)
@@ -257,8 +251,6 @@ KEPT_WHEN_CHOOSING = 0.5
 
 class Load:
     """How busy a device has been lately."""
-
-    __slots__ = ("_busy_s", "_ended_s", "_span_s", "waited")
 
     def __init__(self) -> None:
         self.waited = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -136,11 +136,15 @@ class Chain:
         return tuple(ramp - first for ramp in self.ramps if first <= ramp < last)
 
 
-def joined(names: tuple[str, ...], lengths: tuple[int, ...], ramps: tuple[tuple[int, ...], ...]) -> Chain:
-    """Returns the chain of networks with these ramps of their own; raises ModelFolderError."""
-    starts = (0, *accumulate(lengths))
-    inner = [start + ramp for start, own in zip(starts, ramps, strict=False) for ramp in own]
-    return Chain(names=names, lengths=lengths, ramps=tuple(sorted(inner + [bound - 1 for bound in starts[1:-1]])))
+def joined(parts: Sequence[Chain]) -> Chain:
+    """Returns the chain of the networks of several chains, one after the other; raises ModelFolderError."""
+    starts = (0, *accumulate(each.num_blocks for each in parts))
+    inner = [start + ramp for start, each in zip(starts, parts, strict=False) for ramp in each.ramps]
+    return Chain(
+        names=tuple(name for each in parts for name in each.names),
+        lengths=tuple(length for each in parts for length in each.lengths),
+        ramps=tuple(sorted(inner + [bound - 1 for bound in starts[1:-1]])),
+    )
 
 
 def check_networks(networks: tuple[int, ...]) -> None:

@@ -47,7 +47,7 @@ class ChainNetwork:
         """
         first, last = members[0], members[-1]
         for member in members:
-            if member.kept_bytes:
+            if member.backbone.kept_bytes:
                 raise ModelFolderError(f"{member.info.name} keeps something of sequences: it cannot be part of a chain")
             if member.task.spec() != last.task.spec():
                 raise ModelFolderError(f"{member.info.name} and {last.info.name} give different answers: no chain")
@@ -56,11 +56,7 @@ class ChainNetwork:
             member.is_last = member is last
         self.members = tuple(members)
         self.runners: tuple[SegmentRunner, ...] = tuple(members if runners is None else runners)
-        self.chain = joined(
-            tuple(member.info.name for member in members),
-            tuple(member.num_blocks for member in members),
-            tuple(member.ramp_indices for member in members),
-        )
+        self.chain = joined([member.chain for member in members])
 
     @property
     def num_blocks(self) -> int:
@@ -187,20 +183,20 @@ MOST_SEQUENCES = 256
 
 def keeps_sequences(network: AnyNetwork) -> bool:
     """Whether a network keeps anything of sequences between their inputs."""
-    return not isinstance(network, ChainNetwork) and network.kept_bytes > 0
+    return not isinstance(network, ChainNetwork) and network.backbone.kept_bytes > 0
 
 
 def open_memory(network: AnyNetwork, tokens: int | None, fill: Fill, free_bytes: int) -> Memory[Piece] | None:
     """Returns memory for `tokens` tokens of sequences, None: by what is free. None for networks that keep nothing."""
-    if isinstance(network, ChainNetwork) or not network.kept_bytes:
+    if isinstance(network, ChainNetwork) or not network.backbone.kept_bytes:
         return None
     if tokens is None:
         on_gpu = network.device.type == "cuda"
-        tokens = tokens_that_fit(free_bytes, network.kept_bytes, network.max_length, on_gpu=on_gpu)
-    memory = network.open_memory(tokens, fill)
+        tokens = tokens_that_fit(free_bytes, network.backbone.kept_bytes, network.max_length, on_gpu=on_gpu)
+    memory = network.backbone.open_memory(tokens, fill)
     use = memory.use()
     held = use.num_pages * use.page_tokens
-    logger.info("keys and values of %d tokens, %.0f MB", held, held * network.kept_bytes / 1e6)
+    logger.info("keys and values of %d tokens, %.0f MB", held, held * network.backbone.kept_bytes / 1e6)
     return memory
 
 

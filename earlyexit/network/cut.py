@@ -40,7 +40,6 @@ from earlyexit.network.piece import (
 )
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.foresight import Foreseen
-from earlyexit.tasks.base import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,31 +54,6 @@ class Leaving:
     ramp: int
     rows_KD: Tensor
     """What the shared head looks at, for the inputs that leave."""
-
-
-class SharedHead:
-    """The inputs of one running batch that wait for the shared head."""
-
-    def __init__(self, network: EarlyExitModel) -> None:
-        self._network = network
-        self._leaving: list[Leaving] = []
-
-    def __bool__(self) -> bool:
-        """Whether any inputs wait."""
-        return bool(self._leaving)
-
-    def wait(self, leaving: Leaving) -> None:
-        """Have inputs wait until `ask`."""
-        self._leaving.append(leaving)
-
-    def ask(self, last_BD: Tensor | None = None) -> tuple[list[tuple[Leaving, Tensor]], Tensor | None]:
-        """Returns outputs of all waiting inputs, and of those at the model's end if it is reached; then none waits."""
-        leaving, self._leaving = self._leaving, []
-        rows = [(each.ramp, each.rows_KD) for each in leaving]
-        if last_BD is not None:
-            rows.append((self._network.num_blocks - 1, last_BD))
-        outputs = self._network.outputs_together(rows)
-        return list(zip(leaving, outputs, strict=False)), None if last_BD is None else outputs[-1]
 
 
 def cut_out(
@@ -187,33 +161,45 @@ class Cut:
     def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
         inside: Piece | None = piece
         answered: set[str] = set()
-        head = SharedHead(self._late) if self._late is not None else None
+        late: list[Leaving] = []
         for segment in self._segments:
             if inside is None:
                 break
-            if head and segment.end == self._network.num_blocks and self._runner is self._network:
-                yield self._end_together(head, segment, inside)
+            if late and segment.end == self._network.num_blocks and self._runner is self._network:
+                yield self._end_together(late, segment, inside)
                 return
-            step = self._step(segment, inside, answered, head)
+            step = self._step(segment, inside, answered, late)
             inside = step.survivors
             yield step
-        if head:
-            yield Step(answers=_late_answers(head.ask()[0], self._network.task), survivors=inside)
+        if late:
+            yield Step(answers=self._together(late)[0], survivors=inside)
 
-    def _end_together(self, head: SharedHead, segment: Segment, piece: Piece) -> Step[Piece]:
+    def _together(self, late: Sequence[Leaving], *others: tuple[int, Tensor]) -> tuple[tuple[Answer, ...], list[Tensor]]:
+        """Returns the answers of inputs that wait for the shared head, and its outputs for others: one computation."""
+        network = self._late
+        assert network is not None
+        outputs = network.outputs_together([*((each.ramp, each.rows_KD) for each in late), *others])
+        answers = tuple(
+            answer
+            for each, outputs_KC in zip(late, outputs, strict=False)
+            for answer in _answers(
+                each.piece, each.positions, to_host(network.task.answer(outputs_KC)), each.score_B, each.ramp
+            )
+        )
+        return answers, outputs[len(late) :]
+
+    def _end_together(self, late: Sequence[Leaving], segment: Segment, piece: Piece) -> Step[Piece]:
         """Runs the model's last blocks, and the shared head for all inputs of this batch that left on the way."""
         network = self._late
         assert network is not None
         last = network.num_blocks - 1
         last_BD = network.before_head(last, network.gathered(last, network.reach(segment, piece), piece.lengths_B))
         assert last_BD is not None, "the full model has the head that its ramps share"
-        left, outputs_BC = head.ask(last_BD)
-        assert outputs_BC is not None
+        answers, (outputs_BC,) = self._together(late, (last, last_BD))
         opinion, state_BS = self._said(segment, piece, (), outputs_BC)
-        answers = _late_answers(left, network.task)
         return Step(answers=(*answers, *self._conclude(piece, opinion, state_BS).answers), survivors=None)
 
-    def _step(self, segment: Segment, piece: Piece, answered: set[str], head: SharedHead | None) -> Step[Piece]:
+    def _step(self, segment: Segment, piece: Piece, answered: set[str], late: list[Leaving]) -> Step[Piece]:
         foresees = self._policy.foresees is not None and segment.ramp is not None
         values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
@@ -231,7 +217,7 @@ class Cut:
         verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        is_late = bool(left) and head is not None and self._waits(head, piece, left, opinion, verdict, segment.ramp)
+        is_late = bool(left) and self._waits(late, piece, left, opinion, verdict, segment.ramp)
         answers: tuple[Answer, ...] = ()
         if left and not is_late:
             value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
@@ -259,14 +245,14 @@ class Cut:
         return Opinion(self._network.task, outputs_BC), state_BS
 
     def _waits(
-        self, head: SharedHead, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+        self, late: list[Leaving], piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
     ) -> bool:
         """Whether the inputs that leave are answered at the batch's end, by the shared head; notes them then."""
         if self._stays or verdict.value_B is not None or not isinstance(opinion, Foreseen):
             return False
         rows_KD = opinion.before_head(left)
         if rows_KD is not None:
-            head.wait(Leaving(piece=piece, positions=left, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
+            late.append(Leaving(piece=piece, positions=left, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
         return rows_KD is not None
 
     def _conclude(self, piece: Piece, opinion: Opinion, state_BS: Tensor) -> Step[Piece]:
@@ -315,14 +301,6 @@ def _answers(
     return tuple(
         Answer(sample_id=piece.sample_ids[k], value=value, score=scores[k], exit=block)
         for k, value in zip(positions, values, strict=True)
-    )
-
-
-def _late_answers(late: Sequence[tuple[Leaving, Tensor]], task: Task) -> tuple[Answer, ...]:
-    return tuple(
-        answer
-        for each, outputs_KC in late
-        for answer in _answers(each.piece, each.positions, to_host(task.answer(outputs_KC)), each.score_B, each.ramp)
     )
 
 

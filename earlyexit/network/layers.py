@@ -194,7 +194,7 @@ def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
     Models that keep memory of sequences are never captured: every run reads another number of places.
     """
     if model.device.type == "cuda":
-        if model.kept_bytes:
+        if model.backbone.kept_bytes:
             return model
         return CapturedSegments(model, recorder_of(model.device))
     reorder_convolutions(model)

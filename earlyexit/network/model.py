@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.engine.device import Memory
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
-from earlyexit.named import Fill, NamedSpec
+from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, Budget, Encoded, Lengths, Segment, TensorSpec, WirePiece, misfit
 from earlyexit.network.chain import Chain
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
@@ -213,15 +212,6 @@ class EarlyExitModel(nn.Module):
     def dtype(self) -> torch.dtype:
         return torch.float32 if self.backbone.float32_only else next(self.backbone.parameters()).dtype
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes that it keeps of every token of a sequence, in all its blocks; 0: nothing."""
-        return self.backbone.kept_bytes
-
-    def open_memory(self, tokens: int, fill: Fill = "compute") -> Memory[Piece]:
-        """Room for so many tokens of sequences: see `Backbone.open_memory`."""
-        return self.backbone.open_memory(tokens, fill)
-
     def boundary(self, block: int) -> Boundary:
         """Returns what crosses after a block; for -1 what the network takes."""
         return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
@@ -258,8 +248,7 @@ class EarlyExitModel(nn.Module):
 
     def exit_outputs(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
         """Returns temperature-scaled outputs of the exit after `block`, float32 (B, C), from the first tensor."""
-        outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
-        return outputs_BC.float() / self.temperatures_E[block]
+        return self.outputs_of(block, self.exit_head(block).gather(hidden[0], layout))
 
     # The following six let a policy decide before an exit's outputs are computed.
 
@@ -315,24 +304,14 @@ class EarlyExitModel(nn.Module):
             if isinstance(ramp, NormedRamp) and isinstance(self.head, VocabularyHead):
                 ramp.share(self.head)
 
-    @property
-    def measures_importance(self) -> bool:
-        """Whether `run` adds to `importance`, where a piece carries it: see `Network.run`."""
-        return self.backbone.measures_importance
-
     def run_blocks(self, first: int, end: int, values: Tensors, layout: Layout) -> Tensors:
         """Blocks first to end - 1 on what crosses before the first of them (the model's inputs if that is 0)."""
-        return self.backbone.run_blocks(first, end, values if first else self._embedded(values, layout), layout)
-
-    def _embedded(self, values: Tensors, layout: Layout) -> Tensors:
-        """Returns what crosses before block 0, and the tensors that came beside the inputs."""
-        num_inputs = len(self.backbone.inputs)
-        inputs = self._in_own_precision(values[:num_inputs])
-        return (*self.backbone.embed(inputs, layout), *values[num_inputs:])
-
-    def _in_own_precision(self, inputs: Tensors) -> Tensors:
-        """Returns inputs in the model's float type; codecs give float32."""
-        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in inputs)
+        if not first:
+            num_inputs = len(self.backbone.inputs)
+            # Codecs give float32. What came beside the inputs crosses as it is.
+            inputs = tuple(each.to(self.dtype) if each.is_floating_point() else each for each in values[:num_inputs])
+            values = (*self.backbone.embed(inputs, layout), *values[num_inputs:])
+        return self.backbone.run_blocks(first, end, values, layout)
 
 
 def bridge_of(backbone: Backbone, block: int) -> nn.Module:

@@ -328,11 +328,7 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
     """
     check_members(members)
     cards = [member.card for member in members]
-    chain = joined(
-        tuple(card.name for card in cards),
-        tuple(card.num_blocks for card in cards),
-        tuple(card.ramps for card in cards),
-    )
+    chain = joined([card.chain for card in cards])
     models = [os.path.relpath(member.folder.resolve(), folder.resolve()) for member in members]
     reference = cards[-1]
     return ModelCard(

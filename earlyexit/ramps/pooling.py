@@ -77,7 +77,7 @@ else:  # what reads files refuses other names, and lists these
 
 
 def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
-    """Returns the length of the vector that `pool` makes of rows of this shape: (D,), or (C, H, W) for a map.
+    """Returns the length of the vector that pooling makes of rows of this shape: (D,), or (C, H, W) for a map.
 
     Raises ModelFolderError if the pooling does not apply to such rows.
     """
@@ -87,12 +87,6 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
             f"a hidden state of the shape {list(row)} is not pooled by {pooling!r}; a map is by grid"
         )
     return channels * prod(_cells(sides)) if POOLINGS[pooling].in_cells else channels
-
-
-def pool(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
-    """Returns one vector per input, (B, D), from rows (N, D) or maps (N, C, H, W) of packed tokens or whole inputs."""
-    rows = of_inputs(hidden, layout, pooling)
-    return rows if rows.ndim == 2 else pool_maps(rows, pooling)
 
 
 def of_inputs(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:

@@ -96,8 +96,6 @@ class TextStream:
 class Shown:
     """How much of a growing sequence the decoder has been shown."""
 
-    __slots__ = ("_chunk", "_first_chunk", "limit", "num_prompt", "num_tokens", "seen")
-
     def __init__(self, num_prompt: int, limit: int, chunk: int, first_chunk: int | None = None) -> None:
         """`limit`: the most tokens of the sequence; `chunk`, `first_chunk`: of a step, of the first."""
         assert chunk >= 1

@@ -357,7 +357,7 @@ def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded], *, rounds:
 
 def check_measures(model: EarlyExitModel) -> None:
     """Raise PlanError for a network that does not measure how much attention tokens receive."""
-    if not model.measures_importance:
+    if not model.backbone.measures_importance:
         raise PlanError(
             f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
             f"{model.info.family!r} do not tell"

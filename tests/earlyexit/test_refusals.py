@@ -58,7 +58,7 @@ from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import importance_of
-from earlyexit.words import alpha_for, check_prune, pruned
+from earlyexit.words import Words, alpha_for, check_prune, left_of
 from tests.chained_texts import chain_spec, chained
 from tests.earlyexit.codecs.pictures import file_of, noise, png_chunks
 from tests.earlyexit.codecs.prompts import TEMPLATE, prompt_codec, prompt_folder
@@ -151,7 +151,7 @@ def generated(prompt: list[int], *, max_tokens: int = 2, start: int | None = Non
 
 
 def pruned_words(importance: list[float], alpha: float) -> str:
-    return pruned("a", np.array([[0, 1]]), np.array(importance), alpha)
+    return left_of([Words.of("a", np.array([[0, 1]]))], np.array(importance), alpha)[0]
 
 
 CASES: dict[str, Case] = {

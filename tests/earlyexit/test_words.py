@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -14,7 +15,6 @@ from earlyexit.words import (
     alpha_for,
     left_of,
     num_words,
-    pruned,
     standing_of,
 )
 
@@ -23,6 +23,13 @@ CLS = (0, 0)
 
 def offsets(*spans: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+
+def pruned(
+    text: str, offsets_N2: np.ndarray[Any, Any], importance_N: np.ndarray[Any, Any], alpha: float, *, rest: bool = True
+) -> str:
+    (found,) = left_of([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)
+    return found
 
 
 def cut(text: str, spans: list[tuple[int, int]], importance: list[float], alpha: float = 0.8) -> str:

@@ -281,7 +281,7 @@ def decoder() -> EarlyExitModel:
 
 def test_steps_come_after_a_context_and_a_prompt_is_one_input(decoder: EarlyExitModel) -> None:
     splits = profile_splits(3, (0,), (1, 4), (1, 8))
-    memory = decoder.open_memory(room_for(splits, CONTEXT))
+    memory = decoder.backbone.open_memory(room_for(splits, CONTEXT))
     logged = LoggedSegments(decoder)
     live = LiveSplits(decoder, np.random.default_rng(0), logged, CONTEXT)
     for timed in (TimedSplit(split=split(1, 2, 4), length=1), TimedSplit(split=split(0, 3, 4), length=8)):
@@ -298,7 +298,7 @@ def test_steps_come_after_a_context_and_a_prompt_is_one_input(decoder: EarlyExit
 
 def test_there_is_room_for_all_that_is_timed_and_for_no_more(decoder: EarlyExitModel) -> None:
     splits = profile_splits(3, (0, 1), (1, 2, 4), (1, 8), further=60)
-    memory = decoder.open_memory(room_for(splits, CONTEXT))
+    memory = decoder.backbone.open_memory(room_for(splits, CONTEXT))
     live = LiveSplits(decoder, np.random.default_rng(0), context=CONTEXT)
     for _ in range(2):
         for timed in splits:

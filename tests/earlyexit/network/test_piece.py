@@ -19,7 +19,7 @@ from earlyexit.network.boundary import Numbers, stacked, values_of
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, fuse, to_host, when_computed
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.ramps.pooling import pool
+from earlyexit.ramps.pooling import of_inputs
 from tests.earlyexit.network.tokens import layout_of
 
 all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)
@@ -155,7 +155,7 @@ def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, .
 
 def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
     # Summed in bfloat16, which has 8 significant bits, 256 + 1 stays 256.
-    mean_BD = pool(torch.ones(512, 1, dtype=torch.bfloat16), layout_of(512), "mean")
+    mean_BD = of_inputs(torch.ones(512, 1, dtype=torch.bfloat16), layout_of(512), "mean")
     assert mean_BD.dtype == torch.bfloat16
     assert mean_BD.tolist() == [[1.0]]
 

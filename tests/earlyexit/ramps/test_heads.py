@@ -11,9 +11,10 @@ from torch.nn.functional import interpolate
 from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Layout
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp
-from earlyexit.ramps.pooling import Pooling, pool, pooled_size
+from earlyexit.ramps.pooling import Pooling, of_inputs, pool_maps, pooled_size
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.checkpoints import resnet_state
@@ -36,6 +37,11 @@ def bridge_ramp(model: EarlyExitModel, block: int) -> BridgeRamp:
     ramp = model.exit_head(block)
     assert isinstance(ramp, BridgeRamp)
     return ramp
+
+
+def pool(hidden: torch.Tensor, layout: Layout, pooling: Pooling) -> torch.Tensor:
+    rows = of_inputs(hidden, layout, pooling)
+    return rows if rows.ndim == 2 else pool_maps(rows, pooling)
 
 
 @torch.inference_mode()
