@@ -29,6 +29,7 @@ OfframpError                        500 INTERNAL
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -144,11 +145,7 @@ class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword arguments do not survive the default pickling
-        return _rebuild_retryable, (type(self), str(self), self.retry_after_s)
-
-
-def _rebuild_retryable(cls: type[_RetryableError], message: str, retry_after_s: float) -> _RetryableError:
-    return cls(message, retry_after_s=retry_after_s)
+        return partial(type(self), retry_after_s=self.retry_after_s), (str(self),)
 
 
 class RateLimitError(_RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):

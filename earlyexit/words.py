@@ -101,7 +101,7 @@ class Words:
 
 
 def left_of(words: Sequence[Words], importance_N: Importance, alpha: float, *, rest: bool = True) -> tuple[str, ...]:
-    """Returns an input's texts without the words whose tokens all get at most alpha times the mean of all words' tokens.
+    """Returns an input's texts without words whose tokens all get at most alpha times the mean of all words' tokens.
 
     `words`: of every text; in each, tokens of other texts belong to no word. Texts are unchanged if the importance of a
     word's token is unknown, and a text if all its words would go. Text behind the last token, where it was cut, stays

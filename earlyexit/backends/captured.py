@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,23 +25,15 @@ WARM_UPS = 3
 Work = Callable[[], None]
 
 
-class Recorder(Protocol):
-    """Records the work of one device, which runs in the order of its submission."""
-
-    def record(self, work: Work) -> Work:
-        """Runs `work`, and returns a function that runs it again on the same tensors.
-
-        Raises RuntimeError where it cannot be recorded. Other threads may use the device meanwhile.
-        """
-        ...
+Record = Callable[[Work], Work]
+"""Runs the work of one device, in the order of its submission, and returns a function that runs it again on the same
+tensors. Raises RuntimeError where it cannot be recorded. Other threads may use the device meanwhile."""
 
 
-class EagerRecorder:
-    """Runs the work itself every time: a recorder without a GPU, for dry runs of the GPU bench."""
-
-    def record(self, work: Work) -> Work:
-        work()
-        return work
+def run_again(work: Work) -> Work:
+    """Runs the work itself every time: for dry runs of the GPU bench, without a GPU."""
+    work()
+    return work
 
 
 class CudaRecorder:
@@ -99,9 +91,9 @@ class CudaRecorder:
 
 
 @cache
-def recorder_of(device: torch.device) -> Recorder:
+def recorder_of(device: torch.device) -> Record:
     """Returns the recorder of a device; there is one per device, so that all captures share its pool."""
-    return CudaRecorder(device) if device.type == "cuda" else EagerRecorder()
+    return CudaRecorder(device).record if device.type == "cuda" else run_again
 
 
 MOST_TOKENS = 8192
@@ -282,12 +274,12 @@ class StaticSegment:
         self._replay: Callable[[], None]
 
     @torch.inference_mode()
-    def record(self, recorder: Recorder) -> StaticSegment:
+    def record(self, recorder: Record) -> StaticSegment:
         """Record it; returns itself. Raises RuntimeError where it cannot be recorded."""
         if self._index is not None:
             whole = np.full(1, min(self._shape.longest, self._shape.num_tokens), dtype=np.int32)
             self._index.copy_(index_of(self._shape, whole))
-        self._replay = recorder.record(self._work)
+        self._replay = recorder(self._work)
         return self
 
     @torch.inference_mode()
@@ -342,7 +334,7 @@ class CapturedSegments(SegmentRunner):
     segments that could not be captured. So every segment is ready.
     """
 
-    def __init__(self, model: EarlyExitModel, recorder: Recorder) -> None:
+    def __init__(self, model: EarlyExitModel, recorder: Record) -> None:
         self._model = model
         self._recorder = recorder
         self._mixes = model.attention in ("auto", "padded")

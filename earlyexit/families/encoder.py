@@ -53,20 +53,15 @@ def attend_and_measure(
         row, head = group // heads, group % heads
         scores = buffer[: len(group)]
         torch.baddbmm(scores, query[part], key[part].transpose(1, 2), beta=0, alpha=size**-0.5, out=scores)
-        if full is not None:
-            _hide(scores, full[row, head])
+        if full is not None and full.dtype == torch.bool:
+            scores.masked_fill_(~full[row, head], -torch.inf)
+        elif full is not None:
+            scores.add_(full[row, head])
         weights = torch.softmax(scores, dim=-1, out=scores if scores.device.type == "cpu" else None)
         torch.bmm(weights, value[part], out=context[part])
         torch.bmm(counted[row][:, None], weights, out=received[part])
     by_head = received.view(rows, heads, length)
     return context.view(rows, heads, length, size).to(query_RHTd.dtype), by_head.sum(1, dtype=torch.float32)
-
-
-def _hide(scores: Tensor, mask: Tensor) -> None:
-    if mask.dtype == torch.bool:
-        scores.masked_fill_(~mask, -torch.inf)
-    else:
-        scores.add_(mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provid
 from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
-from earlyexit.foreign.onnx_file import dataflow_of, locations
+from earlyexit.foreign.onnx_model import dataflow_of, locations
 from earlyexit.network.boundary import Boundary, DType, TensorSpec
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel

@@ -46,7 +46,7 @@ from earlyexit.foreign.onnx_backbone import (
     read_graph,
     weights_of,
 )
-from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
+from earlyexit.foreign.onnx_model import dataflow_of, sizes_of_input
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import DATATYPES, NUMPY, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors

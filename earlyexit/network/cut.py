@@ -174,7 +174,9 @@ class Cut:
         if late:
             yield Step(answers=self._together(late)[0], survivors=inside)
 
-    def _together(self, late: Sequence[Leaving], *others: tuple[int, Tensor]) -> tuple[tuple[Answer, ...], list[Tensor]]:
+    def _together(
+        self, late: Sequence[Leaving], *others: tuple[int, Tensor]
+    ) -> tuple[tuple[Answer, ...], list[Tensor]]:
         """Returns the answers of inputs that wait for the shared head, and its outputs for others: one computation."""
         network = self._late
         assert network is not None

@@ -6,7 +6,7 @@ import colorsys
 import io
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,51 +73,39 @@ def read_mask(label: Any, *, height: int, width: int, row: int, wanted_by: str =
 
     `wanted_by` begins the message about wrong sides.
     """
-    wanted = _Wanted(width, height, wanted_by)
-    mask = _decoded(label, wanted, row) if isinstance(label, bytes) else np.asarray(label)
+    sides, wanted = (width, height), f"{wanted_by} {width} x {height}"
+    mask = _decoded(label, sides, wanted, row) if isinstance(label, bytes) else np.asarray(label)
     if mask.ndim != 2 or mask.dtype != np.uint8:
         raise DataError(
             f"row {row}: a mask of {mask.dtype.name} of the shape {list(mask.shape)}; {NEEDED}, or uint8 (H, W)"
         )
-    _check_size(mask.shape[1], mask.shape[0], wanted, row)
+    _check_sides(mask.shape[::-1], sides, wanted, row)
     return mask
 
 
-class _Wanted(NamedTuple):
-    width: int
-    height: int
-    by: str
-
-    def __str__(self) -> str:
-        return f"{self.by} {self.width} x {self.height}"
-
-
-def _decoded(content: bytes, wanted: _Wanted, row: int) -> Mask:
+def _decoded(content: bytes, sides: tuple[int, ...], wanted: str, row: int) -> Mask:
     from PIL import Image, UnidentifiedImageError
 
     try:
         image: Image.Image = Image.open(io.BytesIO(content), formats=("PNG",))
+        _check_sides(image.size, sides, wanted, row)  # by the header, before anything is decoded
+        if image.mode not in INDEXED:
+            raise DataError(f"row {row}: the mask is an image of the mode {image.mode}, colours for class ids; {NEEDED}")
+        if image.mode == "L" and content[DEPTH] != 8:
+            raise DataError(f"row {row}: the mask has {content[DEPTH]} bits of grey for a pixel, not 8; {NEEDED}")
+        return np.array(image, dtype=np.uint8)
+    except DataError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"row {row}: the mask has too many pixels; {wanted}") from None
     except UnidentifiedImageError:
         raise DataError(f"row {row}: the mask is no PNG file, or a broken one; {NEEDED}") from None
     except Exception as error:  # Pillow's readers raise anything at all on broken files
-        raise _broken(error, row) from error
-    _check_size(*image.size, wanted, row)  # by the header, before anything is decoded
-    if image.mode not in INDEXED:
-        raise DataError(f"row {row}: the mask is an image of the mode {image.mode}, colours for class ids; {NEEDED}")
-    if image.mode == "L" and content[DEPTH] != 8:
-        raise DataError(f"row {row}: the mask has {content[DEPTH]} bits of grey for a pixel, not 8; {NEEDED}")
-    try:
-        return np.array(image, dtype=np.uint8)
-    except Exception as error:  # Pillow's readers raise anything at all on broken files
-        raise _broken(error, row) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"row {row}: the mask cannot be decoded: {reason}; {NEEDED}") from error
 
 
-def _broken(error: Exception, row: int) -> DataError:
-    return DataError(f"row {row}: the mask cannot be decoded: {type(error).__name__}: {error}; {NEEDED}")
-
-
-def _check_size(width: int, height: int, wanted: _Wanted, row: int) -> None:
-    if (width, height) != wanted[:2]:
+def _check_sides(sides: tuple[int, ...], needed: tuple[int, ...], wanted: str, row: int) -> None:
+    if sides != needed:
+        width, height = sides
         raise DataError(f"row {row}: a mask of {width} x {height} pixels, width by height; {wanted}")

@@ -16,7 +16,7 @@ from earlyexit.backends.captured import (
     MOST_TOKENS,
     CapturedSegments,
     CudaRecorder,
-    Recorder,
+    Record,
     Shape,
     Work,
     shape_of,
@@ -60,7 +60,7 @@ class Log:
     recorded: int = 0
     replayed: int = 0
 
-    def record(self, work: Work) -> Work:
+    def __call__(self, work: Work) -> Work:
         self.tried += 1
         if self.tokens_of(work) > self.limit:
             try:
@@ -84,8 +84,8 @@ class Log:
         return shape.num_tokens
 
 
-def recorder_on(device: str) -> Recorder:
-    return Log() if device == "cpu" else CudaRecorder(torch.device(device))
+def recorder_on(device: str) -> Record:
+    return Log() if device == "cpu" else CudaRecorder(torch.device(device)).record
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, seed: int = 0) -> Piece:
@@ -98,7 +98,7 @@ def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, s
     return step.survivors
 
 
-def ready(model: EarlyExitModel, recorder: Recorder, *segments: Segment, budget: Budget = FOUR) -> CapturedSegments:
+def ready(model: EarlyExitModel, recorder: Record, *segments: Segment, budget: Budget = FOUR) -> CapturedSegments:
     captured = CapturedSegments(model, recorder)
     captured.prepare(dict.fromkeys(segments, budget))
     return captured
@@ -282,13 +282,13 @@ class Serving(Log):
     segments: list[CapturedSegments] = field(default_factory=list)
     run: list[Work] = field(default_factory=list)
 
-    def record(self, work: Work) -> Work:
+    def __call__(self, work: Work) -> Work:
         work()
         for meanwhile in self.run:
             meanwhile()
             work()
             meanwhile()
-        return super().record(work)
+        return super().__call__(work)
 
 
 def test_a_plan_is_made_ready_beside_batches_that_run(small_model: EarlyExitModel) -> None:
