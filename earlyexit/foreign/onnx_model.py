@@ -224,7 +224,9 @@ def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
         outputs=tuple(each.name for each in graph.output),
         weights=frozenset(weights),
         shapes=shapes,
-        bytes_per_input={name: math.prod(shape) * _item_bytes(types[name].elem_type) // batch for name, shape in shapes.items()},
+        bytes_per_input={
+            name: math.prod(shape) * _item_bytes(types[name].elem_type) // batch for name, shape in shapes.items()
+        },
         batch=batch,
     )
 

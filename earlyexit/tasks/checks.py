@@ -90,7 +90,9 @@ def _decoded(content: bytes, sides: tuple[int, ...], wanted: str, row: int) -> M
         image: Image.Image = Image.open(io.BytesIO(content), formats=("PNG",))
         _check_sides(image.size, sides, wanted, row)  # by the header, before anything is decoded
         if image.mode not in INDEXED:
-            raise DataError(f"row {row}: the mask is an image of the mode {image.mode}, colours for class ids; {NEEDED}")
+            raise DataError(
+                f"row {row}: the mask is an image of the mode {image.mode}, colours for class ids; {NEEDED}"
+            )
         if image.mode == "L" and content[DEPTH] != 8:
             raise DataError(f"row {row}: the mask has {content[DEPTH]} bits of grey for a pixel, not 8; {NEEDED}")
         return np.array(image, dtype=np.uint8)
