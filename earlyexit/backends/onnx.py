@@ -460,11 +460,7 @@ def quiet_exporter() -> Iterator[None]:
         registry.setLevel(level)
 
 
-def _main(job: Path) -> None:
-    model, files = torch.load(job, map_location="cpu", weights_only=False)
-    for segment, path in files.items():
-        export(model, segment, path)
-
-
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    job_model, job_files = torch.load(sys.argv[1], map_location="cpu", weights_only=False)
+    for job_segment, job_path in job_files.items():
+        export(job_model, job_segment, job_path)

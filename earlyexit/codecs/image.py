@@ -84,7 +84,9 @@ def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
     image by `name`.
     """
     with _refusing(name):
-        image = _rgb(_upright(_opened(content)))
+        image = _opened(content)
+        turn = _turn(image)
+        image = _rgb(image if turn is None else image.transpose(turn))
         box = size.source_box(*image.size)
         resized = image.resize((size.width, size.height), INTERPOLATIONS[size.interpolation], box)
         return np.asarray(resized)
@@ -136,11 +138,6 @@ def _opened(content: bytes) -> Image.Image:
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise UnprocessableInputError("it is an animation")
     return image
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    turn = _turn(image)
-    return image if turn is None else image.transpose(turn)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
@@ -216,7 +213,7 @@ class ImageCodec(Codec[ImageRow]):
 
     def is_slow(self, rows: Sequence[ImageRow]) -> bool:
         """Files are always slow: a small one may hold a large image."""
-        return any(isinstance(row, bytes) for row in rows) or sum(map(_num_bytes, rows)) > LARGE_BYTES
+        return sum(LARGE_BYTES + 1 if isinstance(row, bytes) else row.nbytes for row in rows) > LARGE_BYTES
 
     def surely_takes(self, row: ImageRow) -> bool:
         """A file that could be read can have any size; pixels have one."""
@@ -242,7 +239,3 @@ def _file(element: object, where: str) -> bytes:
     if not element:
         raise InputError(f"{where}: the image file is empty")
     return element
-
-
-def _num_bytes(row: ImageRow) -> int:
-    return len(row) if isinstance(row, bytes) else row.nbytes

@@ -89,7 +89,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now_in_words
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
@@ -106,10 +106,6 @@ def _to_json(
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
-
-
-def _now_in_words(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def copy_chat_files(source: Path, folder: Path) -> None:

@@ -265,7 +265,8 @@ class TextTokenizer:
         """
         given, rows = rows, [self._shortened(row) for row in rows]
         # A batch wakes the tokenizer's thread pool, which a single text does not repay.
-        encodings = [_encode(self._tokenizer, rows[0])] if len(rows) == 1 else self._batch(rows)
+        one = len(rows) == 1
+        encodings = [_encode(self._tokenizer, rows[0])] if one else self._tokenizer.encode_batch_fast(list(rows))
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
         for k in too_long:
             if truncate:
@@ -314,10 +315,6 @@ class TextTokenizer:
         text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
         offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return np.where((text_N < 0)[:, None], 0, offsets_N2), text_N
-
-    def _batch(self, rows: Sequence[TextOrPair]) -> list[Encoding]:
-        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(rows))
-        return encodings
 
 
 def _encoded(ids: list[int]) -> Encoded:

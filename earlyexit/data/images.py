@@ -95,7 +95,11 @@ def open_images(path: Path, *, part: str | None = None) -> Iterator[ImageFiles]:
     elif not path.is_file():
         raise DataError(f"{path}: no such file or folder")
     else:
-        with _open_zip(path) as archive:
+        try:
+            opened = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: neither a folder nor a zip archive of images: {error}") from error
+        with opened as archive:
             sizes = {each.filename: each.file_size for each in archive.infolist() if not each.is_dir()}
 
             def read(name: str) -> bytes:
@@ -109,13 +113,6 @@ def open_images(path: Path, *, part: str | None = None) -> Iterator[ImageFiles]:
 def is_images(path: Path) -> bool:
     """Whether `open_images` reads a path: a folder, an archive, or an image."""
     return path.is_dir() or path.suffix.lower() in (".zip", *SUFFIXES)
-
-
-def _open_zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: neither a folder nor a zip archive of images: {error}") from error
 
 
 def _of(path: Path, files: list[str], read: Callable[[str], bytes], part: str | None) -> ImageFiles:

@@ -182,10 +182,6 @@ def _read_text(path: Path, raises: type[InputError], hint: str) -> str:
         raise raises(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
 
 
-class _StandsTwiceError(Exception):
-    """A key occurs twice in a JSON mapping; Python would use the last."""
-
-
 def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
     # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
     lines = LineNumbers(text.replace("\t", " "))
@@ -193,18 +189,17 @@ def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
         document = json.loads(text, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
         raise raises(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    except _StandsTwiceError as error:
-        raise raises(f"{path}{_line_of_second(lines)}: not JSON: {error}") from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise raises(f"{path}: not JSON: {str(error).partition(';')[0]}") from error
+    except ValueError as error:  # a key that stands twice, or an integer of more digits than Python reads
+        raise raises(f"{path}{_line_of_second(lines)}: not JSON: {str(error).partition('; use sys.')[0]}") from error
     return Source(document=document, where=str(path), raises=raises, lines=lines)
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON mapping; raises ValueError where a key occurs twice, of which Python would use the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise _StandsTwiceError(_twice(next(key for index, key in enumerate(keys) if key in keys[:index])))
+        raise ValueError(_twice(next(key for index, key in enumerate(keys) if key in keys[:index])))
     return found
 
 

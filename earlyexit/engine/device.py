@@ -342,7 +342,8 @@ class Device(Generic[PayloadT]):
             choice = self.engine.begin(self.clock.now_s())
             if choice.batch is not None:
                 self._pins.take(choice.batch.members)
-        self._release([_too_late(member) for member in choice.dropped])
+        late = DeadlineError("the deadline could no longer be met, so the input was not run")
+        self._release([Failed(member=member, error=late) for member in choice.dropped])
         return choice.wake_s if choice.batch is None else choice.batch
 
     def run(self, batch: Batch[PayloadT]) -> list[Survivors[PayloadT]]:
@@ -583,10 +584,6 @@ def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[Pa
         yield from runner.run(batch)
     except Exception as error:
         raise _ModelFailure(error) from error
-
-
-def _too_late(member: Member[PayloadT]) -> Failed[PayloadT]:
-    return Failed(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
 
 
 def _over(member: Member[PayloadT]) -> Failed[PayloadT]:

@@ -111,7 +111,10 @@ class Backbone(nn.Module, ABC):
 
     def sha256(self) -> str:
         """What tells that it is still the network it was: of its weights, wherever these are."""
-        return weights_sha256(self)
+        digest = hashlib.sha256()
+        for part in weight_bytes(self):
+            digest.update(part)
+        return digest.hexdigest()
 
     def write_files(self, folder: Path) -> None:
         """Put what `build` reads of a model's folder there, if it is not there already; for most that is nothing."""
@@ -173,16 +176,8 @@ class Family(ABC):
         return None
 
 
-def weights_sha256(module: nn.Module) -> str:
-    """Returns the SHA-256 of a module's state: names, types, shapes and numbers."""
-    digest = hashlib.sha256()
-    for part in weight_bytes(module):
-        digest.update(part)
-    return digest.hexdigest()
-
-
 def weight_bytes(module: nn.Module) -> Iterator[bytes | memoryview]:
-    """Yields a module's state for a digest."""
+    """Yields a module's state for a digest: names, types, shapes and numbers."""
     for name, tensor in module.state_dict().items():
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
         yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data  # numpy has not every type of torch's

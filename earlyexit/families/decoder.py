@@ -89,7 +89,7 @@ class Rows:
 
     def join(self, block: int) -> None:
         """Add the rows that wait before a block."""
-        pending = self._backbone.pending
+        pending = self._backbone.memory.pending
         starts = [(older or run).start for older, run in zip(self._copied, self._spans, strict=True)]
         found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
         if not any(found):
@@ -109,7 +109,7 @@ class Rows:
 
     def run(self, first: int, end: int) -> None:
         """Run blocks `first` to `end` - 1."""
-        kv = self._backbone.kv
+        kv = self._backbone.memory.kv
         if not self._is_indexed:
             self._index()
         for index in range(first, end):
@@ -125,7 +125,7 @@ class Rows:
 
         Returns the rows of the call's own inputs, packed (N, D).
         """
-        pending, is_last = self._backbone.pending, end == self._backbone.num_blocks
+        pending, is_last = self._backbone.memory.pending, end == self._backbone.num_blocks
         rows = self._split()
         for run, span, rows_nD, copied in zip(self.runs, self._spans, rows, self._copied, strict=True):
             if is_last:
@@ -289,16 +289,6 @@ class DecoderBackbone(Backbone):
         return RmsNorm(self.config.hidden_size, self.config.norm_eps)
 
     @property
-    def kv(self) -> KvStore:
-        """The store of keys and values; raises ModelFolderError before `open_store`."""
-        return self.memory.kv
-
-    @property
-    def pending(self) -> Pending:
-        """Tokens that left early."""
-        return self.memory.pending
-
-    @property
     def memory(self) -> KvMemory:
         """What it keeps of sequences; raises ModelFolderError before `open_store`."""
         if self._memory is None:
@@ -338,9 +328,9 @@ class DecoderBackbone(Backbone):
         behind = behind_B.tolist()
         runs = self.runs(run_B5, behind, layout)
         for run in runs:  # sequences of a replica have entered already; those of offline runs enter here
-            self.kv.enter(run.sequence, run.limit)
+            self.memory.kv.enter(run.sequence, run.limit)
         rows = Rows(self, runs, behind, hidden_ND)
-        stops = sorted({first, *(block for run in runs for block in self.pending.blocks(run, first, end))})
+        stops = sorted({first, *(block for run in runs for block in self.memory.pending.blocks(run, first, end))})
         for at, until in zip(stops, [*stops[1:], end], strict=True):
             rows.join(at)
             rows.run(at, until)
@@ -361,7 +351,7 @@ class DecoderBackbone(Backbone):
 
     def where(self, runs: Sequence[Run]) -> Any:
         """Returns what blocks must know of the rows of these runs."""
-        places = self.kv.places(runs)
+        places = self.memory.kv.places(runs)
         return Where(places, self.rotary(places.position_N))
 
     def rotary(self, position_N: Tensor) -> Tensors:

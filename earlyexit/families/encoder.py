@@ -220,27 +220,13 @@ def _whole_per_token(name: str, below: int) -> TensorSpec:
     return TensorSpec(name=name, shape=(), dtype="int32", per_token=True, below=below)
 
 
-def copy_embeddings(
-    backbone: EncoderBackbone, weights: Mapping[str, Tensor], *, prefix: str = "embeddings.", token_type: bool
-) -> None:
-    """Fill the embeddings; without token types in the inputs, that of a first sentence is added to the positions."""
-    position = weights[f"{prefix}position_embeddings.weight"]
-    types = {}
-    if backbone.config.token_types:
-        types = {"token_type.weight": weights[f"{prefix}token_type_embeddings.weight"]}
-    elif token_type:
-        position = position + weights[f"{prefix}token_type_embeddings.weight"][0]
-    backbone.embeddings.load_state_dict(
-        {
-            "word.weight": weights[f"{prefix}word_embeddings.weight"],
-            "position.weight": position,
-            "norm.weight": weights[f"{prefix}LayerNorm.weight"],
-            "norm.bias": weights[f"{prefix}LayerNorm.bias"],
-            **types,
-        }
-    )
-
-
+EMBEDDINGS = {
+    "word.weight": ("embeddings.word_embeddings.weight",),
+    "position.weight": ("embeddings.position_embeddings.weight",),
+    "norm.weight": ("embeddings.LayerNorm.weight",),
+    "norm.bias": ("embeddings.LayerNorm.bias",),
+}
+TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 PARTS = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention_out": ("attention.output.dense",),
@@ -294,7 +280,12 @@ class Bert(Family):
 
     def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
         """Fill the backbone with the weights of the bare `transformers` encoder, by their names there."""
-        copy_embeddings(backbone, weights, token_type=self.has_token_types)
+        embeddings = put_together(weights, EMBEDDINGS)
+        if backbone.config.token_types:
+            embeddings["token_type.weight"] = weights[TOKEN_TYPES]
+        elif self.has_token_types:  # inputs have none, so that of a first sentence is added to the positions
+            embeddings["position.weight"] += weights[TOKEN_TYPES][0]
+        backbone.embeddings.load_state_dict(embeddings)
         kinds = ("weight", "bias")
         names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, kinds)
         backbone.blocks.load_state_dict(put_together(weights, names))

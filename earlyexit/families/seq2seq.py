@@ -284,11 +284,11 @@ class Seq2SeqBackbone(DecoderBackbone):
 
     def where(self, runs: Sequence[Run]) -> SidedPlaces:
         sides = _Sides.of(runs)
-        own = self.kv.places(sides.answering, bias_DH=self._bias(sides.answering)) if sides.answering else None
-        crossing = self.kv.places(sides.answering, source=True) if sides.answering else None
+        own = self.memory.kv.places(sides.answering, bias_DH=self._bias(sides.answering)) if sides.answering else None
+        crossing = self.memory.kv.places(sides.answering, source=True) if sides.answering else None
         if not sides.reading:
             return SidedPlaces(own, crossing, None, None, None)
-        places = np.concatenate([self.kv.place_of(run, run.start) for run in sides.reading])
+        places = np.concatenate([self.memory.kv.place_of(run, run.start) for run in sides.reading])
         return SidedPlaces(own, crossing, self._index(sides.own), self._index(sides.source), self._index(places))
 
     def _read(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:

@@ -355,11 +355,6 @@ def with_shares(
     return tuple(replace(site, seconds_share=share(site)) for site in sites)
 
 
-def work_shares(sites: Sequence[Site], flow: Dataflow) -> tuple[Site, ...]:
-    """Returns the sites with shares as if every operator that works took equally long."""
-    return with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})
-
-
 MOST_TENSORS = 3
 LONG = 0.1
 """The least share of the model's time between two sites for which cut sets are sought."""
@@ -373,7 +368,9 @@ def with_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> t
 
     The sites' shares say how long a stretch is; where a site has none, the number of operators that work does.
     """
-    counted = sites if all(site.seconds_share is not None for site in sites) else work_shares(sites, flow)
+    counted = sites
+    if any(site.seconds_share is None for site in sites):
+        counted = with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})
     ends = [0.0, *(site.seconds_share or 0.0 for site in counted), 1.0]
     regions = regions_of(flow, [site.tensors[0] for site in sites])
     found: list[Site] = []

@@ -29,7 +29,7 @@ from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provid
 from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
-from earlyexit.foreign.onnx_model import dataflow_of, locations
+from earlyexit.foreign.onnx_file import dataflow_of, locations
 from earlyexit.network.boundary import Boundary, DType, TensorSpec
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
@@ -180,14 +180,6 @@ class GraphConfig(Entry):
         return self.codec_inputs if block == 0 else self.cuts[block - 1]
 
 
-def read_config(config: Mapping[str, Any]) -> GraphConfig:
-    """Returns the configuration in a card; raises ModelFolderError saying what is wrong."""
-    try:
-        return GraphConfig.model_validate(config)
-    except ValidationError as error:
-        raise ModelFolderError(f"no onnx backbone can be built: {first_mistake(error, 'the graph')}") from error
-
-
 FILE, WEIGHTS_SUFFIX = "graph.onnx", ".data"
 FILES = (FILE, FILE + WEIGHTS_SUFFIX)
 """The files of a graph and of its weights."""
@@ -326,8 +318,8 @@ class OnnxBackbone(Backbone):
         piece: _Piece = self._sessions.get((first, end, layout.device.type))
         crossing = {each.name: (each, values) for each, values in zip(self.config.before(first), hidden, strict=True)}
         feeds = {name: fed(*crossing[name], layout) for name in piece.part.inputs if name in crossing}
-        of_layout = self.config.layout_inputs
-        feeds |= layout_feeds([of_layout[name] for name in piece.part.inputs if name in of_layout], layout)
+        made = self.config.layout_inputs
+        feeds |= {name: of_layout(made[name], layout) for name in piece.part.inputs if name in made}
         feeds |= {name: _sizes(self.config.sizes[name], layout) for name in piece.part.sizes}
         results = dict(zip(piece.outputs, piece.session.run(piece.outputs, feeds), strict=True))
         after = [
@@ -406,7 +398,10 @@ class OnnxGraph(Family):
 
     def build(self, config: JsonDict, folder: Path | None = None) -> OnnxBackbone:
         """Raise ModelFolderError where the folder does not hold the graph that the configuration was made for."""
-        read = read_config(config)
+        try:
+            read = GraphConfig.model_validate(config)
+        except ValidationError as error:
+            raise ModelFolderError(f"no onnx backbone can be built: {first_mistake(error, 'the graph')}") from error
         if folder is None:
             raise ModelFolderError("an onnx model is a file in a model's folder; it cannot be made of sizes")
         if Path(read.file).name != read.file:
@@ -496,12 +491,7 @@ def _taken(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
     return rows.to(TORCH_DTYPES[DTYPES[crossing.dtype]])
 
 
-def layout_feeds(inputs: Iterable[GraphInput], layout: Layout) -> dict[str, Array]:
-    """Returns the inputs that follow from the layout alone."""
-    return {each.name: _of_layout(each, layout) for each in inputs}
-
-
-def _of_layout(graph_input: GraphInput, layout: Layout) -> Array:
+def of_layout(graph_input: GraphInput, layout: Layout) -> Array:
     """Returns an input that follows from the lengths alone, (B, T) or (T, B)."""
     dtype, shape = np.dtype(graph_input.dtype), (layout.num_inputs, layout.longest)
     if graph_input.source == "mask":

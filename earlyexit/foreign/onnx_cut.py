@@ -40,13 +40,13 @@ from earlyexit.foreign.onnx_backbone import (
     fed,
     fingerprint,
     in_plain_words,
-    layout_feeds,
+    of_layout,
     one_line,
     open_graph,
     read_graph,
     weights_of,
 )
-from earlyexit.foreign.onnx_model import dataflow_of, sizes_of_input
+from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import DATATYPES, NUMPY, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
@@ -264,7 +264,8 @@ class Opened:
         flow = dataflow_of(model.graph, model.graph)
         names = [output] if output is not None else [each.name for each in model.graph.output]
         if output is not None and output not in flow.maker:
-            raise GraphError(f"the graph has no tensor {output!r}; its outputs are {_outputs(model)}")
+            others = ", ".join(each.name for each in model.graph.output)
+            raise GraphError(f"the graph has no tensor {output!r}; its outputs are {others}")
         trials = Whole(model, folder, entry, names).measured()
 
         def can_be(name: str) -> bool:
@@ -290,7 +291,7 @@ class Opened:
             outputs="probabilities" if (self.answers >= 0).all() and (sums < SURE).all() else "logits",
             sizes={name: sizes_of(name, of_name[name]) for name in sizes},
         )
-        whole.check_longest()
+        longest_taken("the graph", self.entry.max_length, whole.runs, least=SHAPES[0][1], must=True)
         check_blocks(OnnxBackbone(config, self.folder), whole, config, rows)
         return config
 
@@ -341,7 +342,7 @@ class Whole:
         """Returns tensors for inputs as the codec gives them; raises GraphError where the graph does not take them."""
         entered = zip(self._entry.codec_inputs, self._entry.enter(values), strict=True)
         feeds = {each.name: fed(each, rows, layout) for each, rows in entered}
-        feeds |= layout_feeds(self._entry.layout_inputs.values(), layout)
+        feeds |= {name: of_layout(each, layout) for name, each in self._entry.layout_inputs.items()}
         try:
             results = self._session.run(self._names, feeds)
         except Exception as error:  # ONNX Runtime's have no base of their own
@@ -351,11 +352,8 @@ class Whole:
             ) from error
         return dict(zip(self._names, results, strict=True))
 
-    def check_longest(self) -> None:
-        """Raise GraphError, naming the longest input that the graph takes, where inputs may be longer."""
-        longest_taken("the graph", self._entry.max_length, self._runs, least=SHAPES[0][1], must=True)
-
-    def _runs(self, length: int) -> bool:
+    def runs(self, length: int) -> bool:
+        """Whether the graph takes an input of so many tokens."""
         layout = layout_of([length])
         return not isinstance(or_why(self.run, examples(self._entry.entry, layout), layout), str)
 
@@ -540,7 +538,3 @@ def _constant(graph: Any, name: str) -> Array | None:
             return np.array(value.ints)
         tensor = value.t if value.name == "value" else None
     return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
-
-
-def _outputs(model: Any) -> str:
-    return ", ".join(each.name for each in model.graph.output)

@@ -1,16 +1,12 @@
-"""An ONNX file as a foreign model, without torch: only cutting it, in `onnx_cut`, needs that.
-
-A file is read as a dataflow by its structure alone, so weights beside the file are not loaded.
-"""
+"""An ONNX file as a foreign model, without torch: only cutting it, in `onnx_cut`, needs that."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,253 +15,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from earlyexit.data.rows import IMAGE, PAIR, TEXT
-from earlyexit.errors import GraphError, InputError, first_line
-from earlyexit.foreign.dataflow import (
-    REPEATS,
-    Dataflow,
-    Operator,
-    Site,
-    check_operator,
-    kind_of,
-    layout_role,
-    with_shares,
-)
+from earlyexit.errors import GraphError, InputError
+from earlyexit.foreign.dataflow import REPEATS, Site, layout_role, with_shares
 from earlyexit.foreign.model import TEXT_LENGTH, ForeignModel, given_head
+from earlyexit.foreign.onnx_file import (
+    OPEN_SIZE,
+    check_operators,
+    dataflow_of,
+    load_structure,
+    sizes_of_input,
+    weights_beside,
+    with_shapes,
+)
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Pretrained
-
-logger = logging.getLogger(__name__)
-
-SMALL = 4096
-"""The most values of a tensor that is kept, or computed, while shapes are inferred, because shapes may depend on it."""
-ROUNDS = 8
-"""Rounds of inferring shapes and computing what depends on them."""
-OWN_INITIALIZERS = 4
-"""The first version of ONNX's file format in which weights need not be inputs too."""
-
-
-def with_shapes(proto: Any, open_size: int) -> Any:
-    """Returns the graph with inferred shapes: an open first axis counts one input, other open axes are `open_size`.
-
-    onnx infers shapes from shapes. Where a graph computes a shape from the size of another tensor, onnxscript's folding
-    of constants does that small computation and replaces its operators by what they give, and onnx infers again.
-    """
-    import onnx
-    from onnxscript.optimizer import fold_constants
-
-    known = _structure(proto, open_size)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of operators that it cannot fold
-    try:
-        with np.errstate(all="ignore"):
-            for _ in range(ROUNDS):
-                known = onnx.shape_inference.infer_shapes(known, data_prop=True)
-                if not fold_constants(known, onnx_shape_inference=True, should_fold=_should_fold).modified:
-                    break
-    except Exception as error:  # neither has a base of its own
-        logger.warning("not all shapes are known of the graph %r: %s", proto.graph.name, first_line(error))
-    return known.graph
-
-
-def _should_fold(node: Any) -> bool | None:
-    """Folds no large result, but ConstantOfShape, by which exporters compute shapes; None leaves it to onnxscript."""
-    shape = node.outputs[0].shape
-    if shape is None or not shape.is_static():
-        return None
-    if math.prod(shape) > SMALL:
-        return False
-    return True if node.op_type == "ConstantOfShape" else None
-
-
-def _structure(proto: Any, open_size: int) -> Any:
-    """Returns the model with inputs in the place of large weights, whose values no shape depends on."""
-    import onnx
-
-    weights = {each.name: each for each in proto.graph.initializer}
-    inputs = [each for each in proto.graph.input if each.name not in weights]
-    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=inputs)
-    _close_axes(graph.input, open_size)
-    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    graph.initializer.extend(each for each in weights.values() if _is_small(each))
-    large = [each for each in weights.values() if not _is_small(each)]
-    graph.input.extend(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large)
-    for each in proto.graph.output:
-        graph.output.append(each)
-        graph.output[-1].type.tensor_type.ClearField("shape")
-    version = max(proto.ir_version, OWN_INITIALIZERS)
-    return onnx.ModelProto(graph=graph, opset_import=proto.opset_import, ir_version=version)
-
-
-def _close_axes(inputs: Sequence[Any], open_size: int) -> None:
-    """Give every open axis a size: one input, or as many as another input of the model always has, or `open_size`."""
-    firsts = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
-    batch = next((dim.dim_value for dim in firsts if dim.dim_value > 0), 1)
-    counts_inputs = {dim.dim_param for dim in firsts} - {""}
-    for each in inputs:
-        for axis, dim in enumerate(each.type.tensor_type.shape.dim):
-            if dim.dim_value <= 0:  # some exporters write -1
-                dim.dim_value = batch if axis == 0 or dim.dim_param in counts_inputs else open_size
-
-
-def _is_small(tensor: Any) -> bool:
-    return math.prod(tensor.dims) <= SMALL and not tensor.external_data
-
-
-OPEN_SIZE = 128
-"""The size of axes that a model leaves open (tokens, pixels of a side), without the first, which counts inputs."""
-PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""The first bytes of torch's files and of bare pickles."""
-DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""Domains whose operators are known here; in other domains the same name may mean anything."""
-
-
-def load_structure(path: Path) -> Any:
-    """Returns the onnx.ModelProto of a file, without the weights beside it; raises GraphError where there is none."""
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:
-        raise GraphError("ONNX files are read with onnx: install offramp[onnx] or offramp[gpu]")
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-        if start.startswith(PICKLES):
-            raise GraphError(f"{path} is a pickle or a zip, which may run foreign code and is not loaded; {_WANTED}")
-        proto = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise GraphError(f"{path}: {error.strerror}; {_WANTED}") from error
-    except (DecodeError, UnicodeDecodeError, ValueError) as error:
-        if start[:1] == IR_VERSION:
-            size = path.stat().st_size
-            raise GraphError(
-                f"{path} begins as an ONNX model does, but cannot be read to its end: it is damaged or incomplete "
-                f"({size} bytes); copy or export it again"
-            ) from error
-        raise GraphError(f"{path} is no ONNX model; {_WANTED}") from error
-    if not proto.graph.node:
-        raise GraphError(f"{path} is no ONNX model, or one without operators; {_WANTED}")
-    return proto
-
-
-IR_VERSION = b"\x08"
-"""First byte of an ONNX file: field 1 of ModelProto, `ir_version`, a varint."""
-_WANTED = "a model is a file .onnx, or module:function that gives a torch module and example inputs"
-
-
-def weights_beside(proto: Any, path: Path) -> tuple[Path, ...]:
-    """Returns the files beside a model that hold its weights; raises GraphError for one outside its folder."""
-    folder = path.resolve().parent
-    found: dict[Path, None] = {}
-    for name, location in locations(proto):
-        file = (folder / location).resolve()
-        if not location or not file.is_relative_to(folder) or file == folder:
-            raise GraphError(
-                f"{path}: weights of {name!r} lie at {location!r}, outside the model's folder; put them beside the file"
-            )
-        found[file] = None
-    return tuple(found)
-
-
-def locations(proto: Any) -> Iterator[tuple[str, str]]:
-    """Yields the names of tensors whose values lie beside the model, and where; also of graphs inside it."""
-    for tensor in _tensors(proto):
-        if tensor.data_location == tensor.EXTERNAL:
-            yield tensor.name, next((each.value for each in tensor.external_data if each.key == "location"), "")
-
-
-def _tensors(message: Any) -> Iterator[Any]:
-    """Yields every onnx.TensorProto in a message, at whatever depth."""
-    import onnx
-    from google.protobuf.message import Message
-
-    if isinstance(message, onnx.TensorProto):
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for each in (value,) if isinstance(value, Message) else value:
-                yield from _tensors(each)
-
-
-def check_operators(graph: Any, path: Path) -> None:
-    """Give every node a name of its own; raises GraphError for operators that prevent cuts."""
-    names = Counter(node.name for node in graph.node)
-    known = {each.name for each in (*graph.input, *graph.initializer)} | {
-        each.values.name for each in graph.sparse_initializer
-    }
-    for index, node in enumerate(graph.node):
-        if not node.name or names[node.name] > 1:
-            node.name = f"{node.op_type}#{index}"
-        has_graph = any(attribute.HasField("g") for attribute in node.attribute)
-        check_operator(str(path), node.op_type, node.name, has_graph=has_graph)
-        missing = [name for name in node.input if name and name not in known]
-        if missing:
-            raise GraphError(f"{path}: {node.name} reads {missing[0]!r}, which nothing before it gives")
-        known.update(node.output)
-
-
-def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
-    """Returns an onnx.GraphProto as a dataflow; `inferred` is a graph of the same tensors that has their shapes."""
-    weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
-    inputs = tuple(each.name for each in graph.input if each.name not in weights)
-    infos = [*inferred.input, *inferred.value_info, *inferred.output]
-    types = {each.name: each.type.tensor_type for each in infos}
-    shapes = {
-        each.name: tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim)
-        for each in infos
-        if each.name not in weights and _is_known(each.type.tensor_type)
-    }
-    batch = next((shapes[name][0] for name in inputs if shapes.get(name)), 1) or 1
-    return Dataflow(
-        operators=tuple(_operators(graph, weights)),
-        inputs=inputs,
-        outputs=tuple(each.name for each in graph.output),
-        weights=frozenset(weights),
-        shapes=shapes,
-        bytes_per_input={
-            name: math.prod(shape) * _item_bytes(types[name].elem_type) // batch for name, shape in shapes.items()
-        },
-        batch=batch,
-    )
-
-
-def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
-    constants = set(weights)
-    for node in graph.node:
-        op = node.op_type if node.domain in DOMAINS else f"{node.domain}.{node.op_type}"
-        inputs = tuple(filter(None, node.input))
-        if constants.issuperset(inputs):
-            constants.update(node.output)
-        looks_up = op == "Gather" and inputs[0] in constants
-        yield Operator(
-            name=node.name,
-            op=op,
-            kind="work" if looks_up else kind_of(op),  # an embedding
-            inputs=inputs,
-            outputs=tuple(filter(None, node.output)),
-        )
-
-
-def _is_known(tensor: Any) -> bool:
-    """Whether all axes of an onnx.TypeProto.Tensor are known."""
-    return bool(tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim))
-
-
-def _item_bytes(elem_type: int) -> int:
-    import onnx
-
-    try:
-        return int(onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
-    except KeyError:  # a type that numpy does not have
-        return 1
-
-
-def sizes_of_input(info: Any) -> tuple[int | None, ...]:
-    """Returns the sizes of an input's axes; None where the graph leaves one open."""
-    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)
-
 
 CHANNELS = 3
 FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"

@@ -13,11 +13,11 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Self
@@ -57,12 +57,6 @@ def base_name(node: fx.Node) -> str:
         return node.target
     packet = getattr(node.target, "overloadpacket", node.target)
     return str(getattr(packet, "__name__", packet))
-
-
-def check_operators(name: str, graph: fx.Graph) -> None:
-    """Raise GraphError where a module branches by what its inputs hold."""
-    for node in graph.nodes:
-        check_operator(name, base_name(node), node.name)
 
 
 def operators_of(module: fx.GraphModule, tensors: Collection[str]) -> Iterator[Operator]:
@@ -125,7 +119,8 @@ class TorchModel(ForeignModel):
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns outputs for any batch of inputs, in the order of `flow.outputs`."""
-        return _tensors(fx.Interpreter(self.module).run(*inputs, enable_io_processing=False))
+        given = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
+        return tuple(each for each in pytree.tree_leaves(given) if isinstance(each, Tensor))
 
     @property
     def inputs(self) -> Boundary:
@@ -259,7 +254,8 @@ class TorchModel(ForeignModel):
     @cached_property
     def _tables(self) -> dict[str, Tensor]:
         """Weights, by their nodes' names."""
-        return {name: _attribute(self.module, node) for name, node in self._nodes.items() if node.op == "get_attr"}
+        nodes = {name: node for name, node in self._nodes.items() if node.op == "get_attr"}
+        return {name: attrgetter(str(node.target))(self.module) for name, node in nodes.items()}
 
     @cached_property
     def _first_names(self) -> dict[Tensor, str]:
@@ -270,7 +266,8 @@ class TorchModel(ForeignModel):
     def _sizes(self) -> dict[object, str]:
         """Which of `SIZES` an open size is."""
         shapes = [self._nodes[name].meta["val"].shape for name in (*self.carried, *self._layout)]
-        return {symbol: name for shape in shapes for symbol, name in _symbols(shape)}
+        sizes = (pair for shape in shapes for pair in zip(shape, SIZES, strict=False))
+        return {symbol: name for size, name in sizes if (symbol := _symbol(size)) is not None}
 
     @property
     def _most_tokens(self) -> int | None:
@@ -414,28 +411,10 @@ def _lookups(node: fx.Node) -> Iterator[fx.Node]:
     for user in node.users:
         if user.target is torch.ops.aten._to_copy.default:
             yield from _lookups(user)
-        elif user.target in LOOKUPS and node in _first_indices(user):
-            yield user
-
-
-def _first_indices(lookup: fx.Node) -> Sequence[object]:
-    """Returns the arguments that say which rows of its table a lookup takes."""
-    taken = lookup.args[LOOKUPS[lookup.target]]
-    return taken[:1] if isinstance(taken, list | tuple) else (taken,)
-
-
-def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    assert isinstance(value, Tensor)
-    return value
-
-
-def _symbols(shape: Sequence[object]) -> Iterator[tuple[object, str]]:
-    for size, name in zip(shape, SIZES, strict=False):
-        if (symbol := _symbol(size)) is not None:
-            yield symbol, name
+        elif user.target in LOOKUPS:
+            taken = user.args[LOOKUPS[user.target]]
+            if node is (taken[0] if isinstance(taken, list | tuple) else taken):
+                yield user
 
 
 def _symbol(size: object) -> object:
@@ -452,7 +431,8 @@ def read_torch(name: str) -> TorchModel:
     network, arguments = _given_by(name)
     with torch.no_grad():
         module = _traced(name, network, arguments)
-        check_operators(name, module.graph)
+        for node in module.graph.nodes:
+            check_operator(name, base_name(node), node.name)
         examples = _examples(name, module, arguments)
         flow = _dataflow(module, examples)
         graph = TorchModel(name=name, module=module, examples=examples, flow=flow)
@@ -474,7 +454,7 @@ def _given_by(name: str) -> tuple[nn.Module, _Arguments]:
     if not isinstance(given, Mapping | Tensor | tuple | list):
         raise GraphError(f"{name} gives {type(given).__name__} for example inputs; {wanted}")
     arguments = dict(given) if isinstance(given, Mapping) else (given,) if isinstance(given, Tensor) else tuple(given)
-    tensors = _values(arguments)
+    tensors = tuple(arguments.values()) if isinstance(arguments, dict) else arguments
     if not isinstance(network, nn.Module) or not tensors or not all(isinstance(each, Tensor) for each in tensors):
         raise GraphError(f"{name} gives {type(network).__name__}; a torch module and example tensors are needed")
     rows = {each.shape[0] if each.dim() else 0 for each in tensors}
@@ -482,10 +462,6 @@ def _given_by(name: str) -> tuple[nn.Module, _Arguments]:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
         raise GraphError(f"{name} gives examples {shapes}; each needs a row per input, of the same two or more inputs")
     return network.eval(), arguments
-
-
-def _values(arguments: _Arguments) -> tuple[Tensor, ...]:
-    return tuple(arguments.values()) if isinstance(arguments, dict) else arguments
 
 
 def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
@@ -510,7 +486,9 @@ def _exported(network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
     """Returns the module with open batch and, where possible, open lengths; no operator writes in place."""
     positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
     axes = pytree.tree_map(_open_axes, arguments)
-    with _quiet():
+    with warnings.catch_warnings():
+        # Of torch's own tracing.
+        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
         program = torch.export.export(network, positional, named, dynamic_shapes=axes)
         module = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
@@ -522,14 +500,6 @@ def _open_axes(example: Tensor) -> dict[int, Any]:
     if example.dim() == 2 and not example.is_floating_point():
         axes[1] = torch.export.Dim.AUTO
     return axes
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's own tracing."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
-        yield
 
 
 def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[str, Tensor]:
@@ -576,20 +546,12 @@ def _dataflow(module: fx.GraphModule, examples: Mapping[str, Tensor]) -> Dataflo
     return Dataflow(
         operators=tuple(operators_of(module, recorder.shapes)),
         inputs=tuple(examples),
-        outputs=tuple(each.name for each in _nodes(nodes[-1].args)),
+        outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
         weights=frozenset(node.name for node in nodes if node.op == "get_attr"),
         shapes=recorder.shapes,
         bytes_per_input={name: num_bytes // batch for name, num_bytes in recorder.num_bytes.items()},
         batch=batch,
     )
-
-
-def _nodes(values: Any) -> list[fx.Node]:
-    return [each for each in pytree.tree_leaves(values) if isinstance(each, fx.Node)]
-
-
-def _tensors(values: Any) -> tuple[Tensor, ...]:
-    return tuple(each for each in pytree.tree_leaves(values) if isinstance(each, Tensor))
 
 
 def _check_batch(graph: TorchModel) -> None:

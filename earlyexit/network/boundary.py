@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -107,13 +107,10 @@ class Split:
 
     def segments(self) -> tuple[Segment, ...]:
         """Returns the split cut at its active ramps: first to last, without gaps."""
-        bounds = [*(ramp + 1 for ramp in self.ramps)]
-        if not bounds or bounds[-1] != self.end:
-            bounds.append(self.end)
-        firsts = [self.first, *bounds[:-1]]
+        bounds = sorted({self.first, *(ramp + 1 for ramp in self.ramps), self.end})
         return tuple(
             Segment(first=first, end=end, ramp=end - 1 if end - 1 in self.ramps else None)
-            for first, end in zip(firsts, bounds, strict=True)
+            for first, end in pairwise(bounds)
         )
 
     def rest(self, block: int) -> Split:
@@ -304,16 +301,13 @@ def fitting(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
     dtype: np.dtype[Any] = DATATYPES[datatype]
     if column.dtype.kind in "iu" and dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        outside = [int(end) for end in _ends(column) if not limits.min <= int(end) <= limits.max]
+        ends = (int(column.min()), int(column.max())) if column.size else ()
+        outside = [end for end in ends if not limits.min <= end <= limits.max]
         if outside:
             raise ValueError(f"{datatype} holds {limits.min} to {limits.max}, not {outside[0]}")
     elif not np.can_cast(column.dtype, dtype, "same_kind"):
         raise ValueError(f"{column.dtype.name} is no {datatype}")
     return column.astype(dtype, copy=False)
-
-
-def _ends(column: npt.NDArray[Any]) -> tuple[Any, ...]:
-    return (column.min(), column.max()) if column.size else ()
 
 
 PACKED_FROM_BYTES = 4096

@@ -150,19 +150,11 @@ def load_network(
     return network
 
 
-def open_network(
-    backend: BackendName, network: AnyNetwork, folder: Path, num_threads: int, *, cache: Path | None = None
-) -> SegmentRunner:
-    """Returns the runner of a network, or of a chain, that no longer changes; see `open_segments`.
-
-    `cache`: the folder for exports, which take long to make; None: the folder of each model.
-    """
+def open_network(backend: BackendName, network: AnyNetwork, folder: Path, num_threads: int) -> SegmentRunner:
+    """Returns the runner of a network, or of a chain, that no longer changes; see `open_segments`."""
     folders = read_card(folder).members(folder)
     members = network.members if isinstance(network, ChainNetwork) else (network,)
-    runners = [
-        open_segments(backend, member, cache or path, num_threads)
-        for member, path in zip(members, folders, strict=True)
-    ]
+    runners = [open_segments(backend, member, path, num_threads) for member, path in zip(members, folders, strict=True)]
     if not isinstance(network, ChainNetwork):
         return runners[0]
     same = all(runner is member for runner, member in zip(runners, members, strict=True))

@@ -248,7 +248,8 @@ class EarlyExitModel(nn.Module):
 
     def exit_outputs(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
         """Returns temperature-scaled outputs of the exit after `block`, float32 (B, C), from the first tensor."""
-        return self.outputs_of(block, self.exit_head(block).gather(hidden[0], layout))
+        outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
+        return outputs_BC.float() / self.temperatures_E[block]
 
     # The following six let a policy decide before an exit's outputs are computed.
 

@@ -28,7 +28,7 @@ class Opinion:
         self.task = task
         self._outputs_BC = outputs_BC
 
-    @property
+    @cached_property
     def outputs_BC(self) -> Tensor:
         """Temperature-scaled, float32, (B, *output_shape); in host memory, or where they were computed."""
         return self._outputs_BC

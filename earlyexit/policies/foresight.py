@@ -36,12 +36,8 @@ class Foreseen(Opinion):
     def score_B(self) -> Tensor:
         raise AssertionError("a policy that decides before outputs are known asks for a score by name")
 
-    @property
-    def outputs_BC(self) -> Tensor:
-        return self._all_outputs
-
     @cached_property
-    def _all_outputs(self) -> Tensor:
+    def outputs_BC(self) -> Tensor:
         return self._network.outputs_of(self._ramp, self.gathered)
 
     def answers(self, rows: Sequence[int] | None = None) -> Tensor:

@@ -49,9 +49,6 @@ class Generated:
         return [*self.prompt, *self.answer]
 
 
-Ended = Callable[[int, Generated], None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """How sequences are generated."""
@@ -73,20 +70,17 @@ def generate(
     prompts: Sequence[Sequence[int]],
     asked: Asked,
     progress: Callable[[str, int, int], None] = no_progress,
-    *,
-    ended: Ended | None = None,
 ) -> list[Generated]:
     """Returns greedy answers to prompts of token ids, in their order, with a new store of keys and values.
 
     Raises InputError for a prompt without tokens, UnprocessableInputError for one that leaves no room for an answer.
-    `ended` is called for every sequence, with its number, while its keys and values are still there.
     """
     backbone = decoder_of(model)
     found: list[Generated] = []
     for batch in batches(model, prompts, asked):
         cut = cut_out(model, 0, model.num_blocks, asked.ramps, asked.policy)
         backbone.fill = asked.fill
-        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked, ended)
+        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked)
         progress("answers", len(found), len(prompts))
     return found
 
@@ -116,9 +110,7 @@ def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPol
     return from_wire(model, wire, policy)
 
 
-def _together(
-    model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked, ended: Ended | None
-) -> list[Generated]:
+def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked) -> list[Generated]:
     going = {number: (_begun(model, each, asked, number), each) for number, each in enumerate(batch, 1)}
     while going:
         looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
@@ -131,8 +123,6 @@ def _together(
             if asked.look:
                 each.looks.append(looks[number])
             if one.ended is not None:
-                if ended is not None:
-                    ended(number, each)
                 decoder_of(model).memory.end(number)
                 del going[number]
     return batch

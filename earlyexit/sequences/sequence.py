@@ -196,10 +196,6 @@ Ended = Literal["stop", "length"]
 """Why a sequence is over, in OpenAI's terms: by a token or text that ends it, or by its length."""
 
 
-def _nothing() -> npt.NDArray[np.floating]:
-    return np.empty((2, 0), dtype=np.float32)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """The result of a step for its caller."""
@@ -210,7 +206,9 @@ class Said:
     ended: Ended | None
     exit: int
     """The block after which the token left."""
-    likeliest_2k: npt.NDArray[np.floating] = field(default_factory=_nothing, compare=False, repr=False)
+    likeliest_2k: npt.NDArray[np.floating] = field(
+        default_factory=lambda: np.empty((2, 0), dtype=np.float32), compare=False, repr=False
+    )
     """The answer from which the token was chosen: see `TokenTask`."""
 
 

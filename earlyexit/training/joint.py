@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
@@ -153,7 +152,8 @@ class _Run:
         self.learned_K, self.apart_K = _apart(len(encoded), options)
         self.teacher = copy.deepcopy(model).eval() if options.imitate else None
         self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
-        came, new = _came_and_new(model)
+        came, new = list(model.backbone.parameters()), list(model.ramps.parameters())
+        (came if "head" in model.info.provenance else new).extend(model.head.parameters())
         self.descent = Descent(
             new,
             len(self.learned_K),
@@ -251,13 +251,6 @@ def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targe
     _, height, width, _ = images_BHWC.shape
     moves = augmentation.draw(len(images_BHWC), height, width)
     return augmentation.patched(moves.of_images(images_BHWC)), task.moved(targets_B, moves)
-
-
-def _came_and_new(model: EarlyExitModel) -> tuple[list[Parameter], list[Parameter]]:
-    """Returns the parameters that came from a checkpoint, and the new ones; the head belongs to one of them."""
-    came, new = list(model.backbone.parameters()), list(model.ramps.parameters())
-    (came if "head" in model.info.provenance else new).extend(model.head.parameters())
-    return came, new
 
 
 def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[Tensor]:

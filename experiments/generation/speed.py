@@ -129,7 +129,7 @@ class Engine:
             self.begin(self._jobs.pop(), self._clock.now_s())
         self.device.run_until_idle()
         assert len(self.made) == len(jobs)
-        assert not self.backbone.kv.sequences
+        assert not self.backbone.memory.kv.sequences
         return self.made
 
     def reset(self, waiting: Sequence[Job], chunk: int) -> None:

@@ -17,7 +17,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
 from earlyexit.foreign import read_foreign
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
-from earlyexit.foreign.onnx_model import OPEN_SIZE
+from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.model import check_inputs
 from earlyexit.network.store import load_model, save_model

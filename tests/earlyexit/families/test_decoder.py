@@ -66,7 +66,7 @@ def test_copies_are_made_of_the_state_that_a_token_left_with(
         for index in range(2, NUM_BLOCKS):
             block = reference.model.layers[index]
             values = block.self_attn.v_proj(block.input_layernorm(states[-1])).view(2, 8)
-            assert (backbone.kv.held(index, number, seen)[1][-1] - values).abs().max() < 1e-5
+            assert (backbone.memory.kv.held(index, number, seen)[1][-1] - values).abs().max() < 1e-5
             checked += 1
     assert checked
     backbone.fill = "compute"
@@ -89,7 +89,7 @@ def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
     _, outputs_BC = model.compute(Segment(first=0, end=NUM_BLOCKS, ramp=None), (ids_N, run_B5), layout_of(3, 1))
     assert outputs_BC is not None
     assert outputs_BC.isfinite().all()
-    assert backbone_of(model).kv.sequences == set()
+    assert backbone_of(model).memory.kv.sequences == set()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**31 - 1, 2**31, 2**62 - 1])
@@ -107,11 +107,11 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
         run = torch.tensor([run_of(number, len(tokens) - 1, 0, 0)], dtype=torch.int32)
         with torch.inference_mode():
             backbone.run_blocks(0, NUM_BLOCKS, backbone.embed((ids, run), layout_of(1)), layout_of(1))
-        assert backbone.pending.num_waiting(number) == 0
+        assert backbone.memory.pending.num_waiting(number) == 0
 
 
 def _end(model: EarlyExitModel) -> None:
-    for number in backbone_of(model).kv.sequences:
+    for number in backbone_of(model).memory.kv.sequences:
         backbone_of(model).memory.end(number)
 
 
@@ -214,7 +214,7 @@ def test_stages_say_what_the_unsplit_model_does(
     if {2, 3} & set(bounds):  # behind a ramp
         assert sum(stages.hops) > 0, "tokens that left came along with later ones"
     stages.end(sequences)
-    assert [backbone_of(model).kv.use.pages for model in models] == [0] * NUM_BLOCKS
+    assert [backbone_of(model).memory.kv.use.pages for model in models] == [0] * NUM_BLOCKS
 
 
 def test_thresholds_fall_along_an_answer_wherever_it_is_cut(

@@ -86,7 +86,7 @@ def test_greedy_tokens_are_those_of_transformers(
     Handfuls(model=model, bounds=bounds, seed=seed).run(sequences)
     assert answers(sequences) == expected
     assert len({token for answer in expected for token in answer}) > 4
-    assert backbone_of(model).kv.free_pages == 256 // page_tokens
+    assert backbone_of(model).memory.kv.free_pages == 256 // page_tokens
 
 
 @pytest.mark.parametrize("chunk", [64, 3])
@@ -114,10 +114,10 @@ def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_t
     assert {each.exit for steps in said.values() for each in steps} >= {1, NUM_BLOCKS - 1}
     for number, each in sequences.items():
         _see(model, number, each, each.tokens[-1:])
-        assert backbone.pending.num_waiting(number) == 0
+        assert backbone.memory.pending.num_waiting(number) == 0
         _see(model, number + 10, each, each.tokens)
         for block in range(NUM_BLOCKS):
-            filled, full = (backbone.kv.held(block, of, len(each.tokens)) for of in (number, number + 10))
+            filled, full = (backbone.memory.kv.held(block, of, len(each.tokens)) for of in (number, number + 10))
             for mine, its in zip(filled, full, strict=True):
                 assert (mine - its).abs().max() < 1e-10 * its.abs().max()
 

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from earlyexit.errors import GraphError
-from earlyexit.foreign.dataflow import Dataflow, Site, carriers, find_sites, regions_of, with_shares, work_shares
+from earlyexit.foreign.dataflow import Dataflow, Site, carriers, find_sites, regions_of, with_shares
 from earlyexit.foreign.onnx_model import read_onnx
 from earlyexit.foreign.torch_module import read_torch
 from tests.earlyexit.foreign.flows import carriers_by_removal, flow_of
@@ -130,11 +130,6 @@ def test_a_share_counts_what_must_have_run_before_a_site_and_leads_to_the_output
     seconds = {"operator0": 4.0, "operator1": 3.0, "operator2": 50.0, "operator3": 2.0, "operator4": 1.0}
     sites = with_shares([site("a"), site("c"), site("copy")], flow, ["y"], seconds)
     assert shares(sites) == [0.4, 0.9, 0.4]
-
-
-def test_without_seconds_every_operator_that_works_counts_the_same() -> None:
-    flow = flow_of("a = work x w", "b = light a", "c = work b v", "d = work c u", "y = work d t")
-    assert shares(work_shares([site("b"), site("c")], flow)) == [0.25, 0.5]
 
 
 def test_a_large_layer_takes_most_of_the_time_of_an_onnx_file(tmp_path: Path) -> None:
