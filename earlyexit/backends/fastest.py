@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,18 +53,13 @@ class FastestSegments(SegmentRunner):
         *,
         by_torch: Open = torch_segments,
         by_onnx: Open = onnx_segments,
-        now_s: Callable[[], float] | None = None,
-        rest: Callable[[], None] | None = None,
+        took_s: Callable[[Callable[[], object]], float] | None = None,
     ) -> None:
-        """`now_s`: what runs are timed by; None: by processor time, on a GPU by the seconds until it is done.
-
-        `rest`: lets the time after a run pass; None: on a GPU there is none.
-        """
+        """`took_s`: runs something and returns its seconds; None: see `_machine_s`."""
         self._model = model
         self._open_torch: _OpenHere = lambda each: by_torch(each, folder, num_threads)
         self._open_onnx: _OpenHere = lambda each: by_onnx(each, folder, num_threads)
-        self._now_s = now_s or self._machine_s
-        self._rest = rest or self._rest_here
+        self._took_s = took_s or self._machine_s
         self._chosen: SegmentRunner | None = None
         self.backend: str | None = None
         """The faster backend; None before the decision."""
@@ -111,15 +107,9 @@ class FastestSegments(SegmentRunner):
         for round_index in range(ROUNDS):
             for k, (segment, piece) in enumerate(pieces):
                 for r, runner in enumerate(runners):
-                    seconds[r, k, round_index] = self._seconds_of(runner, segment, piece) / len(piece)
+                    seconds[r, k, round_index] = self._took_s(partial(runner.run, segment, piece)) / len(piece)
         sizes = len(pieces) / len(segments)
         return [float(each) for each in np.median(seconds[:, :, 1:], axis=2).sum(axis=1) / sizes]
-
-    def _seconds_of(self, runner: SegmentRunner, segment: Segment, piece: Piece) -> float:
-        began_s = self._now_s()
-        runner.run(segment, piece)
-        self._rest()
-        return self._now_s() - began_s
 
     def _sizes(self, budget: Budget) -> tuple[int, int]:
         """A full batch, and a part of it."""
@@ -141,12 +131,13 @@ class FastestSegments(SegmentRunner):
             state_BS=torch.empty(number, 0, device=self._model.device),
         )
 
-    def _machine_s(self) -> float:
-        if self._model.device.type == "cpu":
-            return time.process_time()
+    def _machine_s(self, run: Callable[[], object]) -> float:
+        """Returns processor time until shortly after a run; on a GPU the seconds until it is done."""
+        on_cpu = self._model.device.type == "cpu"
+        now_s = time.process_time if on_cpu else time.perf_counter
         wait_for(self._model.device)
-        return time.perf_counter()
-
-    def _rest_here(self) -> None:
-        if self._model.device.type == "cpu":
-            time.sleep(AFTER_S)
+        began_s = now_s()
+        run()
+        wait_for(self._model.device)
+        time.sleep(AFTER_S if on_cpu else 0)
+        return now_s() - began_s

@@ -171,7 +171,13 @@ class OnnxSegments(SegmentRunner):
         self._cache = cache
         self._providers = tuple(providers)
         self._num_threads = num_threads
-        self._attention = _in_rows(model.attention)
+        if model.attention == "apart":
+            raise PlanError(
+                "ONNX Runtime runs one graph for any number of inputs, which cannot attend one after the other "
+                "(attention: apart): choose slotted or padded, or torch"
+            )
+        # Attention of a graph is over rows; slots are never more rows than padded inputs.
+        self._attention: Attention = "slotted" if model.attention == "auto" else model.attention
         self._sessions: Sessions[Segment] = Sessions(self._open)
         self._fingerprint: str | None = None
 
@@ -262,16 +268,6 @@ def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> Onnx
     """Returns segments on the model's own device; exports are kept in the model's folder."""
     provider = provider_of(model.device.type)
     return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
-
-
-def _in_rows(attention: Attention) -> Attention:
-    """Returns the attention of a graph, which is over rows: `auto` is slots, never more rows than padded inputs."""
-    if attention == "apart":
-        raise PlanError(
-            "ONNX Runtime runs one graph for any number of inputs, which cannot attend one after the other (attention: "
-            "apart): choose slotted or padded, or torch"
-        )
-    return "slotted" if attention == "auto" else attention
 
 
 def _fingerprint(model: EarlyExitModel) -> str:

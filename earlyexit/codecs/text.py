@@ -45,6 +45,22 @@ class TokenizedCodec(Codec[Row]):
     def load(self, folder: Path) -> None:
         self._tokenizer = TextTokenizer.load(folder, self.max_length)
 
+    def texts(self, row: Row) -> tuple[str, ...]:
+        """Returns the texts of a row, which is one text or several."""
+        return (row,) if isinstance(row, str) else cast(tuple[str, ...], row)
+
+    def is_slow(self, rows: Sequence[Row]) -> bool:
+        return sum(len(text) for row in rows for text in self.texts(row)) > LONG_CHARS
+
+    def surely_takes(self, row: Row) -> bool:
+        return self._tokenizer.surely_takes(self.texts(row))
+
+    def words(self, row: Row) -> tuple[Words, ...]:
+        offsets_N2, text_N = self._tokenizer.offsets(cast(TextOrPair, row))
+        texts = self.texts(row)
+        own = (np.where((text_N == k)[:, None], offsets_N2, 0) for k in range(len(texts)))
+        return tuple(map(Words.of, texts, own))
+
 
 class TextCodec(TokenizedCodec[str]):
     """Texts to token ids, int32 per token."""
@@ -64,18 +80,8 @@ class TextCodec(TokenizedCodec[str]):
             raise InputError(f"{where}: {problem}")
         return value
 
-    def is_slow(self, rows: Sequence[str]) -> bool:
-        return sum(map(len, rows)) > LONG_CHARS
-
-    def surely_takes(self, row: str) -> bool:
-        return self._tokenizer.surely_takes((row,))
-
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         return self._tokenizer.encode(rows, truncate=truncate)
-
-    def words(self, row: str) -> tuple[Words, ...]:
-        offsets_N2, _ = self._tokenizer.offsets(row)
-        return (Words.of(row, offsets_N2),)
 
     def row_of(self, texts: Sequence[str]) -> str:
         (text,) = texts
@@ -108,19 +114,8 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
         pairs = inputs if many else [inputs]
         return [_pair(each, f"inputs.{k}" if many else "inputs") for k, each in enumerate(pairs)], many
 
-    def is_slow(self, rows: Sequence[tuple[str, str]]) -> bool:
-        return sum(len(one) + len(another) for one, another in rows) > LONG_CHARS
-
-    def surely_takes(self, row: tuple[str, str]) -> bool:
-        return self._tokenizer.surely_takes(row)
-
     def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
         return [self._encoded(encoding) for encoding in self._tokenizer.encodings(rows, truncate=truncate)]
-
-    def words(self, row: tuple[str, str]) -> tuple[Words, ...]:
-        offsets_N2, text_N = self._tokenizer.offsets(row)
-        own = (np.where((text_N == k)[:, None], offsets_N2, 0) for k in range(len(row)))
-        return tuple(map(Words.of, row, own))
 
     def row_of(self, texts: Sequence[str]) -> tuple[str, str]:
         one, another = texts

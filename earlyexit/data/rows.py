@@ -264,18 +264,15 @@ def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:
     if data.are_objects and IMAGE in data.columns:
         return _write_images(data, folder / f"{name}.zip")
     if data.are_objects:
-        return _write_table(data, folder / f"{name}.csv")
+        path = folder / f"{name}.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow((*data.columns, "label"))
+            table.writerows(zip(*data.columns.values(), data.labels, strict=True))
+        return path
     path = folder / f"{name}.npz"
     arrays: dict[str, Any] = {**data.columns, LABELS: np.array(data.labels)}
     np.savez_compressed(path, **arrays)
-    return path
-
-
-def _write_table(data: LabelledRows, path: Path) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow((*data.columns, "label"))
-        table.writerows(zip(*data.columns.values(), data.labels, strict=True))
     return path
 
 
@@ -368,7 +365,9 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Labelled
     The table may also contain images of other parts. Raises DataError, with the line, for a joint outside its image and
     for an image without one of the joints.
     """
-    lines = _lines_by_image(table)
+    lines: dict[str, list[_Line]] = {}
+    for number, row in _table_rows(table, JOINT_COLUMNS):
+        lines.setdefault(row["image"], []).append(_Line(number, row["joint"], _place(table, number, row)))
     with open_images(path, part=part) as files:
         names = tuple(line.joint for line in _lines_of(files.names[0], lines, table))
         images, labels, sides = [], [], []
@@ -453,13 +452,6 @@ class _Line(NamedTuple):
     number: int
     joint: str
     place: tuple[float, float]
-
-
-def _lines_by_image(table: Path) -> Mapping[str, list[_Line]]:
-    lines: dict[str, list[_Line]] = {}
-    for number, row in _table_rows(table, JOINT_COLUMNS):
-        lines.setdefault(row["image"], []).append(_Line(number, row["joint"], _place(table, number, row)))
-    return lines
 
 
 def _place(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float]:

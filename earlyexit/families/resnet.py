@@ -279,7 +279,9 @@ class ResidualBlock(nn.Module):
             self.add_module(f"convolution_{k + 1}", convolution)
             self.add_module(f"norm_{k + 1}", nn.BatchNorm2d(after))
             before = after
-        self.shortcut = _shortcut(sizes, projected)
+        self.shortcut: nn.Module = nn.Identity()
+        if sizes.before != sizes.after or sizes.stride > 1:
+            self.shortcut = ProjectedShortcut(sizes) if projected else PaddedShortcut(sizes)
 
     def forward(self, hidden_BCHW: Tensor) -> Tensor:
         inner_BCHW = hidden_BCHW
@@ -327,9 +329,3 @@ class ResNet(Family):
 def _convolution(before: int, after: int, *, kernel: int = 3, stride: int = 1, dilation: int = 1) -> nn.Conv2d:
     padding = kernel // 2 * dilation
     return nn.Conv2d(before, after, kernel, stride=stride, padding=padding, dilation=dilation, bias=False)
-
-
-def _shortcut(sizes: BlockSizes, projected: bool) -> nn.Module:
-    if sizes.before == sizes.after and sizes.stride == 1:
-        return nn.Identity()
-    return ProjectedShortcut(sizes) if projected else PaddedShortcut(sizes)

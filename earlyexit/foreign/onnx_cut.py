@@ -172,23 +172,18 @@ def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str,
         )
     taken = GraphInput(name=info.name, shape=planes[layout], dtype=dtype)
     if dtype in WHOLE:
-        settings = _of_whole_pixels(info.name, dtype, settings)
+        if scaled := [each for each in ("scale", "mean", "std") if each in settings]:
+            raise GraphError(
+                f"pixels: {', '.join(scaled)}: the graph's input {info.name!r} is {dtype}, and takes pixels from 0 to "
+                "255 as they are; only their order can be said"
+            )
+        settings = {**settings, "scale": 1.0}
     try:
         pixels = Pixels.model_validate({**settings, "height": height, "width": width, "layout": layout})
     except ValidationError as error:
         raise GraphError(f"pixels: {first_mistake(error, 'all')}") from error
     as_they_are = dtype == "uint8" and layout == "NHWC" and pixels.order == "RGB"
     return Entry(inputs=(taken,), pixels=None if as_they_are else pixels)
-
-
-def _of_whole_pixels(name: str, dtype: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    scaled = [each for each in ("scale", "mean", "std") if each in settings]
-    if scaled:
-        raise GraphError(
-            f"pixels: {', '.join(scaled)}: the graph's input {name!r} is {dtype}, and takes pixels from 0 to 255 as "
-            "they are; only their order can be said"
-        )
-    return {**settings, "scale": 1.0}
 
 
 def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list[GraphInput]:

@@ -54,11 +54,6 @@ class RampOptions:
         if self.head_style == BRIDGE:
             raise ModelFolderError("a bridge leads to the full model's head; that head needs another style")
 
-    def new_head_style(self, task: Task) -> RampStyle:
-        """Returns the style of a full model's head that no checkpoint brought."""
-        after_bridges = "light" if len(task.output_shape) == 1 else "maps"
-        return self.head_style or (after_bridges if self.style == BRIDGE else self.style)
-
 
 def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
     """Returns a checkpoint's network and its family's name.
@@ -208,6 +203,8 @@ def add_ramps(
     Labels are then in the checkpoint's order, which is the order of its classifier's outputs.
     """
     task, head = _with_head(pretrained, task)
+    after_bridges = "light" if len(task.output_shape) == 1 else "maps"
+    new_head_style = ramps.head_style or (after_bridges if ramps.style == BRIDGE else ramps.style)
     info = ModelInfo(
         name=name,
         family=family,
@@ -215,7 +212,7 @@ def add_ramps(
         task=task,
         ramp_style=ramps.style,
         pooling=ramps.pooling,
-        head_style=ramps.new_head_style(task) if head is None else head.style,
+        head_style=new_head_style if head is None else head.style,
         head_pooling=ramps.pooling if head is None else head.pooling,
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )

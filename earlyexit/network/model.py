@@ -105,11 +105,12 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
         state_BS = to_device(_tensor(places_of(wire)[:, None]), network.device)
     else:
         state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
+    arrived = [to_device(_tensor(values), network.device) for values in wire.tensors]
     return Piece(
         sample_ids=wire.sample_ids,
         next_block=wire.next_block,
         lengths_B=wire.lengths_B,
-        tensors=tuple(_arrived(values, network) for values in wire.tensors),
+        tensors=tuple(each.to(network.dtype) if each.dtype == torch.float16 else each for each in arrived),
         state_BS=state_BS,
     )
 
@@ -134,11 +135,6 @@ def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, n
     most = spec.below or 1 + np.iinfo(spec.dtype).max
     whole = rng.integers(0, most, size=(rows, *spec.shape), dtype=np.dtype(spec.dtype))
     return torch.from_numpy(whole).to(network.device)
-
-
-def _arrived(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], network: Network) -> Tensor:
-    values = to_device(_tensor(array), network.device)  # first: half as many bytes go to the device
-    return values.to(network.dtype) if values.dtype == torch.float16 else values
 
 
 def _tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:

@@ -97,11 +97,8 @@ class ExitPolicy(ABC):
     labels_only: ClassVar[bool] = False
     """Whether it applies to tasks with labels only."""
     state_dtype: ClassVar[torch.dtype] = torch.int32
-
-    @property
-    def counts_places(self) -> bool:
-        """Whether its initial state, (B, 1), is the position of the next token in the answer, from 0."""
-        return False
+    counts_places: bool = False
+    """Whether its initial state, (B, 1), is the position of the next token in the answer, from 0."""
 
     def state_width(self, num_outputs: int) -> int:
         """Returns S, the length of an input's state; 0 for independent policies."""

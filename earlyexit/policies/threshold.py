@@ -28,14 +28,11 @@ class ThresholdPolicy(ExitPolicy):
         """`thresholds`: one number for all ramps, or one each. `decay`: see `decayed`; None for constant thresholds."""
         self.thresholds = thresholds
         self.decay = decay
+        self.counts_places = decay is not None
 
     @abstractmethod
     def score(self, ramp: int, opinion: Opinion) -> Tensor:
         """Returns the ramp's scores, (B,), in the policy's own unit; in host memory."""
-
-    @property
-    def counts_places(self) -> bool:
-        return self.decay is not None
 
     def state_width(self, num_outputs: int) -> int:
         return int(self.counts_places)

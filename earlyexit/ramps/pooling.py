@@ -28,18 +28,6 @@ def _mean_of_tokens(hidden: Tensor, layout: Layout) -> Tensor:
     return (sums / layout.lengths_B1.view(-1, *[1] * (hidden.ndim - 1))).to(hidden.dtype)
 
 
-def _first_token(hidden: Tensor, layout: Layout) -> Tensor:
-    return hidden[layout.first_token_B]
-
-
-def _last_token(hidden: Tensor, layout: Layout) -> Tensor:
-    return hidden[layout.last_token_B]
-
-
-def _mean_of_map(values_BCHW: Tensor) -> Tensor:
-    return values_BCHW.flatten(2).mean(2)
-
-
 def _means_of_cells(values_BCHW: Tensor) -> Tensor:
     from torch.nn import functional
 
@@ -65,9 +53,9 @@ def _cells(sides: Sequence[int]) -> list[int]:
 # The mean of an input's tokens or map; its first token; its last token, for decoders; the means of a map's cells, or of
 # its tokens.
 POOLINGS = {
-    "mean": _Kind(_mean_of_tokens, _mean_of_map),
-    "first": _Kind(_first_token),
-    "last": _Kind(_last_token),
+    "mean": _Kind(_mean_of_tokens, lambda values_BCHW: values_BCHW.flatten(2).mean(2)),
+    "first": _Kind(lambda hidden, layout: hidden[layout.first_token_B]),
+    "last": _Kind(lambda hidden, layout: hidden[layout.last_token_B]),
     "grid": _Kind(_mean_of_tokens, _means_of_cells, in_cells=True),
 }
 if TYPE_CHECKING:

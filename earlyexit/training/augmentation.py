@@ -28,15 +28,11 @@ class Moves:
     zoom_B: Tensor
     """The scale factor."""
 
-    @property
-    def only_shifts(self) -> bool:
-        """Whether every pixel moves onto exactly one pixel."""
-        return not self.turn_B.any() and bool((self.zoom_B == 1).all())
-
     def of_images(self, images_BHWC: Tensor) -> Tensor:
         """Returns the moved images, of the same type."""
         maps_BCHW = self._mirrored(images_BHWC.permute(0, 3, 1, 2))
-        mode = "nearest" if self.only_shifts else "bilinear"
+        only_shifts = not self.turn_B.any() and bool((self.zoom_B == 1).all())  # onto exactly one pixel each
+        mode = "nearest" if only_shifts else "bilinear"
         moved_BCHW = self._sampled(maps_BCHW.float(), mode)
         if not images_BHWC.is_floating_point():
             moved_BCHW = moved_BCHW.round()

@@ -234,23 +234,21 @@ class _Run:
         values, layout = pack([self.encoded[row] for row in rows.tolist()], model.device)
         targets_B = self.targets_N[rows]
         if learning and self.options.augmentation is not None:
-            images, targets_B = augmented(self.options.augmentation, task, values[0], targets_B)
-            values = (images,)
+            _, height, width, _ = values[0].shape
+            moves = self.options.augmentation.draw(len(values[0]), height, width)
+            values = (self.options.augmentation.patched(moves.of_images(values[0])),)
+            targets_B = task.moved(targets_B, moves)
         targets_B = targets_B.to(model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self.mixed):
-            full = None if self.teacher is None else _full_outputs(self.teacher, values, layout)
+            full: Tensor | None = None
+            if self.teacher is not None:
+                with torch.no_grad():
+                    full = self.teacher.head(self.teacher.run_blocks(0, model.num_blocks, values, layout)[0], layout)
             outputs = list(_exits(model, values, layout))
         if full is not None:
             return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
         smoothing = self.options.label_smoothing
         return torch.stack([task.training_loss(each, targets_B, label_smoothing=smoothing) for each in outputs]).mean()
-
-
-def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns images and their right answers after the same random moves."""
-    _, height, width, _ = images_BHWC.shape
-    moves = augmentation.draw(len(images_BHWC), height, width)
-    return augmentation.patched(moves.of_images(images_BHWC)), task.moved(targets_B, moves)
 
 
 def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[Tensor]:
@@ -259,12 +257,6 @@ def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[T
         values = model.run_blocks(block, block + 1, values, layout)
         if block in model.ramp_indices or block == model.num_blocks - 1:
             yield model.exit_head(block)(values[0], layout)
-
-
-@torch.no_grad()
-def _full_outputs(model: EarlyExitModel, values: Tensors, layout: Layout) -> Tensor:
-    outputs: Tensor = model.head(model.run_blocks(0, model.num_blocks, values, layout)[0], layout)
-    return outputs
 
 
 def _apart(num_inputs: int, options: JointOptions) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from statistics import median
 from typing import Any
@@ -164,16 +165,17 @@ def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Lay
     return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 
-def after_every_block(
+def after_every_exit(
     model: EarlyExitModel, encoded: Sequence[Encoded], batch: int, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[list[int], int, Tensors, Layout]]:
-    """Yields the positions of a batch's inputs, a block, and the tensors after it; `progress` counts inputs."""
-    done = 0
+    """Yields the positions of a batch's inputs, an exit's block, and the tensors after it; `progress` counts inputs."""
+    done, exits = 0, {*model.ramp_indices, model.num_blocks - 1}
     for rows in batches_by_length(encoded, batch):
         hidden, layout = pack([encoded[row] for row in rows], model.device)
         for block in range(model.num_blocks):
             hidden = model.run_blocks(block, block + 1, hidden, layout)
-            yield rows, block, hidden, layout
+            if block in exits:
+                yield rows, block, hidden, layout
         done += len(rows)
         progress(done, len(encoded))
 
@@ -185,9 +187,8 @@ def exit_outputs(
     """Returns temperature-scaled outputs (N, *output_shape), float32, of every ramp and of the full model, by block."""
     exits = [*model.ramp_indices, model.num_blocks - 1]
     outputs = {block: torch.empty(len(encoded), *model.task.output_shape) for block in exits}
-    for rows, of_batch in outputs_by_batch(model, encoded, batch=batch, progress=progress):
-        for block, some in of_batch.items():
-            outputs[block][rows] = some.cpu()
+    for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "records")):
+        outputs[block][rows] = model.exit_outputs(block, hidden, layout).cpu()
     return outputs
 
 
@@ -195,11 +196,10 @@ def outputs_by_batch(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
     """Yields the positions of a batch's inputs, and their `exit_outputs` on the model's device."""
-    exits, outputs = {*model.ramp_indices, model.num_blocks - 1}, dict[int, Tensor]()
+    outputs: dict[int, Tensor] = {}
     with torch.inference_mode():
-        for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
-            if block in exits:
-                outputs[block] = model.exit_outputs(block, hidden, layout)
+        for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "records")):
+            outputs[block] = model.exit_outputs(block, hidden, layout)
             if block == model.num_blocks - 1:
                 yield rows, outputs
                 outputs = {}
@@ -213,12 +213,10 @@ def exit_features(
 
     They are float32 in host memory, N * D * 4 bytes per exit, from one pass over the backbone.
     """
-    exits = {*model.ramp_indices, model.num_blocks - 1}
     features: dict[int, Tensor] = {}
-    for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("features", *n)):
-        if block in exits:
-            found = model.exit_head(block).gather(hidden[0], layout).float().cpu()
-            features.setdefault(block, torch.empty(len(encoded), *found.shape[1:]))[rows] = found
+    for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "features")):
+        found = model.exit_head(block).gather(hidden[0], layout).float().cpu()
+        features.setdefault(block, torch.empty(len(encoded), *found.shape[1:]))[rows] = found
     return {key: feature.clone() for key, feature in features.items()}
 
 
@@ -249,7 +247,11 @@ def train_ramps(
         _train_heads(model, head, features, _by_answers(model.task, targets, options), options)
     with torch.inference_mode():
         full_NC = model.head.classify(features[last].to(model.device)).cpu()
-    _train_heads(model, ramps, features, _by_outputs(model.task, full_NC), options)
+
+    def loss(outputs_BC: Tensor, rows: Tensor) -> Tensor:
+        return model.task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))
+
+    _train_heads(model, ramps, features, loss, options)
 
 
 def _train_heads(
@@ -304,10 +306,6 @@ def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
     return lambda outputs_BC, rows: task.training_loss(
         outputs_BC, targets_N[rows].to(outputs_BC.device), label_smoothing=options.label_smoothing
     )
-
-
-def _by_outputs(task: Task, full_NC: Tensor) -> Loss:
-    return lambda outputs_BC, rows: task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))
 
 
 TIMED_INPUTS, TIMED_BATCH = 32, 8

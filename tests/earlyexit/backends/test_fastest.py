@@ -81,15 +81,8 @@ class Machine:
     by_onnx: list[Prepared] = field(default_factory=list)
 
     def segments(self) -> FastestSegments:
-        return FastestSegments(
-            self.model,
-            Path(),
-            1,
-            by_torch=self.open_torch,
-            by_onnx=self._open_onnx,
-            now_s=lambda: self.now_s,
-            rest=self._rest,
-        )
+        openers = {"by_torch": self.open_torch, "by_onnx": self._open_onnx}
+        return FastestSegments(self.model, Path(), 1, took_s=self._took_s, **openers)
 
     def open_torch(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
         self.by_torch.append(Timed(model, self.torch_s, lambda seconds: self._advance(seconds, self.after_s)))
@@ -103,8 +96,11 @@ class Machine:
         self.now_s += seconds
         self.left_s = left_s
 
-    def _rest(self) -> None:
+    def _took_s(self, run: Callable[[], object]) -> float:
+        began_s = self.now_s
+        run()
         self.now_s += self.left_s
+        return self.now_s - began_s
 
 
 def some_piece(model: EarlyExitModel) -> Piece:
