@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -153,7 +152,7 @@ class Memory(Protocol[PayloadT]):
     """What a network keeps of sequences.
 
     Not thread-safe: `admit`, `end` and `use` are called with the device's lock held. A running batch, and `take_along`,
-    use only the memory of their own inputs' sequences, which `SequencePins` keeps from being ended meanwhile.
+    use only the memory of their own inputs' sequences, which `Device` does not end meanwhile.
     """
 
     def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
@@ -229,57 +228,11 @@ def ignore() -> None:
     """The default of `wake`, and of `on_death`: `is_alive` says it too."""
 
 
-class SequencePins(Generic[PayloadT]):
-    """The sequences that a device is using, in a batch or about to be queued again; others end at once.
-
-    Not thread-safe: called with the device's lock held.
-    """
-
-    def __init__(self, memory: Memory[PayloadT] | None) -> None:
-        """`memory`: None for a network that keeps nothing; there is then nothing to pin."""
-        self._memory = memory
-        self._held: Counter[int] = Counter()
-        self._over: set[int] = set()
-
-    def take(self, members: Iterable[Member[Any]]) -> None:
-        """Pin the sequences of a batch."""
-        if self._memory is not None:
-            self._held.update([member.sequence for member in members])
-
-    def let_go(self, members: Iterable[Member[Any]], *, but: Iterable[Member[Any]] = ()) -> None:
-        """Unpin sequences, except those of `but`; the memory of those that were ended meanwhile is freed."""
-        if self._memory is None:
-            return
-        kept = {id(member) for member in but}
-        for sequence in [member.sequence for member in members if id(member) not in kept]:
-            self._held[sequence] -= 1
-            if self._held[sequence] > 0:
-                continue
-            del self._held[sequence]
-            if sequence in self._over:
-                self._over.remove(sequence)
-                self._memory.end(sequence)
-
-    def end(self, sequences: Iterable[int]) -> None:
-        """End sequences: their memory is freed now, or when they are unpinned."""
-        if self._memory is None:
-            return
-        for sequence in sequences:
-            if sequence in self._held:
-                self._over.add(sequence)
-            else:
-                self._memory.end(sequence)
-
-    def is_over(self, member: Member[Any]) -> bool:
-        """Whether its sequence was ended while it was in a batch."""
-        return member.sequence in self._over
-
-
 class Device(Generic[PayloadT]):
     """Steps through batches and passes everything that it releases to `deliver`, as soon as it is known.
 
-    A driver calls `start_next`, `run` and `requeue`: `DeviceThreads`, virtual time, or a test. `deliver` is called by
-    one thread at a time.
+    A driver calls `start_next` and `run`: `DeviceThreads`, virtual time, or a test. One thread at a time calls
+    `deliver`.
     """
 
     def __init__(
@@ -293,7 +246,8 @@ class Device(Generic[PayloadT]):
         self.engine = engine
         self.runner = runner
         self._memory = runner.memory
-        self._pins = SequencePins(runner.memory)
+        self._over: set[int] = set()
+        """Sequences that ended while a batch computes with them; their memory is freed when it is over."""
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
@@ -340,14 +294,12 @@ class Device(Generic[PayloadT]):
         """Returns the next batch to run, or the second to ask again at, or None until something is submitted."""
         with self.lock:
             choice = self.engine.begin(self.clock.now_s())
-            if choice.batch is not None:
-                self._pins.take(choice.batch.members)
         late = DeadlineError("the deadline could no longer be met, so the input was not run")
         self._release([Failed(member=member, error=late) for member in choice.dropped])
         return choice.wake_s if choice.batch is None else choice.batch
 
-    def run(self, batch: Batch[PayloadT]) -> list[Survivors[PayloadT]]:
-        """Run a batch and deliver its answers and the survivors that go on elsewhere; returns those to `requeue` here.
+    def run(self, batch: Batch[PayloadT]) -> None:
+        """Run a batch, deliver its answers and the survivors that go on elsewhere, and queue the others again.
 
         If the model fails, every member that is still inside runs once more, alone: one bad input costs its batch-mates
         time, but never their answers. Members with equal sample ids run alone too.
@@ -360,22 +312,19 @@ class Device(Generic[PayloadT]):
             coming_back = self._attempt(batch, inside)
         with self.lock:
             self.engine.leave(batch, self.clock.now_s())
-            self._pins.let_go(batch.members, but=[member for going in coming_back for member in going.members])
-        return coming_back
-
-    def requeue(self, coming_back: Iterable[Survivors[PayloadT]]) -> None:
-        """Submit what `run` returned; deliver survivors whose next block a new plan no longer hosts here."""
-        for going in coming_back:
-            with self.lock:
-                going = self._without_over(going)
+            for going in map(self._without_over, coming_back):
                 is_hosted = self.engine.go_on(going.piece.next_block, going.members, self.clock.now_s())
-            if not is_hosted and going.members:
-                self._release([self._leaving(going)])
+                if not is_hosted and going.members:  # a new plan no longer hosts their next block here
+                    self._release([self._leaving(going)])
+            if self._memory is not None and self._over:
+                for sequence in self._over - self.engine.running_sequences:
+                    self._over.remove(sequence)
+                    self._memory.end(sequence)
 
     def run_until_idle(self) -> None:
         """Run batches until every queue is empty or waits for time to pass."""
         while isinstance(batch := self.start_next(), Batch):
-            self.requeue(self.run(batch))
+            self.run(batch)
 
     def admit(self, wire: WirePiece, members: list[Member[PayloadT]]) -> list[Member[PayloadT]]:
         """Returns the inputs of a call that the network takes; the others are released as lost: see `Memory.admit`.
@@ -387,7 +336,7 @@ class Device(Generic[PayloadT]):
             return members
         with self.lock:
             errors = [
-                _over(member).error if self._pins.is_over(member) else error
+                _over(member).error if member.sequence in self._over else error
                 for member, error in zip(
                     members, self._memory.admit(wire, [member.sequence for member in members]), strict=True
                 )
@@ -409,7 +358,12 @@ class Device(Generic[PayloadT]):
         with self.lock:
             were_awaited = bool(self.engine.returning)
             queued = self.engine.take_out(sequences)
-            self._pins.end(sequences)
+            if self._memory is not None:
+                running = self.engine.running_sequences
+                self._over |= running.intersection(sequences)
+                for sequence in sequences:
+                    if sequence not in running:
+                        self._memory.end(sequence)
             if were_awaited and not self.engine.returning:
                 self.wake()
         self._release([_over(member) for member in queued])
@@ -468,11 +422,8 @@ class Device(Generic[PayloadT]):
                 self.wake()
 
     def _without_over(self, going: Survivors[PayloadT]) -> Survivors[PayloadT]:
-        """Returns survivors without those of ended sequences, which are lost; unpins all of them."""
-        if self._memory is None:
-            return going
-        keep = [k for k, member in enumerate(going.members) if not self._pins.is_over(member)]
-        self._pins.let_go(going.members)
+        """Returns survivors without those of ended sequences, which are lost."""
+        keep = [k for k, member in enumerate(going.members) if member.sequence not in self._over]
         if len(keep) == len(going.members):
             return going
         self._release([_over(member) for k, member in enumerate(going.members) if k not in keep])
@@ -536,12 +487,9 @@ class DeviceThreads(Generic[PayloadT]):
 
     def _serve(self) -> None:
         """The loop of a thread: choose a batch, run it, deliver what it releases, queue the survivors again."""
-        device = self.device
         try:
             while (batch := self._next()) is not None:
-                coming_back = device.run(batch)
-                with device.lock:
-                    device.requeue(coming_back)
+                self.device.run(batch)
         except BaseException:
             logger.exception("the device thread ends")
             self._on_death()

@@ -280,6 +280,11 @@ class BatchEngine(Generic[P]):
         return not running or (len(running) < MOST_RUNNING and running[0].leaves_room)
 
     @property
+    def running_sequences(self) -> set[int]:
+        """The sequences of the batches on the device."""
+        return {member.sequence for running in self._running for member in running.batch.members}
+
+    @property
     def num_running(self) -> int:
         """Batches on the device."""
         return len(self._running)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -58,6 +57,12 @@ class TimesRun:
         return _work(split) == (self.first, self.end, self.ramps, self.after_answer)
 
 
+@dataclass(slots=True)
+class _Kept(Generic[V]):
+    value: V
+    serial: int
+
+
 class BySplit(Generic[V]):
     """A value per split; a new split replaces the one that has not run for longest.
 
@@ -66,8 +71,8 @@ class BySplit(Generic[V]):
 
     def __init__(self, new: Callable[[], V]) -> None:
         self._new = new
-        self._kept: OrderedDict[Work, V] = OrderedDict()
-        """In the order in which they last ran."""
+        self._kept: dict[Work, _Kept[V]] = {}
+        self._serial = 0
         # Most replicas run one split again and again, so `latest` saves the look-up.
         self.latest_split: Split | None = None
         self.latest: V = new()
@@ -76,7 +81,8 @@ class BySplit(Generic[V]):
         """Returns the split's value; None for a split that never ran, or not for long."""
         if split is self.latest_split:
             return self.latest
-        return self._kept.get(_work(split))
+        kept = self._kept.get(_work(split))
+        return None if kept is None else kept.value
 
     def of_run(self, split: Split) -> V:
         """Returns the value of a split that has run now."""
@@ -86,15 +92,18 @@ class BySplit(Generic[V]):
 
     def items(self) -> Iterator[tuple[Work, V]]:
         """Yields all values that are kept."""
-        yield from self._kept.copy().items()
+        for work, kept in self._kept.copy().items():
+            yield work, kept.value
 
     def _found(self, work: Work) -> V:
-        if work not in self._kept:
+        self._serial += 1
+        kept = self._kept.get(work)
+        if kept is None:
             if len(self._kept) >= MOST_SPLITS:
-                self._kept.popitem(last=False)
-            self._kept[work] = self._new()
-        self._kept.move_to_end(work)
-        return self._kept[work]
+                del self._kept[min(self._kept, key=lambda other: self._kept[other].serial)]
+            kept = self._kept[work] = _Kept(self._new(), 0)
+        kept.serial = self._serial
+        return kept.value
 
 
 class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):

@@ -115,7 +115,7 @@ class Side:
                 self._device.engine.submit(0, members[first:num_come], now_s)
             batch = self._device.start_next()  # nothing to start: look again, asleep an arrival would be missed
             if isinstance(batch, Batch):
-                self._device.requeue(self._device.run(batch))
+                self._device.run(batch)
         self._check(members)
         due_of = {member.sample_id: at_s for member, at_s in zip(members, due_s, strict=True)}
         answered = zip(self.log.answers, self.log.answered_s, strict=True)

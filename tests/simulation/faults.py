@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from deployments.ingress.core.inputs import Chain
 from deployments.ingress.core.routes import lay_out
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.host import NOTHING, StageHost, _Connection
-from earlyexit.engine.device import SequencePins
+from earlyexit.engine.device import Device
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -65,10 +65,13 @@ def take_an_old_reply() -> AbstractContextManager[Any]:
 
 def leak_a_page() -> AbstractContextManager[Any]:
     """A sequence that ends while a batch has it keeps its pages."""
-    end = SequencePins.end
-    return patch.object(
-        SequencePins, "end", lambda self, sequences: end(self, [each for each in sequences if each not in self._held])
-    )
+
+    def end(device: Device[Any], sequences: Collection[int]) -> None:
+        running = device.engine.running_sequences
+        before(device, [each for each in sequences if each not in running])
+
+    before = Device.end
+    return patch.object(Device, "end", end)
 
 
 def leak_of_an_ingress() -> AbstractContextManager[Any]:

@@ -52,8 +52,6 @@ from tests.simulation.network import HOST, Network
 CALIBRATED = dict.fromkeys(RAMPS, 0.6)
 """The thresholds of calibration: nothing may ever leave with a lower score."""
 MAX_ATTEMPTS = 3
-GAP_S = 0.0005
-"""Between a batch's end and the return of its survivors to the queue, in which a plan may come."""
 TOKENIZER = byte_tokenizer()
 SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
 
@@ -100,12 +98,7 @@ class VirtualDriver:
         if self._replica.stuck_until_s > self._replica.events.time_s:
             self._replica.events.at(self._replica.stuck_until_s, ENDS, self._end, batch)
         elif self._replica.is_alive:
-            coming_back = self._device.run(batch)
-            self._replica.events.at(self._replica.events.time_s + GAP_S, ENDS, self._requeue, coming_back)
-
-    def _requeue(self, coming_back: Any) -> None:
-        if self._replica.is_alive:
-            self._device.requeue(coming_back)
+            self._device.run(batch)
             self._go_on(None)
 
 

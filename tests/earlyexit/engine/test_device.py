@@ -94,13 +94,28 @@ def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds(
     assert bench.device.failures_in_a_row == 0
 
 
-def test_survivors_whose_block_a_plan_took_away_while_they_ran_go_on_elsewhere() -> None:
+def a_plan_comes(engine: BatchEngine[Letters], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only blocks 0 and 1 are hosted from when the survivors of a batch are made ready for the queue."""
+    split = Letters.singles
+
+    def singles(letters: Letters) -> list[Letters]:
+        engine.follow([FIRST], "work-conserving")
+        return split(letters)
+
+    monkeypatch.setattr(Letters, "singles", singles)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["while they ran", "as they are queued"])
+def test_survivors_whose_block_a_plan_took_away_go_on_elsewhere(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
     bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, ALL_OF_THEM)]})
     bench.engine.submit(0, members("ab"), 0.0)
-    staying = bench.device.run(start(bench))
-    bench.engine.follow(splits[:1], "work-conserving")
-    bench.device.requeue(staying)
+    batch = start(bench)
+    if later:
+        a_plan_comes(bench.engine, monkeypatch)
+    else:
+        bench.engine.follow(splits[:1], "work-conserving")
+    bench.device.run(batch)
     assert bench.log == ["1.000 goes on 2:[a b]"]
     assert bench.engine.num_waiting == 0
 
@@ -311,24 +326,24 @@ def test_a_step_that_comes_in_behind_the_end_of_its_sequence_does_not_begin_it_a
 def test_a_survivor_of_a_sequence_that_was_ended_meanwhile_does_not_go_on() -> None:
     scene = Scene()
     scene.submit("bc")
-    coming_back = scene.device.run(scene.batch())
+    batch = scene.batch()
     scene.device.end([2])
     assert scene.memory.kept == {2, 3}, "it is still in the device's hands"
-    scene.device.requeue(coming_back)
+    scene.device.run(batch)
     assert (scene.memory.kept, scene.lost) == ({3}, [("b", SequenceLostError)])
     scene.run_until_idle()
     assert scene.answered == ["c"]
 
 
 @pytest.mark.parametrize("hosted", [True, False])
-def test_where_nobody_of_a_batch_goes_on_nobody_is_asked_for(hosted: bool) -> None:
+def test_where_nobody_of_a_batch_goes_on_nobody_is_asked_for(hosted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     scene.submit("bc")
-    coming_back = scene.device.run(scene.batch())
+    batch = scene.batch()
     scene.device.end([2, 3])
     if not hosted:
-        scene.device.engine.follow([FIRST], "work-conserving")
-    scene.device.requeue(coming_back)
+        a_plan_comes(scene.device.engine, monkeypatch)
+    scene.device.run(batch)
     assert (scene.memory.kept, len(scene.lost), len(scene.released)) == (set(), 2, 2)
     assert scene.device.start_next() is None
 
@@ -362,12 +377,13 @@ def test_who_waits_for_a_step_of_a_sequence_that_is_over_is_told() -> None:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at the batch's end", "as a plan comes in between"])
-def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(later: bool) -> None:
+def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene = Scene(*((FIRST, LAST) if later else (FIRST,)))
+    a_plan_comes(scene.device.engine, monkeypatch)
     scene.submit("ab")
-    coming_back = scene.device.run(scene.batch())
-    scene.device.engine.follow([FIRST], "work-conserving")
-    scene.device.requeue(coming_back)
+    scene.device.run(scene.batch())
     [going] = [each for each in scene.released if isinstance(each, Survivors)]
     assert going.piece.sample_ids == ("b+",)
 
