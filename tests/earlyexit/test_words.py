@@ -25,11 +25,8 @@ def offsets(*spans: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def pruned(
-    text: str, offsets_N2: np.ndarray[Any, Any], importance_N: np.ndarray[Any, Any], alpha: float, *, rest: bool = True
-) -> str:
-    (found,) = left_of([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)
-    return found
+def pruned(text: str, offsets_N2: Any, importance_N: Any, alpha: float, *, rest: bool = True) -> str:
+    return left_of([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)[0]
 
 
 def cut(text: str, spans: list[tuple[int, int]], importance: list[float], alpha: float = 0.8) -> str:

@@ -105,17 +105,12 @@ def a_plan_comes(engine: BatchEngine[Letters], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Letters, "singles", singles)
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["while they ran", "as they are queued"])
-def test_survivors_whose_block_a_plan_took_away_go_on_elsewhere(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_whose_block_a_plan_took_away_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
     bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, ALL_OF_THEM)]})
     bench.engine.submit(0, members("ab"), 0.0)
-    batch = start(bench)
-    if later:
-        a_plan_comes(bench.engine, monkeypatch)
-    else:
-        bench.engine.follow(splits[:1], "work-conserving")
-    bench.device.run(batch)
+    a_plan_comes(bench.engine, monkeypatch)
+    bench.device.run(start(bench))
     assert bench.log == ["1.000 goes on 2:[a b]"]
     assert bench.engine.num_waiting == 0
 
