@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from deployments.api.service import ABANDONED
 from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.dispatcher import Alarm, Dispatcher, Later, on_loop
+from deployments.ingress.dispatcher import Alarm, Dispatcher, on_loop
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
@@ -164,7 +164,6 @@ class GenerateService:
         settings: ServeSettings,
         clock: Clock,
         *,
-        later: Later = on_loop,
         rng: random.Random | None = None,
         trace: Callable[[Sequence[PendingInput]], None] | None = None,
     ) -> None:
@@ -178,7 +177,6 @@ class GenerateService:
         self._dispatcher = dispatcher
         self._settings = settings
         self._clock = clock
-        self._later = later
         self._trace = trace
         rules = GenerationRules(
             max_attempts=settings.max_attempts,
@@ -332,7 +330,7 @@ class GenerateService:
             self._fail(running, too_often)
             return
         if pause_s:
-            self._later(pause_s, partial(self._resume, running))
+            on_loop(pause_s, partial(self._resume, running))
         else:
             self._send_soon(running)
 
@@ -351,7 +349,7 @@ class GenerateService:
         limit_s = self._limit(running)[0]
         if limit_s > reached_s:
             left_s = max(0.0, limit_s - self._clock.now_s())
-            running.timer = self._later(left_s, partial(self._watch, running, limit_s))
+            running.timer = on_loop(left_s, partial(self._watch, running, limit_s))
             return
         flight, running.flight = running.flight, None
         if flight is not None:

@@ -67,7 +67,6 @@ from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import WirePiece
-from earlyexit.sequences.memory import MemoryUse
 from optimizer.placement import PlacedPlan
 from optimizer.plan import ON_PROCESSORS, PolicySpec
 
@@ -275,32 +274,9 @@ class StageHost:
         self._contention = Contention() if shares else None
         self._on_batch = on_batch
         make = Device if settings.tracing is None else TracedDevice
-        self._device: Device[Any] = make(engine, runner, clock, deliver, self._ran)
-        self._threads = DeviceThreads(self._device, name=f"device-{device}", on_death=on_death)
+        self.device: Device[Any] = make(engine, runner, clock, deliver, self._ran)
+        self.threads = DeviceThreads(self.device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
-
-    @property
-    def num_waiting(self) -> int:
-        """Inputs queued in the engine."""
-        return self._device.engine.num_waiting
-
-    @property
-    def busy(self) -> float:
-        """The share of its recent time that the device ran; more where it waits for processors that it shares."""
-        return self._device.engine.busy
-
-    @property
-    def memory(self) -> MemoryUse | None:
-        """The memory that sequences use; None where the network keeps nothing of sequences."""
-        return self._device.memory_use
-
-    def start(self) -> None:
-        """Start to take calls."""
-        self._threads.start()
-
-    def stop(self) -> None:
-        """Finish the running batch and end."""
-        self._threads.stop()
 
     async def prepare_first(self, plans: Sequence[PlacedPlan]) -> None:
         """Prepare, when the replica starts, for all plans that it may serve, the followed one last; raises PlanError.
@@ -327,10 +303,10 @@ class StageHost:
         policy = await asyncio.to_thread(self._make_ready, assignments)
         self._policy = assignments[0].policy, policy
         if self.epoch == NOTHING:
-            self._device.follow((), assignments[0].dispatch, policy, assignments[0].order)
+            self.device.follow((), assignments[0].dispatch, policy, assignments[0].order)
             times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
             if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
-                self._device.engine.times = times
+                self.device.engine.times = times
 
     def follow(self, assignment: Assignment) -> None:
         """Follow an assignment from the next batch on, unless it is of an older plan than the present one."""
@@ -340,7 +316,7 @@ class StageHost:
             self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self._device.follow(
+        self.device.follow(
             assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order, assignment.entry
         )
         self.epoch, self.slot = assignment.epoch, assignment.slot
@@ -348,28 +324,20 @@ class StageHost:
     def submit(self, call: StageCall, opened: OpenCall) -> None:
         """Queue a call's inputs; raises PlanError if no split of the present plan or of the call's holds the block."""
         self.follow(call.assignment)
-        members = self._device.admit(call.piece, self._members(call, opened))
+        members = self.device.admit(call.piece, self._members(call, opened))
         if members:
-            self._device.submit(call.piece.next_block, members, fallback=call.assignment.known)
-
-    def forget(self, opened: OpenCall) -> None:
-        """Remove the queued inputs of a call that was given up."""
-        self._device.forget(opened)
-
-    def end(self, sequences: Collection[int]) -> None:
-        """End sequences: their queued inputs are lost, and their memory is freed once no batch needs it."""
-        self._device.end(sequences)
+            self.device.submit(call.piece.next_block, members, fallback=call.assignment.known)
 
     def check(self) -> None:
         """Raise RuntimeError if the replica must be replaced."""
-        if not self._threads.is_alive():
+        if not self.threads.is_alive():
             raise RuntimeError("the device thread has ended")
-        if self._device.failures_in_a_row >= BROKEN_AFTER:
-            raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")
+        if self.device.failures_in_a_row >= BROKEN_AFTER:
+            raise RuntimeError(f"the model failed on {self.device.failures_in_a_row} inputs in a row")
 
     def report(self, *, replica: str, node: str) -> ReplicaReport:
         """Returns what it has done since its start, without probes, which do more work than other inputs."""
-        engine = self._device.engine
+        engine = self.device.engine
         return ReplicaReport(
             slot=self.slot,
             replica=replica,
@@ -377,14 +345,14 @@ class StageHost:
             pid=os.getpid(),
             device=self._device_name,
             epoch=self.epoch,
-            waiting=self.num_waiting,
+            waiting=engine.num_waiting,
             times=engine.times_run,
-            memory=self.memory,
+            memory=self.device.memory_use,
         )
 
     def stats(self) -> dict[str, Any]:
         """Returns what the present splits have done so far."""
-        engine = self._device.engine
+        engine, memory = self.device.engine, self.device.memory_use
         counts = engine.counts
         return {
             "pid": os.getpid(),
@@ -406,13 +374,13 @@ class StageHost:
                 }
                 for split in engine.splits
             ],
-            **({} if self.memory is None else {"memory": asdict(self.memory)}),
+            **({} if memory is None else {"memory": asdict(memory)}),
         }
 
     def _ran(self, batch: Batch[Any], busy_s: float) -> None:
         """Called for every batch, by the device's thread."""
         if self._contention is not None:
-            self._device.engine.load.waited = self._contention.share(self._clock.now_s())
+            self.device.engine.load.waited = self._contention.share(self._clock.now_s())
         self._on_batch(batch, busy_s)
 
     def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
@@ -669,12 +637,12 @@ class _Connection:
     def _forget(self, serial: int) -> None:
         opened = self._close(serial)
         if opened is not None:  # else its last part was on its way
-            self._host.forget(opened)
+            self._host.device.forget(opened)
 
     def _end_sequences(self, sequences: set[int]) -> None:
         if sequences:
             self._sequences -= sequences
-            self._host.end(sequences)
+            self._host.device.end(sequences)
 
     def _close(self, serial: int) -> OpenCall | None:
         opened = self._calls.pop(serial, None)

@@ -61,7 +61,7 @@ class StageReplica:
         )
         await self._host.prepare_first(await self._plans())
         settle()
-        self._host.start()
+        self._host.threads.start()
         self._background = Supervised()
         self._background.start("tell metrics", self._metrics.keep_telling(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
@@ -96,7 +96,7 @@ class StageReplica:
 
     def _deliver(self, releases: list[Release[Any]]) -> None:
         """From the device's thread."""
-        self._server.deliver(releases, self._host.busy)
+        self._server.deliver(releases, self._host.device.engine.busy)
         self._metrics.record(releases)
 
     async def _plans(self) -> list[PlacedPlan]:
@@ -186,9 +186,9 @@ class StageMetrics:
         if not host.slot:
             return
         if self._where["slot"] not in ("", host.slot):
-            self._set_gauges(0, None if host.memory is None else MemoryUse())
+            self._set_gauges(0, None if host.device.memory_use is None else MemoryUse())
         self._where = {**self._where, "slot": host.slot}
-        self._set_gauges(host.num_waiting, host.memory)
+        self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
         while self._spent_s:
             queue_s, compute_s = self._spent_s.popleft()
             self._queue_s.observe(queue_s, self._where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -118,6 +119,8 @@ ASK_S = 5.0
 GRACE_S = 1.0
 """Added to a request's own timeout, which the other ingress keeps itself unless it hangs."""
 RETRY_S = 1.0
+GIVEN_UP = 0.0
+"""The deadline of a request that is given up, on the event loop's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,33 +141,23 @@ class IngressLink:
 
     def __init__(self, app: str) -> None:
         self._handles = Handles(app)
-        self._waiting: set[asyncio.Task[list[Answer] | OfframpError]] = set()
+        self.waiting: set[asyncio.Timeout] = set()
+        """The timeouts of requests that have no answer yet."""
 
     async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
-        """Asks one ingress; raises ConnectionError if the request is given up, and whatever Serve raises.
+        """Asks one ingress; raises whatever Serve raises.
 
         Errors are returned as values, because Serve would wrap them in different ways.
         """
-        task = asyncio.ensure_future(self._ask(request))
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            asking = asyncio.current_task()
-            if asking is not None and asking.cancelling():  # the caller was cancelled, and not the request given up
-                raise
-            raise ConnectionError("given up") from None
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether a request has no answer yet."""
-        return bool(self._waiting)
+        ingress = await self._handles.of("ingress")
+        answered: list[Answer] | OfframpError = await ingress.answer.remote(request)
+        return answered
 
     def give_up(self) -> None:
-        """Ends all waiting requests with an error."""
-        for task in self._waiting:
-            task.cancel()
+        """Ends all waiting requests."""
+        for timeout in self.waiting:
+            if not timeout.expired():
+                timeout.reschedule(GIVEN_UP)
 
     async def facts(self) -> list[VersionFacts]:
         """Asks all ingresses what they serve."""
@@ -173,11 +166,6 @@ class IngressLink:
     async def tallies(self) -> list[Tally]:
         """Asks all ingresses what they have counted."""
         return await self._broadcast("tally")
-
-    async def _ask(self, request: InferRequest) -> list[Answer] | OfframpError:
-        ingress = await self._handles.of("ingress")
-        answered: list[Answer] | OfframpError = await ingress.answer.remote(request)
-        return answered
 
     async def _broadcast(self, method: str) -> list[Any]:
         ingress = await self._handles.of("ingress")
@@ -200,15 +188,19 @@ class OtherVersion:
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Raises the errors of the other version, and VersionUnavailableError if it cannot be reached."""
         timeout_s = request.timeout_s or self._default_timeout_s
+        timeout = asyncio.timeout(timeout_s + self._grace_s)
+        self._link.waiting.add(timeout)
         try:
-            async with asyncio.timeout(timeout_s + self._grace_s):
+            async with timeout:
                 answered = await self._link.answer(request)
-        except TimeoutError:
-            raise DeadlineError(f"no answer within {timeout_s:g} s") from None
         except Exception as error:  # Ray raises different errors for an application that is gone
+            if isinstance(error, TimeoutError) and timeout.when() != GIVEN_UP:
+                raise DeadlineError(f"no answer within {timeout_s:g} s") from None
             logger.warning("request %s: version %s: %r", request.request_id, self.version, error)
             message = f"version {self.version!r} cannot be reached"
             raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
+        finally:
+            self._link.waiting.discard(timeout)
         if isinstance(answered, OfframpError):
             raise answered
         return answered
@@ -387,7 +379,7 @@ class Versions:
         """
         self._fork = await self._fork_for(traffic)
         for app, link in list(self._links.items()):
-            if link.is_waited_for:
+            if link.waiting:
                 await self._give_up_if_gone(app, link)
 
     async def _fork_for(self, traffic: Traffic) -> Fork | None:
@@ -440,14 +432,11 @@ class Versions:
 
     async def _connect(self, version: str) -> Served:
         """Connects to a version; asks Serve only if the application that last served it does not answer."""
-        app = self._apps.pop(version, None)
-        try:
-            served = await self._connected(app or await self._find(version), version)
-        except VersionUnavailableError:
-            if app is None:
-                raise
-            served = await self._connected(await self._find(version), version)
-        return served
+        known = self._apps.pop(version, None)
+        if known is not None:
+            with suppress(VersionUnavailableError):
+                return await self._connected(known, version)
+        return await self._connected(await self._find(version), version)
 
     async def _connected(self, app: str, version: str) -> Served:
         served = await connected(app, version, self._link(app), self._default_timeout_s)

@@ -481,11 +481,21 @@ def encode_part(serial: int, chunk: Chunk) -> bytes:
         return _checked(Part(serial, chunk))
     except Exception as error:  # the values come from code that is not ours: any of it may raise
         logger.warning("a part of a reply cannot be sent whole: %s", _encodable(repr(error)))
+    lost, sendable = [*chunk.lost], dict[str, Any](answers=(), early=(), seen=(), going_on=None)
+    alone = [(name, (each,)) for name in ("answers", "early", "seen") for each in getattr(chunk, name)]
+    for name, given in (*alone, ("going_on", chunk.going_on)):
+        only: dict[str, Any] = {name: given}
+        part = Chunk(**only)
+        try:
+            _checked(Part(serial, part))
+            sendable[name] = given if sendable[name] is None else sendable[name] + given
+        except Exception as error:  # as above
+            lost += [(sample_id, _unsendable(error)) for sample_id in part.settled]
     try:
-        return _checked(Part(serial, _sendable(serial, chunk)))
+        return _checked(Part(serial, replace(chunk, **sendable, lost=tuple(lost))))
     except Exception as error:  # each input's part can be sent, but together they are too much
-        lost = tuple((sample_id, _unsendable(error)) for sample_id in chunk.settled)
-        return encode(Part(serial, Chunk(lost=lost, busy=chunk.busy)))
+        lost = [(sample_id, _unsendable(error)) for sample_id in chunk.settled]
+        return encode(Part(serial, Chunk(lost=tuple(lost), busy=chunk.busy)))
 
 
 def _checked(part: Part) -> bytes:
@@ -493,33 +503,6 @@ def _checked(part: Part) -> bytes:
     if len(frame) > LONGEST:
         raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
     return frame
-
-
-def _sendable(serial: int, chunk: Chunk) -> Chunk:
-    """The chunk without what cannot be sent."""
-    lost: list[tuple[str, OfframpError]] = [(sample_id, error) for sample_id, error in chunk.lost]
-    answers: list[tuple[Answer, Timing]] = []
-    for answer, timing in chunk.answers:
-        error = _why_not(serial, Chunk(answers=((answer, timing),)))
-        if error is None:
-            answers.append((answer, timing))
-        else:
-            lost.append((answer.sample_id, _unsendable(error)))
-    going_on = chunk.going_on
-    if going_on is not None and (error := _why_not(serial, Chunk(going_on=going_on))) is not None:
-        lost += [(sample_id, _unsendable(error)) for sample_id in going_on.piece.sample_ids]
-        going_on = None
-    early = tuple(each for each in chunk.early if _why_not(serial, Chunk(early=(each,))) is None)
-    seen: tuple[Seen, ...] = tuple(each for each in chunk.seen if _why_not(serial, Chunk(seen=(each,))) is None)
-    return replace(chunk, answers=tuple(answers), early=early, seen=seen, going_on=going_on, lost=tuple(lost))
-
-
-def _why_not(serial: int, chunk: Chunk) -> Exception | None:
-    try:
-        _checked(Part(serial, chunk))
-    except Exception as error:  # as above
-        return error
-    return None
 
 
 def _unsendable(error: Exception) -> ExecutionError:

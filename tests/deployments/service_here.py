@@ -37,7 +37,7 @@ class Replica:
     @property
     def pages(self) -> int:
         """Pages of keys and values that sequences hold."""
-        use = self.host.memory
+        use = self.host.device.memory_use
         return 0 if use is None else use.pages
 
     def die(self) -> None:
@@ -84,7 +84,7 @@ async def connected(
     dispatcher = Dispatcher(core, links, MonotonicClock(), codec=codec)
     addresses = {}
     for replica in replicas:
-        replica.host.start()
+        replica.host.threads.start()
         addresses[replica.name] = await replica.server.listen(replica.host, LOOPBACK)
     running = Running(core, dispatcher, addresses)
     links.connect(device, running.board)
@@ -94,6 +94,6 @@ async def connected(
     finally:
         running.board.announce({})
         for replica in replicas:
-            await asyncio.to_thread(replica.host.stop)
+            await asyncio.to_thread(replica.host.threads.stop)
             replica.die()
         await asyncio.sleep(0)

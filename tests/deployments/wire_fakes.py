@@ -201,6 +201,7 @@ class FakeHost:
         self.submitted: asyncio.Queue[tuple[StageCall, OpenCall]] = asyncio.Queue()
         self.forgotten: asyncio.Queue[OpenCall] = asyncio.Queue()
         self.refuses: Exception | None = None
+        self.device = self
 
     def follow(self, assignment: Assignment) -> None:
         """Any plan can be followed."""

@@ -120,19 +120,19 @@ class Replica:
 
     async def start(self, plans: Sequence[PlacedPlan]) -> Address:
         await self.host.prepare_first(plans)
-        self.host.start()
+        self.host.threads.start()
         return await self.server.listen(self.host, self.name)
 
     def batch_s(self) -> float:
         return self._rng.uniform(0.002, 0.03) * self.slowness
 
     def _deliver(self, releases: list[Any]) -> None:
-        self.server.deliver(releases, self.host.busy)
+        self.server.deliver(releases, self.host.device.engine.busy)
 
     @property
     def num_kept(self) -> int:
         """Pages and sequences that are still held."""
-        use = self.host.memory
+        use = self.host.device.memory_use
         return 0 if use is None else use.pages + use.sequences + len(self.runner.memory.shown)
 
 

@@ -289,7 +289,7 @@ class World(Fleet):
                 self.watch.expect(not ingress.generation.loop.num_running, "no sequence is left at an ingress")
         for replica in self.replicas.values():
             self.watch.expect(not replica.num_kept, "no page is held at the end")
-            self.watch.expect(not replica.host.num_waiting, "no input is left at a replica")
+            self.watch.expect(not replica.host.device.engine.num_waiting, "no input is left at a replica")
 
     def _close(self) -> None:
         for task in asyncio.all_tasks(self.loop):

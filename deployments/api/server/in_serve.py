@@ -52,14 +52,9 @@ async def _start(
 
 
 def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if reuse_port:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    family, is_ipv6 = (socket.AF_INET6, True) if ":" in host else (socket.AF_INET, False)
+    options: dict[str, bool] = {"reuse_port": reuse_port, "dualstack_ipv6": is_ipv6}
     try:
-        bound.bind((host, port))
-        bound.listen(BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
     except OSError as error:
-        bound.close()
         raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error
-    return bound

@@ -47,9 +47,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
 @pytest.fixture
 async def replica(settings: ServeSettings) -> AsyncIterator[Replica]:
     replica = Replica(settings)
-    replica.host.start()
+    replica.host.threads.start()
     yield replica
-    replica.host.stop()
+    replica.host.threads.stop()
 
 
 class OneThreshold(RecordedRunner):
@@ -83,15 +83,15 @@ async def test_a_device_counts_as_busier_that_waits_for_processors(
         runner = replica.runner
     ran = threading.Event()
     replica.host = StageHost(settings, device, runner, clock, replica.deliver, on_batch=lambda *_: ran.set())
-    replica.host.start()
+    replica.host.threads.start()
     for line in ("0 0 1", "75 25 2", "75 25 3"):
         schedstat.write_text(line, encoding="ascii")
         ran.clear()
         await replica.call(["a#0"], replica.assignment(1, FIRST, LAST))
         assert await asyncio.to_thread(ran.wait, 10)
         clock.advance(1.0)
-    assert replica.host.busy == pytest.approx(busy)
-    replica.host.stop()
+    assert replica.host.device.engine.busy == pytest.approx(busy)
+    replica.host.threads.stop()
 
 
 def epoch_and_splits(replica: Replica) -> tuple[int, list[tuple[int, int]]]:
@@ -235,9 +235,9 @@ async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(
     tracing = TracingSettings(endpoint="http://127.0.0.1:1")
     replica = Replica(settings.model_copy(update={"tracing": tracing}))
     replica.runner.inner = FailsTogether(replica.records(), 4)
-    replica.host.start()
+    replica.host.threads.start()
     runs = [run for chunk in await replica.call("ab", replica.assignment(1, FIRST), traced=(1,)) for run in chunk.runs]
-    replica.host.stop()
+    replica.host.threads.stop()
     assert [(name, [each.batch for each in batches]) for name, batches in runs] == [("b", [2, 1])]
 
 
@@ -247,14 +247,14 @@ async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_en
             raise MemoryError("no device")
 
     replica = Replica(settings)
-    replica.host.start()
+    replica.host.threads.start()
     replica.host.check()
     replica.runner.inner = Broken(replica.records(), 4)
     for _ in range(BROKEN_AFTER):
         await replica.call("a", replica.assignment(1, FIRST))
     with pytest.raises(RuntimeError, match="the model failed on 20 inputs in a row"):
         replica.host.check()
-    replica.host.stop()
+    replica.host.threads.stop()
     with pytest.raises(RuntimeError, match="the device thread has ended"):
         replica.host.check()
 
@@ -271,11 +271,11 @@ async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: 
     replica = Replica(settings.model_copy(update={"emulated": {V100: flat}}))
     whole = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
     assignment = replica.assignment(1, whole)
-    replica.host.start()
+    replica.host.threads.start()
     first = asyncio.create_task(replica.call(("d#1", "a#1", "a#2", "a#3"), assignment))
     await asyncio.sleep(BLOCK_S / 2)
     await asyncio.gather(first, replica.call(("d#2",), assignment))
-    replica.host.stop()  # seconds are counted once answers are out
+    replica.host.threads.stop()  # seconds are counted once answers are out
     (split,) = replica.host.stats()["splits"]
     assert (split["batches"], split["inputs"]) == (2, 5)
     assert split["busy_s"] >= 5 * BLOCK_S - 0.01

@@ -79,7 +79,7 @@ class FakeLink(IngressLink):
     def __post_init__(self) -> None:
         super().__init__("fake")
 
-    async def _ask(self, request: InferRequest) -> list[Answer] | OfframpError:
+    async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
         self._check()
         self.asked.set()
         try:
