@@ -54,7 +54,6 @@ class Tracer:
         *,
         ratio: float | None = None,
         starts: Collection[int] = (),
-        rng: random.Random | None = None,
     ) -> None:
         """`ratio`: the sampled share of the requests that carry no trace; None if the provider's sampler decides.
 
@@ -66,7 +65,6 @@ class Tracer:
         self._clock = clock
         self._ratio = ratio
         self._starts = starts
-        self._rng = rng or random.Random()
         self._inputs: dict[int, InputSpan] = {}
         """Inputs of sampled requests, by the serial number of their inputs."""
 
@@ -81,7 +79,7 @@ class Tracer:
 
     def _begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
         # Decided before the SDK is called, which takes 10 us for a request that is not sampled.
-        if self._ratio is not None and TRACEPARENT not in headers and self._rng.random() >= self._ratio:
+        if self._ratio is not None and TRACEPARENT not in headers and random.random() >= self._ratio:
             return None
         now_s, wall_ns = self._clock.now_s(), time.time_ns()
         root = self._sdk.start_span(name, self._propagator.extract(headers), SpanKind.SERVER, start_time=wall_ns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,7 @@ class Scene:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = Tracer(provider, self.clock, ratio=0.5, starts=starts, rng=random.Random(1))
+        self.tracer = Tracer(provider, self.clock, ratio=1.0, starts=starts)
         self.record = self.begun()
         self.tracer.follow([self.flight(serial) for serial in serials])
 
