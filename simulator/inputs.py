@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,22 +30,8 @@ NOWHERE: Final = -1
 """The ramp of an input that leaves at none of a split's ramps."""
 
 
-class Decisions(Protocol):
-    """Rows are inputs."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
-        """Per row, the first of a split's `ramps` that lets it out, or NOWHERE; `active`: all ramps of the plan.
-
-        Raises PlanError for ramps of which nothing is known.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ByRamp(Decisions):
+class ByRamp:
     """Ramps that decide each by itself (E3 section 3.4: independent exits): by entropy or by confidence."""
 
     ramps: tuple[int, ...]
@@ -57,6 +43,10 @@ class ByRamp(Decisions):
         return len(self.sure_NR)
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
+        """Per row, the first of a split's `ramps` that lets it out, or NOWHERE; `active`: all ramps of the plan.
+
+        Raises PlanError for ramps of which nothing is known.
+        """
         if not ramps:
             return np.full(self.num_rows, NOWHERE, dtype=np.int64)
         sure_NA = self.sure_NR[:, _columns(self.ramps, ramps)]
@@ -64,7 +54,7 @@ class ByRamp(Decisions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ByPatience(Decisions):
+class ByPatience:
     """Leave where `patience` active ramps in a row repeated the one before them (PABEE; E3 section 5.6)."""
 
     ramps: tuple[int, ...]
@@ -80,6 +70,7 @@ class ByPatience(Decisions):
         return len(self.labels_NR)
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
+        """As `ByRamp.leaves_N`."""
         labels_NA = self.labels_NR[:, _columns(self.ramps, active)]
         left_N = np.full(self.num_rows, NOWHERE, dtype=np.int64)
         repeats_N = np.zeros(self.num_rows, dtype=np.int64)
@@ -87,6 +78,10 @@ class ByPatience(Decisions):
             repeats_N = np.where(labels_NA[:, column] == labels_NA[:, column - 1], repeats_N + 1, 0)
             left_N[(left_N == NOWHERE) & (repeats_N >= self.patience)] = active[column]
         return np.where(np.isin(left_N, ramps), left_N, NOWHERE)
+
+
+Decisions = ByRamp | ByPatience
+"""Where inputs leave; rows are inputs."""
 
 
 def recorded(records: ExitRecords, thresholds: Mapping[int, float]) -> ByRamp:

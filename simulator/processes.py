@@ -361,10 +361,6 @@ Settled = Callable[[int, bool], None]
 """Called with the number of inputs that have their outcome, and whether it is an answer."""
 
 
-def ignore_settled(number: int, answered: bool) -> None:
-    """Does nothing."""
-
-
 class SimulatedIngress(Driver):
     """The driver of one of several ingresses, on virtual time: calls are passed to simulated replicas."""
 
@@ -384,7 +380,7 @@ class SimulatedIngress(Driver):
         rules = _rules(scenario, probing)
         core = IngressCore(f"ingress#{index}", placed, rules, rng, make_call=Trip)
         super().__init__(core, events)
-        self.settled: Settled = ignore_settled
+        self.settled: Settled = lambda _number, _answered: None
         self._probing = probing
         self._slots = slots
         self._ledger = ledger

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from simulator.inputs import Decisions, IntArray
@@ -124,7 +125,7 @@ class Scenario:
                 raise PlanError(f"no latency of {stage.device!r}; the problem has that of {sorted(problem.latency)}")
             for split in stage.splits:
                 self._check_batch(stage.device, split)
-        for device, count in _used(plan).items():
+        for device, count in PlacedPlan(plan=plan).occupied.items():
             supply = problem.devices.get(device)
             if supply is None or supply.count < count:
                 raise PlanError(f"the plan needs {count} {device}, the problem has {supply.count if supply else 0}")
@@ -158,13 +159,6 @@ class Scenario:
             raise DataError("at least one input is needed")
         if self.rows_N.min() < 0 or self.rows_N.max() >= self.decisions.num_rows:
             raise DataError(f"inputs are rows 0 to {self.decisions.num_rows - 1} of the decisions")
-
-
-def _used(plan: Plan) -> dict[str, int]:
-    used: dict[str, int] = {}
-    for stage in plan.stages:
-        used[stage.device] = used.get(stage.device, 0) + stage.replicas
-    return used
 
 
 def _check_arrivals(arrivals_s: FloatArray, duration_s: float) -> None:

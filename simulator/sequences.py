@@ -47,22 +47,6 @@ class SimulatedSequence:
         return self.shown.until - self.shown.seen
 
 
-class SequenceLedger:
-    """What became of every sequence, by its index."""
-
-    __slots__ = ("ended_s", "said", "tpot_s", "ttft_s")
-
-    def __init__(self, number: int) -> None:
-        self.ended_s = 0.0
-        """When the last sequence ended."""
-        self.said = array("i", [0]) * number
-        """The tokens of each."""
-        self.ttft_s = array("d", [math.nan]) * number
-        """NaN without a token."""
-        self.tpot_s = array("d", [math.nan]) * number
-        """NaN without a second one."""
-
-
 class GeneratingIngress(SimulatedIngress):
     """An ingress whose requests are sequences."""
 
@@ -77,7 +61,13 @@ class GeneratingIngress(SimulatedIngress):
             num_ingresses=scenario.num_ingresses,
         )
         self.loop = GenerationLoop(rules, scenario.plan, random.Random(index))
-        self.sequences = SequenceLedger(len(scenario.arrivals_s))
+        self.ended_s = 0.0
+        """When the last sequence ended."""
+        number = len(scenario.arrivals_s)
+        self.said = array("i", [0]) * number
+        """The tokens of each sequence, by its index."""
+        self.ttft_s, self.tpot_s = array("d", [math.nan]) * number, array("d", [math.nan]) * number
+        """NaN without a token, or a second one."""
         self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
         """By the serial number of the step that is under way."""
         self._due: list[tuple[GenerationState[int], SimulatedSequence]] = []
@@ -185,10 +175,8 @@ class GeneratingIngress(SimulatedIngress):
     def _over(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
         self.loop.end(state, reason)
         self._leave(state)
-        ledger, index = self.sequences, sequence.index
-        ledger.ended_s = self._events.time_s
-        ledger.said[index] = state.num_said
-        ledger.ttft_s[index], ledger.tpot_s[index] = state.ttft_s, state.tpot_s
+        self.ended_s, index = self._events.time_s, sequence.index
+        self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_said, state.ttft_s, state.tpot_s
 
     def _leave(self, state: GenerationState[int]) -> None:
         for slot, name in state.placement.replicas.items():

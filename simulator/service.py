@@ -28,10 +28,6 @@ ProbingOf = Callable[[int], Probing | None]
 Decide = Callable[[PolicySpec | None], Decisions]
 
 
-def no_probing(index: int) -> None:
-    """Returns that there are no probes."""
-
-
 class SimulatedService:
     """One simulated application."""
 
@@ -40,7 +36,7 @@ class SimulatedService:
         scenario: Scenario,
         events: Events,
         placed: PlacedPlan,
-        probing: ProbingOf = no_probing,
+        probing: ProbingOf = lambda _: None,
         decide: Decide | None = None,
     ) -> None:
         """`placed`: the plan to begin with; `probing`: by an ingress's index.

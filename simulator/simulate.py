@@ -175,14 +175,12 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedS
     interrupted = play(service, progress=progress).interrupted
     ingresses = [each for each in service.ingresses if isinstance(each, GeneratingIngress)]
     assert len(ingresses) == len(service.ingresses), "a scenario of sequences"
-    said_IK = np.array([each.sequences.said for each in ingresses], dtype=np.int64)
-    ttft_s_IK, tpot_s_IK = (
-        np.array([getattr(each.sequences, name) for each in ingresses]) for name in ("ttft_s", "tpot_s")
-    )
+    said_IK = np.array([each.said for each in ingresses], dtype=np.int64)
+    ttft_s_IK, tpot_s_IK = (np.array([getattr(each, name) for each in ingresses]) for name in ("ttft_s", "tpot_s"))
     of_K = np.arange(said_IK.shape[1]) % len(ingresses)
     mine = of_K, np.arange(said_IK.shape[1])
     return PlayedSequences(
-        ended_s=service.events.time_s if interrupted else max(each.sequences.ended_s for each in ingresses),
+        ended_s=service.events.time_s if interrupted else max(each.ended_s for each in ingresses),
         said_K=said_IK[mine],
         ttft_s_K=ttft_s_IK[mine],
         tpot_s_K=tpot_s_IK[mine],

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from earlyexit.data.rows import LabelledRows
     from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import IntArray, Task, ValueArray
+    from earlyexit.tasks.base import IntArray, ValueArray
     from earlyexit.training.ramps import Progress
 
 OWN = ""
@@ -108,8 +108,8 @@ def calibrate(
         facts |= {MEMBERS: members_of(folder, card)}
     else:
         outputs = _scaled(model, outputs, labels, parts[0])
-    records = _recorded(outputs, policy, task, labels, parts, job, facts)
-    records = replace(records, tokens_N=tokens_N)
+    choice = (parts[0], job.budget)
+    records = replace(join_records(outputs, policy, task, labels, choice=choice, provenance=facts), tokens_N=tokens_N)
     costs = measured_costs(job.latency, records)
     rows = Recorded(
         job=job,
@@ -129,20 +129,6 @@ def calibrate(
     found = found.model_copy(update={"provenance": found.provenance | {MEMBERS: members_of(folder, card)}})
     save_calibration(found, records, folder)
     return found, records
-
-
-def _recorded(
-    outputs: Iterable[Outputs],
-    policy: Score,
-    task: Task,
-    labels: ValueArray,
-    parts: tuple[IntArray, IntArray],
-    job: CalibrateJob,
-    facts: dict[str, Any],
-) -> ExitRecords:
-    """Returns exit records of temperature-scaled outputs; design rows choose the confidences of shares."""
-    choice = (parts[0], job.budget) if policy == "share" else None
-    return join_records(outputs, policy, task, labels, choice=choice, provenance=facts)
 
 
 def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
@@ -283,7 +269,7 @@ def _calibrate_pruned(
     made = [(rows, pruned | {last: outputs[last]})]  # the reference's answers are those to whole texts
     at_end, full = (task.answer(each[last]).numpy() for each in (pruned, outputs))
     records = replace(
-        _recorded(made, unpruned.score, task, labels, whole.parts, job, facts),
+        join_records(made, unpruned.score, task, labels, choice=(whole.parts[0], job.budget), provenance=facts),
         tokens_N=unpruned.tokens_N,
         end_losses_N=task.loss(at_end, full),
         end_true_losses_N=task.loss(at_end, labels),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from earlyexit.data.images import check_file
 from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import DataError
 from offramp.commands.options import ForecastJob
-from offramp.commands.output import make_table, show
+from offramp.commands.output import make_table, print_result
 from profiles.forecast import RateForecast, SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory
 
@@ -169,12 +168,8 @@ def run(job: ForecastJob) -> None:
     if job.window_s is not None:
         rates_W = window_rates(history, job.window_s)
         found["rate"] = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
-    if job.as_json:
-        print(json.dumps(found))
-        return
-    show(forecast_table(found))
-    if "rate" in found:
-        print(rate_text(found["rate"], found["coverage"]))
+    words = [rate_text(found["rate"], found["coverage"])] if "rate" in found else []
+    print_result(found, lambda: [forecast_table(found)], words, as_json=job.as_json)
 
 
 def forecast_table(forecast: dict[str, Any]) -> Table:

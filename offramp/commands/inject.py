@@ -182,21 +182,15 @@ def _injected(
     train_ramps(model, encoded, truth_N, options, features=features)
     assert model.backbone.sha256() == before
     save_model(model, folder)
+    outputs = outputs_of_features(model, features)
     right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
     return Injected(
         model=model,
         rows=len(learned),
         right=sum(right) / len(right) if learned.are_labelled else None,
         held_out=None if held is None else _written(model, held, encoder, folder, progress),
-        warnings=_warnings(model, features, truth_N, block_s),
+        warnings=tuple(warnings_on(outputs, model.task, truth_N, model.info.provenance, block_costs=block_s.tolist())),
     )
-
-
-def _warnings(
-    model: EarlyExitModel, features: dict[int, Tensor], truth_N: ValueArray, block_s: FloatArray
-) -> tuple[str, ...]:
-    outputs, costs = outputs_of_features(model, features), block_s.tolist()
-    return tuple(warnings_on(outputs, model.task, truth_N, model.info.provenance, block_costs=costs))
 
 
 def _cut(

@@ -39,12 +39,16 @@ def show(*tables: Table) -> None:
     Console().print(*tables)
 
 
-def print_result(document: Any, tables: Callable[[], Iterable[Table]], *, as_json: bool) -> None:
-    """Prints a result as one line of JSON, or as tables, which are built only then."""
+def print_result(
+    document: Any, tables: Callable[[], Iterable[Table]], words: Iterable[str] = (), *, as_json: bool
+) -> None:
+    """Prints a result as one line of JSON, or as tables, which are built only then, and lines of words below them."""
     if as_json:
         print(json.dumps(document))
     else:
         show(*tables())
+        for line in words:
+            print(line)
 
 
 def warn(words: str) -> None:

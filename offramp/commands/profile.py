@@ -19,7 +19,7 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
 from offramp.commands.jobs import ProfileJob, ProfileOptions
-from offramp.commands.output import in_a_folder, make_table, show
+from offramp.commands.output import in_a_folder, make_table, print_result
 from offramp.commands.progress import progress_bars, provenance
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
@@ -280,12 +280,8 @@ def run(job: ProfileOptions) -> None:
     if job.jsonl is not None:
         write_points(points, job.jsonl)
     figures = profile_figures(measured)
-    if job.as_json:
-        print(json.dumps(figures))
-        return
-    show(profile_table(figures))
-    print(noise_text(figures))
-    print(f"latency profile: {job.out}")
+    words = (noise_text(figures), f"latency profile: {job.out}")
+    print_result(figures, lambda: [profile_table(figures)], words, as_json=job.as_json)
 
 
 def profile_table(figures: dict[str, Any]) -> Table:

@@ -258,14 +258,17 @@ def join_records(
 ) -> ExitRecords:
     """Returns exit records of all rows, in order, from temperature-scaled outputs that come in parts.
 
-    The last block of the outputs is the full model. `choice`: rows and a budget, for which each ramp gets the best of a
-    hundred confidences; it is found by counts of principal values, so nothing runs twice. Raises PlanError for shares
-    with neither `confidences` nor `choice`.
+    The last block of the outputs is the full model. `choice`, for shares: rows and a budget, for which each ramp gets
+    the best of a hundred confidences; it is found by counts of principal values, so nothing runs twice. Raises
+    PlanError for shares with neither `confidences` nor `choice`.
     """
+    from earlyexit.policies.base import Opinion
+
+    choice = choice if policy == "share" else None
     rows: list[int] = []
     records, shares = [], []
     for some, outputs in parts:
-        opinions = _opinions(outputs, task)
+        opinions = {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
         rows += some
         known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
         records.append(_records_of(opinions, policy, task, truth_N[list(some)], known))
@@ -306,13 +309,6 @@ def records_from_outputs(
 ) -> ExitRecords:
     """Returns exit records from the temperature-scaled outputs (N, ...) of all rows, by block."""
     return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, provenance=provenance)
-
-
-def _opinions(outputs: Mapping[int, Tensor], task: Task) -> dict[int, Opinion]:
-    """Returns opinions by block, in ascending order."""
-    from earlyexit.policies.base import Opinion
-
-    return {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
 
 
 def _records_of(

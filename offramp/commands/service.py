@@ -32,7 +32,7 @@ from deployments.local_ray.start import HAPROXY, THROUGHPUT
 from earlyexit.clock import MonotonicClock
 from offramp.client.protocol import find_api_key, key_header
 from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
-from offramp.commands.output import in_a_folder, make_table, show
+from offramp.commands.output import in_a_folder, make_table, print_result
 from offramp.spec.deploying import (
     Dashboard,
     Waiting,
@@ -80,10 +80,7 @@ def status(job: StatusJob) -> None:
     headers = key_header(find_api_key(job.api_key_file))
     plan = _plan_of(job.url or service_url(job.address, serve), headers) if serve["applications"] else None
     found = {"applications": applications_document(serve), "plan": plan}
-    if job.as_json:
-        print(json.dumps(found))
-        return
-    show(*status_tables(found))
+    print_result(found, lambda: status_tables(found), as_json=job.as_json)
 
 
 def delete(job: DeleteJob) -> None:

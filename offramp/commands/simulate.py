@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from earlyexit.errors import InputError
 from offramp.commands.options import SimulateJob, order_option
-from offramp.commands.output import make_table, milliseconds, show
+from offramp.commands.output import make_table, milliseconds, print_result
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer
 from offramp.commands.progress import progress_share, provenance
 from offramp.commands.simulated_inputs import (
@@ -333,12 +332,8 @@ def run(job: SimulateJob) -> None:
         print("interrupted before there was anything to print", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
     assert isinstance(simulation, Simulation)
-    if job.as_json:
-        print(json.dumps(document_of(simulation, simulated)))
-    else:
-        show(*simulated.tables)
-        for note in (*simulation.notes, *simulated.notes):
-            print(note)
+    notes, tables = (*simulation.notes, *simulated.notes), simulated.tables
+    print_result(document_of(simulation, simulated), lambda: tables, notes, as_json=job.as_json)
     if simulated.interrupted:
         raise typer.Exit(INTERRUPTED)
 

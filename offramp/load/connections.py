@@ -9,9 +9,9 @@ import asyncio
 import json
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -22,6 +22,9 @@ from offramp.client.inputs import TensorBody
 from offramp.client.protocol import JSON_LENGTH_HEADER, REQUEST_ID_HEADER, NoReply, Outcome, key_header, read_reply
 
 Body: TypeAlias = dict[str, object] | TensorBody
+Post: TypeAlias = Callable[[str, Body, float], Awaitable[Outcome]]
+"""The seam to the network: sends a body under a request's id, and waits so many seconds for what comes of it; raises
+nothing."""
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection: never send on one that is closing."""
@@ -30,14 +33,6 @@ JSON = "Content-Type: application/json\r\n"
 JSON_LENGTH = JSON_LENGTH_HEADER.lower().encode()
 WITH_LENGTH = (b"content-length", b"transfer-encoding")
 """Headers of an answer that does not end with its connection."""
-
-
-class Post(Protocol):
-    """The seam to the network: sends one body and tells what came of it; raises nothing."""
-
-    def __call__(self, request_id: str, body: Body, timeout_s: float) -> Awaitable[Outcome]:
-        """Send once and wait at most `timeout_s` for the answer."""
-        ...
 
 
 @asynccontextmanager

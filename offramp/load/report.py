@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # a simulation needs percentiles, and no client
 LATE_SHARE = 0.1
 """A client later than this share of the SLO distorts what it measures by as much."""
 SCHEMA_VERSION = 1
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +51,6 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatencySummary:
-    """Latencies of the answered requests; percentiles are linear between neighbours, as numpy's."""
-
-    p50_s: float
-    p90_s: float
-    p95_s: float
-    p99_s: float
-    max_s: float
-    mean_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     """A load run in numbers. All rates count inputs, so that they compare where a request carries several."""
 
@@ -81,8 +70,8 @@ class LoadReport:
     goodput_rps: float
     """Answers within `slo_s` per second."""
     slo_s: float
-    latency: LatencySummary | None
-    """None without a single answer."""
+    latency: dict[str, float] | None
+    """Seconds of the answered requests, by figure; percentiles are linear between neighbours. None without any."""
     answers_by_exit: dict[int, int]
     mean_exit_blocks: float | None
     """Blocks an answer went through; one that left at exit 0 went through 1."""
@@ -108,7 +97,6 @@ class LoadReport:
     def to_json(self) -> dict[str, Any]:
         """Everything but the records, in types that `json.dumps` takes."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "records"}
-        values["latency"] = None if self.latency is None else asdict(self.latency)
         values["answers_by_exit"] = {str(exit_index): count for exit_index, count in self.answers_by_exit.items()}
         return {"schema_version": SCHEMA_VERSION, **values, "is_client_bound": self.is_client_bound}
 
@@ -139,7 +127,7 @@ def summarise(
         achieved_rps=_rate(len(answers), duration_s),
         goodput_rps=_rate(sum(len(r.predictions) for r in answered if r.latency_s <= slo_s), duration_s),
         slo_s=slo_s,
-        latency=summarise_latency([record.latency_s for record in answered]),
+        latency=_latency([record.latency_s for record in answered]),
         answers_by_exit=dict(sorted(Counter(answer.exit for answer in answers).items())),
         mean_exit_blocks=float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
         accuracy=_accuracy(answered, labels) if answers and labels is not None else None,
@@ -149,19 +137,12 @@ def summarise(
     )
 
 
-def summarise_latency(latencies_s: Sequence[float]) -> LatencySummary | None:
-    """Sum up latencies; None where there are none."""
+def _latency(latencies_s: Sequence[float]) -> dict[str, float] | None:
     if not latencies_s:
         return None
-    p50_s, p90_s, p95_s, p99_s = (float(value) for value in np.percentile(latencies_s, [50, 90, 95, 99]))
-    return LatencySummary(
-        p50_s=p50_s,
-        p90_s=p90_s,
-        p95_s=p95_s,
-        p99_s=p99_s,
-        max_s=max(latencies_s),
-        mean_s=float(np.mean(latencies_s)),
-    )
+    by_share = zip(PERCENTILES, np.percentile(latencies_s, PERCENTILES).tolist(), strict=True)
+    figures = {f"p{share}_s": value for share, value in by_share}
+    return figures | {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
 
 
 def render(report: LoadReport) -> Table:
@@ -173,7 +154,7 @@ def render(report: LoadReport) -> Table:
 
 
 def _rows(report: LoadReport) -> list[tuple[str, str]]:
-    latencies = {} if report.latency is None else asdict(report.latency)
+    latencies = report.latency or {}
     return [
         ("requests", f"{report.num_requests} in {report.duration_s:.1f} s, {report.num_retries} repeated"),
         ("answers", f"{report.num_answers} of {report.num_inputs} inputs"),

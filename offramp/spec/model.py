@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFile:
+    """The content of a service file, its model and its cluster."""
+
+    document: ServiceDocument
+    source: Source
+    base: Path
+    """The file's folder; paths in the file are relative to it."""
+    model: Path
+    card: ModelCard
+    inventory: Inventory
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether emulated accelerators answer from records."""
+        emulated = any(name.startswith(EMULATED) for name in self.inventory.counts)
+        return emulated and self.document.model.decisions == "recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exits:
     """The exit policy of a service, with its exit records."""
 
@@ -52,27 +71,19 @@ class Exits:
     """Share of an input's tokens that each network gets; () for all tokens."""
 
 
-def read_exits(
-    document: AccuracyDocument,
-    model: Path,
-    card: ModelCard,
-    source: Source,
-    base: Path,
-    *,
-    recorded: bool,
-    beside: Path | None = None,
-) -> Exits:
-    """Reads policy, thresholds and records; `recorded`: emulated accelerators answer from the records.
+def _exits(file: ServiceFile, beside: Path | None = None) -> Exits:
+    """Reads policy, thresholds and records.
 
     What the file leaves out is the calibration's: the model's own, or the one in the folder `beside` it. Raises
     InputError at the line of what does not fit the model.
     """
+    document, model, card, source = file.document.accuracy, file.model, file.card, file.source
     with source.said_at(("accuracy",)):
         complete = document.policy is not None and document.thresholds is not None
         calibration = None if complete else read_calibration(model, beside)
         score = document.policy or (calibration.policy if calibration else "recorded")
-    name = "recorded" if recorded else score
-    path = (base / document.records).resolve() if document.records is not None else records_of(model, beside)
+    name = "recorded" if file.is_recorded else score
+    path = (file.base / document.records).resolve() if document.records is not None else records_of(model, beside)
     with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
         records = _records(path, card)
         check_members(records.provenance, model, path)
@@ -171,10 +182,9 @@ def _thresholds(
     return dict(sorted(thresholds.items()))
 
 
-def latency_tables(
-    document: ModelDocument, card: ModelCard, devices: tuple[str, ...], source: Source, base: Path
-) -> dict[str, LatencyTable]:
+def _tables(file: ServiceFile) -> dict[str, LatencyTable]:
     """Returns the model's latency tables by device; raises InputError at the line of a device."""
+    document, source, devices = file.document.model, file.source, tuple(file.inventory.counts)
     missing = [device for device in devices if device not in document.latency]
     with source.said_at(("model", "latency")):
         if missing:
@@ -183,15 +193,15 @@ def latency_tables(
     with source.said_at(("model", "slower")):
         if document.slower != 1 and real:
             raise InputError(f"slower {document.slower:g} is of emulated accelerators; {', '.join(real)} is as it is")
-    return {device: slowed(_table(device, document, card, source, base), document.slower) for device in devices}
+    return {device: slowed(_table(device, file), document.slower) for device in devices}
 
 
-def _table(device: str, document: ModelDocument, card: ModelCard, source: Source, base: Path) -> LatencyTable:
-    entry, at = document.latency[device], ("model", "latency", device)
+def _table(device: str, file: ServiceFile) -> LatencyTable:
+    entry, at, card = file.document.model.latency[device], ("model", "latency", device), file.card
     if isinstance(entry, TableDocument):
-        return latency_table(at, entry, card.num_blocks, card.ramps, source, base)
-    with source.said_at(at):
-        profile = profile_of(entry, device.removeprefix(EMULATED), base)
+        return latency_table(at, entry, card.num_blocks, card.ramps, file.source, file.base)
+    with file.source.said_at(at):
+        profile = profile_of(entry, device.removeprefix(EMULATED), file.base)
         if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
             raise InputError(
                 f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
@@ -221,28 +231,30 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
 
 
-def check_models(document: ModelDocument, model: Path, card: ModelCard, source: Source, base: Path) -> None:
+def _check_models(file: ServiceFile) -> None:
     """Raises InputError if the file names other models than the folder's chain consists of."""
-    if document.models is None:
+    names = file.document.model.models
+    if names is None:
         return
-    with source.said_at(("model", "models")):
-        said = [(base / each).resolve() for each in document.models]
-        found = [each.resolve() for each in card.members(model)]
+    with file.source.said_at(("model", "models")):
+        said = [(file.base / each).resolve() for each in names]
+        found = [each.resolve() for each in file.card.members(file.model)]
         if said != found:
             consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
-            raise InputError(f"{model} {consists}, not of {_told(said)}; `offramp chain` makes that")
+            raise InputError(f"{file.model} {consists}, not of {_told(said)}; `offramp chain` makes that")
 
 
 def _told(folders: list[Path]) -> str:
     return " and ".join(map(str, folders))
 
 
-def check_memory(document: ModelDocument, model: Path, card: ModelCard, inventory: Inventory, source: Source) -> None:
+def _check_memory(file: ServiceFile) -> None:
     """Raises InputError, with figures, if a replica does not fit its accelerator."""
-    with source.said_at(("model", "folder")):
-        needed_bytes = document.memory_bytes or _parameter_bytes(model, card, document.dtype)
-    with source.said_at(("model",)):
-        for device, each in inventory.devices.items():
+    document, card = file.document.model, file.card
+    with file.source.said_at(("model", "folder")):
+        needed_bytes = document.memory_bytes or _parameter_bytes(file.model, card, document.dtype)
+    with file.source.said_at(("model",)):
+        for device, each in file.inventory.devices.items():
             if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
                 said = "as the file says" if document.memory_bytes else _of_parameters(document, card)
                 raise InputError(
@@ -275,16 +287,9 @@ def _gigabytes(num_bytes: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceParts:
-    """The content of a service file and of the files that it names."""
+class ServiceParts(ServiceFile):
+    """A service file with the content of the files that it names."""
 
-    document: ServiceDocument
-    source: Source
-    base: Path
-    """The file's folder; paths in the file are relative to it."""
-    model: Path
-    card: ModelCard
-    inventory: Inventory
     tables: Mapping[str, LatencyTable]
     """Latency tables by device, with every ramp of the model, in the file's seconds."""
     exits: Exits
@@ -300,20 +305,11 @@ def read_parts(path: Path) -> ServiceParts:
     model = (base / document.model.folder).resolve()
     with source.said_at(("model", "folder")):
         card = read_card(model)
-    check_models(document.model, model, card, source, base)
-    check_memory(document.model, model, card, inventory, source)
-    devices = tuple(inventory.counts)
-    recorded = document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in devices)
-    return ServiceParts(
-        document=document,
-        source=source,
-        base=base,
-        model=model,
-        card=card,
-        inventory=inventory,
-        tables=latency_tables(document.model, card, devices, source, base),
-        exits=read_exits(document.accuracy, model, card, source, base, recorded=recorded),
-    )
+    file = ServiceFile(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
+    _check_models(file)
+    _check_memory(file)
+    read = {each.name: getattr(file, each.name) for each in fields(file)}
+    return ServiceParts(**read, tables=_tables(file), exits=_exits(file))
 
 
 def _inventory(document: str | InventoryDocument, source: Source, base: Path) -> Inventory:
@@ -368,22 +364,15 @@ def _why_whole(parts: ServiceParts) -> str | None:
         return "the plan file says itself whose words are pruned; leave one of the two out"
     if document.model.backend != "torch":
         return f"attention is measured by torch, and the backend is {document.model.backend}"
-    if _recorded(parts):
+    if parts.is_recorded:
         return "emulated accelerators that answer from records measure no attention"
     return None
 
 
-def _recorded(parts: ServiceParts) -> bool:
-    """Returns whether emulated accelerators answer from records."""
-    return parts.document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in parts.tables)
-
-
 def _by(folder: Path, parts: ServiceParts) -> ServiceParts:
-    document, card = parts.document.accuracy, parts.card
-    recorded = _recorded(parts)
-    exits = read_exits(document, parts.model, card, parts.source, parts.base, recorded=recorded, beside=folder)
+    exits = _exits(parts, folder)
     if not exits.prune:
         return replace(parts, exits=exits)
     times = measuring_of(exits.records)
-    tables = {device: measuring(table, card.chain.bounds, times) for device, table in parts.tables.items()}
+    tables = {device: measuring(table, parts.card.chain.bounds, times) for device, table in parts.tables.items()}
     return replace(parts, exits=exits, tables=tables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from offramp.spec.model import ServiceParts, bytes_per_sample, slowed, with_rows
 from optimizer.batches_file import with_recorded_batches
 from optimizer.evaluate import Evaluation, promised
 from optimizer.lengths_file import lengths_of, stayers_length_N
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
@@ -127,11 +127,6 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
         return replace(plan, order=order_of(planner.order))
 
 
-def _used(plan: Plan) -> Counter[str]:
-    """Returns the number of replicas by accelerator type."""
-    return Counter(stage.device for stage in plan.stages for _ in range(stage.replicas))
-
-
 def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     exits = parts.exits
     file = ProblemFile(problem=problem, records=exits.records, alone=exits.alone, thresholds=exits.thresholds)
@@ -166,7 +161,7 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
     plan = read_plan(path, ModelShape.of(card))
     policy = plan.policy or parts.exits.policy
     with parts.source.said_at(("planner", "plan")):
-        missing = lacking(_used(plan), parts.inventory)
+        missing = lacking(PlacedPlan(plan=plan).occupied, parts.inventory)
         if missing:
             listed = ", ".join(f"{count} {name}" for name, count in missing.items())
             raise InputError(f"{path} needs {listed} more than the cluster has")

@@ -81,7 +81,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
             places.setdefault(state.placement.number, set()).update(state.placement.replicas.items())
     assert [len(each) for each in places.values()] == [2, 2, 2]
     assert len(set().union(*places.values())) == 4
-    assert ingress.sequences.said.tolist() == [4, 4, 4]
+    assert ingress.said.tolist() == [4, 4, 4]
     assert not any(each.sequences for slot in service.slots.values() for each in slot.of[0]._known.values())
 
 
