@@ -30,7 +30,7 @@ from simulator.events import COMES, ENDS, WAKES, Events
 from simulator.inputs import NetworkTokens, Probing, recorded_loss
 from simulator.outcome import REASONS, Ledger
 from simulator.scenario import Scenario
-from simulator.work import Ended, Exit, Input, SideBySide, Works, remaining_of
+from simulator.work import Ended, Exit, Input, SideBySide, Works
 
 
 class Trip(Call):
@@ -202,7 +202,7 @@ class SimulatedReplica:
         A batch that stays goes on with all inputs: active ramps answer them early, and every ramp looks at probes.
         """
         if batch.split.overlap_below is not None or self.engine.num_running > 1:
-            self._beside.begin(remaining_of(batch, self._works, self._problem.ramps))
+            self._beside.begin(batch, self._works, self._problem.ramps)
             return
         split, started_s, stays = batch.split, batch.started_s, batch.stays
         work = self._works.of(split)

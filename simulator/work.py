@@ -182,24 +182,6 @@ class Remaining:
     first_s: float | None = None
 
 
-def remaining_of(batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> Remaining:
-    """Returns all that a new batch has to do; `all_ramps`: those that look at probes."""
-    split, work = batch.split, works.of(batch.split)
-    exits, last, going_on = work.part(batch)
-    return Remaining(
-        batch=batch,
-        work=work,
-        pace=works.pace,
-        ramps=all_ramps if batch.probe else split.ramps,
-        exits=deque(exits),
-        end=split.end if last is None else last[0] + 1,
-        leaving=last,
-        going_on=going_on,
-        at=split.first,
-        inside=work.size_of(batch.members),
-    )
-
-
 @dataclass(slots=True, eq=False)
 class SideBySide:
     """The batches of a replica that overlap, driven by events."""
@@ -213,9 +195,22 @@ class SideBySide:
     _running: dict[int, Remaining] = field(default_factory=dict, init=False)
     _serial: int = field(default=0, init=False)
 
-    def begin(self, remaining: Remaining) -> None:
-        """Start a batch."""
-        self._running[remaining.batch.lane] = remaining
+    def begin(self, batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> None:
+        """Start a batch; `all_ramps`: those that look at probes."""
+        split, work = batch.split, works.of(batch.split)
+        exits, last, going_on = work.part(batch)
+        self._running[batch.lane] = remaining = Remaining(
+            batch=batch,
+            work=work,
+            pace=works.pace,
+            ramps=all_ramps if batch.probe else split.ramps,
+            exits=deque(exits),
+            end=split.end if last is None else last[0] + 1,
+            leaving=last,
+            going_on=going_on,
+            at=split.first,
+            inside=work.size_of(batch.members),
+        )
         self._go_on(remaining)
 
     def _go_on(self, remaining: Remaining) -> None:

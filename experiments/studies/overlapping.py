@@ -24,7 +24,7 @@ from profiles.table import LatencyTable
 from simulator.events import Events
 from simulator.inputs import ByRamp, IntArray, nested
 from simulator.scenario import FloatArray
-from simulator.work import Ended, Exit, SideBySide, Work, Works, remaining_of
+from simulator.work import Ended, Exit, SideBySide, Work, Works
 
 # A simulated device whose queue is never empty: what it answers per second, and how long batches take.
 
@@ -86,7 +86,7 @@ class Device:
             for member in batch.members:
                 if np.isnan(self._began_s_N[member.payload.serial]):
                     self._began_s_N[member.payload.serial] = batch.started_s
-            self._beside.begin(remaining_of(batch, self._works, self._ramps))
+            self._beside.begin(batch, self._works, self._ramps)
 
     def _exit(self, batch: Batch[Any], leaving: Exit) -> None:
         self._answer(leaving)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -148,19 +148,11 @@ REPLICA_BYTES = 340e6
 """Resident memory of a process that has imported torch and Ray Serve, without weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """How a model is served on this machine, as far as no option says it."""
+def choose(folder: Path, document: FolderDocument, say: Say) -> tuple[Plan, BackendName, int]:
+    """Returns the plan with the highest rate here, by the model's profile and exit records, the backend and threads.
 
-    plan: Plan
-    backend: BackendName
-    threads: int
-
-
-def choose(folder: Path, document: FolderDocument, say: Say) -> Choice:
-    """Returns the plan with the highest rate here, by the model's profile and exit records; reports it through `say`.
-
-    The options of the document hold. Raises ModelFolderError where a model with ramps is not calibrated.
+    It is reported through `say`. The options of the document hold. Raises ModelFolderError where a model with ramps is
+    not calibrated.
     """
     card, asked, model = read_card(folder), document.plan, document.model
     if "batch" in asked.model_fields_set and asked.batch > BATCHES[-1]:
@@ -184,7 +176,7 @@ def choose(folder: Path, document: FolderDocument, say: Say) -> Choice:
         f"replicas: {replicas} of {threads} {'thread' if threads == 1 else 'threads'} by {profile.backend}, for "
         f"{num_cores()} cores and the free memory; --plan, --batch, --replicas, --threads and --backend override this"
     )
-    return Choice(plan=plan, backend=profile.backend, threads=threads)
+    return plan, profile.backend, threads
 
 
 def _best_plan(

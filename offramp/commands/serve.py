@@ -54,8 +54,7 @@ def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str],
     if asked.plan is None and asked.device == "cpu" and card.chain.is_one and not card.generates:
         from offramp.commands.machine import choose  # which needs the planner
 
-        chosen = choose(folder, document, say)
-        plan, fields = chosen.plan, fields | {"backend": chosen.backend, "threads_per_replica": chosen.threads}
+        plan, fields["backend"], fields["threads_per_replica"] = choose(folder, document, say)
     else:
         given = asked.model_dump(exclude={"plan", "order", "dispatch"}, exclude_unset=True)
         plan = resolve_plan(asked.plan or "serial", folder, **given)

