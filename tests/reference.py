@@ -38,8 +38,8 @@ THAT_GENERATES = Signature(PromptCodec(max_length=2), TokenTask(2))
 
 Rows = Callable[[], Iterator[str]]
 HEAD = ("| option | default | meaning |", "|---|---|---|")
-SHARED = 3
-"""An option that so many commands take alike stands once, before them."""
+SHARED = 2
+"""An option that so many commands take alike stands once, before them; of several with one name, the most frequent."""
 
 
 def routes() -> Iterator[str]:
@@ -79,7 +79,7 @@ def commands() -> Iterator[str]:
     commands = {name: build(name, command) for name, command in COMMANDS.items()}
     rows = {name: [*_options(command)] for name, command in commands.items()}
     counted = Counter(row for of_one in rows.values() for row in of_one)
-    shared = [row for row, number in counted.items() if number >= SHARED]
+    shared = sorted({row.split(" ")[1]: row for row, n in counted.most_common()[::-1] if n >= SHARED}.values())
     yield from ("### Options of several commands", "", *HEAD, *shared, "")
     for name, command in commands.items():
         own = [row for row in rows[name] if row not in shared]
@@ -97,7 +97,7 @@ def _options(command: Command) -> Iterator[str]:
             if callable(parameter.default) or parameter.default is None or parameter.default is False
             else parameter.default
         )
-        word = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.name or "").upper()
+        word = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or "").upper()
         if word != "--help":
             yield f"| `{word}` | {_cell(default)} | {_cell(said)} |"
 

@@ -525,10 +525,10 @@ class CalibrateOptions(Printed, LabelledRows, CalibrateJob):
     """
 
     model: Path | None = Field(default=None, json_schema_extra={"argument": "MODEL"})
-    """Model folder, as `offramp train` writes it. None: --records is given."""
+    """Model folder, as `offramp train` writes it. None: none, with --records."""
     data: Path | None = None
     """Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per label, or
-    arrays with `labels` (.npz), which rows of an injected model do not need. None: --records is given."""
+    arrays with `labels` (.npz), which rows of an injected model do not need. None: none, with --records."""
     records: Path | None = None
     """Exit records from elsewhere (.csv, .tsv, .npz), instead of a model and --data. None: the model makes them."""
     scale: float | None = None

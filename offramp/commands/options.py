@@ -96,9 +96,9 @@ class BenchJob(LabelledRows):
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Open loop: requests per second, which do not wait for answers."""
     arrivals: str = Field(default="poisson", examples=["poisson", "constant"])
-    """Arrivals: poisson or constant; or with --seconds a whole load, such as trace:FILE,rate=100."""
+    """Arrivals: poisson, constant, or with --seconds a whole load, such as trace:FILE,rate=100."""
     seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Duration of a load whose --arrivals says its rate."""
+    """Duration of a load whose --arrivals says its rate, or of a probe of --sustained."""
     concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: clients that wait for answers. None: 8, without --rate."""
     inputs_per_request: int = Field(default=1, ge=1)
@@ -108,8 +108,8 @@ class BenchJob(LabelledRows):
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Timeout of a request in seconds, retries included."""
     sustained: bool = False
-    """Search the highest Poisson rate with p99 within --slo-ms and at most 1 % lost; it begins at --rate, and a probe
-    takes --seconds."""
+    """Search the highest Poisson rate with p99 within --slo-ms and at most 1 % lost, from --rate on, in probes of
+    --seconds."""
     retries: int = Field(default=0, ge=0)
     """How often a failed request is sent again."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
@@ -228,7 +228,7 @@ class DoctorJob(Printed):
     """
 
     targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "MODEL_OR_SERVICE"})
-    """Model folders and service files to look at as well."""
+    """Model folders, checkpoints of transformers and service files to check as well."""
     port: list[Annotated[int, Field(ge=1, le=65535)]] | None = None
     """Port that a service needs (may be repeated). None: 8000."""
 
@@ -311,7 +311,7 @@ class WhatIfJob(Printed, OfProblem):
     count: str | None = None
     """Numbers of one device, like V100=4,8,16."""
     rate: str | None = None
-    """Rates per second, like 1000,2000; at the least cost if the problem asks for no rate."""
+    """Rates per second, like 1000,2000, at the least cost if the problem asks for no rate."""
 
 
 class SimulateJob(Printed, OfProblem, OfOrder):

@@ -51,8 +51,8 @@ class IngressDocument(PartDocument, IngressSettings):
     host: str = "127.0.0.1"
     """Address to listen on. On a cluster, where HAProxy asks ingresses of other nodes, it is 0.0.0.0."""
     front: Literal["auto", "direct", "haproxy", "proxy"] = "auto"
-    """What stands before the ingresses: nothing (direct, for a single ingress), haproxy, or proxy (Serve's own). With
-    auto it is direct on one machine where that is possible, else HAProxy, as on a cluster."""
+    """What stands before the ingresses: nothing (direct, for a single ingress), haproxy, proxy (Serve's own), or auto:
+    direct on one machine where that is possible, else haproxy, as on a cluster."""
     route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
     """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
 
