@@ -138,7 +138,8 @@ class Gate:
         if caller is not None:
             return caller
         problem = "no API key was sent" if authorization is None else "the API key is not known here"
-        scheme = 'Basic realm="offramp", charset="UTF-8"' if _is_page(path) else "Bearer"
+        is_page = any(path == page or path.startswith(page + "/") for page in PAGES)
+        scheme = 'Basic realm="offramp", charset="UTF-8"' if is_page else "Bearer"
         raise UnauthorizedError(f"{problem}; send the header `Authorization: Bearer <key>`", scheme=scheme)
 
 
@@ -148,10 +149,6 @@ def gate_of(access: AccessSettings | None, clock: Clock, num_ingresses: int) -> 
     if access is None or (limits is None and not access.has_keys):
         return None
     return Gate(ring=KeyRing(access) if access.has_keys else None, limits=limits, clock=clock)
-
-
-def _is_page(path: str) -> bool:
-    return any(path == page or path.startswith(page + "/") for page in PAGES)
 
 
 def _token(method: str, authorization: str) -> str | None:

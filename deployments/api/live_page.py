@@ -40,39 +40,31 @@ class Viewer:
     def __init__(self, since_s: float, leave: Callable[[Viewer], None]) -> None:
         self.since_s = since_s
         self._leave = leave
-        self._newest: bytes | None = None
-        self._news = asyncio.Event()
-        self._ended = False
+        self._newest: asyncio.Queue[bytes | None] = asyncio.Queue(1)
 
-    def offer(self, event: bytes) -> None:
-        """Replaces the event that was not taken yet."""
-        self._newest = event
-        self._news.set()
+    def offer(self, event: bytes | None) -> None:
+        """Replaces the event that was not taken yet; None ends the iteration."""
+        if self._newest.full():
+            self._newest.get_nowait()
+        self._newest.put_nowait(event)
 
     def beat(self) -> None:
         """Offers a heartbeat if there is no event."""
-        if self._newest is None:
+        if self._newest.empty():
             self.offer(BEAT)
-
-    def end(self) -> None:
-        """Ends the iteration."""
-        self._ended = True
-        self._news.set()
 
     def leave(self) -> None:
         """Ends the iteration, and removes the viewer from its feed."""
-        self.end()
         self._leave(self)
+        self.offer(None)
 
     def __aiter__(self) -> Viewer:
         return self
 
     async def __anext__(self) -> bytes:
-        await self._news.wait()
-        event, self._newest = self._newest, None
-        if self._ended or event is None:
+        event = await self._newest.get()
+        if event is None:
             raise StopAsyncIteration
-        self._news.clear()
         return event
 
 
@@ -121,7 +113,7 @@ class Feed:
         """Ends every viewer and accepts no more, because the ingress stops."""
         self._closed = True
         for viewer in list(self._viewers):
-            viewer.end()
+            viewer.leave()
 
     def _gone(self, viewer: Viewer) -> None:
         self._viewers.discard(viewer)
@@ -152,10 +144,10 @@ class Feed:
     async def _keep_beating(self) -> None:
         while True:
             await self._sleep(HEARTBEAT_S)
-            for viewer in self._viewers:
+            for viewer in list(self._viewers):
                 viewer.beat()
                 if self._clock.now_s() - viewer.since_s >= self._longest_s:
-                    viewer.end()
+                    viewer.leave()
 
 
 PAGE = "page.html"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from deployments.controller import decide
@@ -132,8 +133,9 @@ class ControlLoop:
             coverage=settings.coverage,
             since_s=now_s,
         )
-        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain, problem)
-        self.observer = Observer(fleet, history, self.stream, self.tuning, clock, self._complain)
+        complain = partial(self._say, "error")
+        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), complain, problem)
+        self.observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
         self._tries = Tries()
@@ -427,7 +429,8 @@ class ControlLoop:
             if followed is not None and self._is_behind(followed):
                 await self._decide_meanwhile(self.state.reason, "thresholds that some ingress was not told of")
         await self._carry_out(todo)
-        self._say_in_force()
+        placed = self.state.placed  # thresholds may have made it a later one
+        self._say("plan", f"plan {placed.epoch} in force ({self.state.reason}): {plan_words(placed)}")
 
     async def _carry_out(self, steps: Sequence[ChangeStep]) -> None:
         """Takes the steps to the plan in force, whose thresholds may change on the way.
@@ -448,7 +451,7 @@ class ControlLoop:
                 case Switch():
                     await self._fleet.follow(self.state.placed)
                     self._tries = replace(self._tries, late=0)
-                    self._switched()
+                    self.become(followed=self.state.placed, followed_s=self._clock.now_s())
                 case Drain():
                     await self._drain()
         self._tries = replace(self._tries, failed=0)
@@ -554,9 +557,6 @@ class ControlLoop:
             self.become(suspended=reason, trial=None, previous=None, followed=None)
         await self._fleet.suspend(reason)
 
-    def _switched(self) -> None:
-        self.become(followed=self.state.placed, followed_s=self._clock.now_s())
-
     # What is said and remembered
 
     def _say(self, kind: str, words: str) -> None:
@@ -564,10 +564,6 @@ class ControlLoop:
         log = logger.warning if kind in {"error", "suspended"} else logger.info
         log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
         self._history.add_event(self._clock.now_s(), kind, words)
-
-    def _say_in_force(self) -> None:
-        placed = self.state.placed
-        self._say("plan", f"plan {placed.epoch} in force ({self.state.reason}): {plan_words(placed)}")
 
     def _say_failed(self, failure: Exception) -> None:
         """The failure may be the memory's own: a disk that is full must not end the loop."""
@@ -577,9 +573,6 @@ class ControlLoop:
             self._history.commit()
         except sqlite3.Error as error:
             logger.warning("nothing can be remembered", exc_info=error)
-
-    def _complain(self, words: str) -> None:
-        self._say("error", words)
 
     def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
         row = PlanRow(

@@ -96,7 +96,7 @@ def _tuning(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
 def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float, chain: Chain) -> dict[str, Any]:
     """Over the last period, or since the plan is followed if that is shorter."""
     assert settings.control is not None
-    state = loop.state
+    state, budget = loop.state, settings.control.accuracy_budget
     since_s = max(state.followed_s, now_s - settings.control.period_s)
     seen = total(loop.stream.counts(since_s))
     active = loop.stream.observed(state, since_s, now_s, state.placed.plan.ramps)
@@ -116,13 +116,9 @@ def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float, chain: C
         "survival": None if full is None or full.survival is None else [share.value for share in full.survival],
         "agreement": agreement,
         "pruned_agreement": None if window is None else window.observations.pruned_agreement,
-        "accuracy_budget": settings.control.accuracy_budget,
-        "within_budget": _within(agreement, settings.control.accuracy_budget),
+        "accuracy_budget": budget,
+        "within_budget": None if agreement is None or budget is None else agreement >= 1 - budget,
     }
-
-
-def _within(agreement: float | None, budget: float | None) -> bool | None:
-    return None if agreement is None or budget is None else agreement >= 1 - budget
 
 
 def _fill(loop: ControlLoop) -> list[dict[str, Any]]:

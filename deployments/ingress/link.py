@@ -194,20 +194,17 @@ class LinkTransport(StageReplicas[ReplicaLink]):
     def __init__(self, *, phase: float) -> None:
         """`phase`: see `StageReplicas`."""
         super().__init__(phase)
-        self._some_up = asyncio.Event()
+        self.some_up = asyncio.Event()
+        """Set while a replica takes calls; waits for it end, too, when the plan has no stage here any more."""
         self.is_planned = True
         """Whether the plan has a stage here."""
-
-    async def some_up(self) -> None:
-        """Returns once a replica takes calls, or the plan has no stage here any more."""
-        await self._some_up.wait()
 
     def offer(self, replicas: Iterable[ReplicaLink]) -> None:
         super().offer(replicas)
         if self.is_up:
-            self._some_up.set()
+            self.some_up.set()
         else:
-            self._some_up.clear()
+            self.some_up.clear()
 
     async def call(
         self,
@@ -228,7 +225,7 @@ class LinkTransport(StageReplicas[ReplicaLink]):
         while not self.is_up and (placements is None or placements.replica is None):
             if not self.is_planned:  # also of a call that an earlier plan made, and that is sent only now
                 raise ConnectionError("the stage has no replicas, and the plan no longer has it")
-            await self._some_up.wait()
+            await self.some_up.wait()
         if placements is not None:
             await self.holder(placements, call.assignment.stage.splits[0].batch).replica.call(call, take)
             return
@@ -248,8 +245,8 @@ class LinkTransport(StageReplicas[ReplicaLink]):
         """Fail the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
         self.is_planned = False
         if not self.is_up:
-            self._some_up.set()  # wakes those that wait now
-            self._some_up.clear()
+            self.some_up.set()  # wakes those that wait now
+            self.some_up.clear()
 
 
 class ReplicaLinks:
@@ -298,7 +295,7 @@ class ReplicaLinks:
     async def ready(self) -> None:
         """Returns once every stage of the plan has a replica."""
         while missing := [slot for slot in self._assignments if not self._slots[slot].is_up]:
-            await self._slots[missing[0]].some_up()
+            await self._slots[missing[0]].some_up.wait()
 
     def connect(self, device: str, board: ReplicaDirectory) -> None:
         """Connect to the board's replicas from now on; called on the event loop on which calls are made."""

@@ -392,9 +392,6 @@ class IngressCounts:
                 return BUCKET ** (bucket + 1)
         return None
 
-    def begin_plan(self) -> None:
-        self.exits.clear()
-
     def _count(self) -> None:
         seconds_N = np.array(self._uncounted_s)
         self._uncounted_s = array("d")

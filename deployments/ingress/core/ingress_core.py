@@ -139,7 +139,7 @@ class IngressCore:
         if self._observations is not None and not self.route.stays:
             self._observations.stop_staying()
         if placed.epoch > before.epoch:
-            self.counts.begin_plan()
+            self.counts.exits.clear()
         self.suspended = None
 
     def suspend(self, reason: str, now_s: float) -> Actions:

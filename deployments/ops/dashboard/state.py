@@ -243,7 +243,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "networks": network_figures(facts.chain, now.placed.plan.used, shares),
         "survival": _survival(now, survival),
         "agreement": _agreement(now),
-        "changes": changes_state(now.history, now.described),
+        "changes": [change_state(row, now.described) for row in now.history],
     }
 
 
@@ -350,13 +350,11 @@ AGREEMENT = {
 IN_FORCE = "in force"
 
 
-def changes_state(history: Sequence[Mapping[str, Any]], described: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Returns the plans, newest first; the plan in force has the observed figures, as it has none of its own yet."""
-    return [_change(row, described) for row in history]
+def change_state(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns a plan of the history. Its expected gain is only in its words: forecasts differed.
 
-
-def _change(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns a plan of the history. Its expected gain is only in its words: forecasts differed."""
+    The plan in force has the observed figures, as it has none of its own yet.
+    """
     predicted = row["placed"].get("plan", {}).get("predicted") or {}
     is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
     if is_present and row["gained"] is None:

@@ -116,7 +116,7 @@ class FakeBackend(Described):
     def watch(self) -> Viewer:
         """One that has nothing to see."""
         viewer = Viewer(0.0, lambda _: None)
-        viewer.end()
+        viewer.leave()
         return viewer
 
     def count_request(self, route: str, status: int) -> None:

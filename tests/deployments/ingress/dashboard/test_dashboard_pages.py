@@ -116,7 +116,7 @@ async def streamed(what: str) -> tuple[Connection, bool]:
     if what == "it leaves":
         connection.gone.set()
     elif what == "it is let go":
-        viewer.end()
+        viewer.leave()
     elif what == "its request is cancelled":
         streaming.cancel()
     await asyncio.wait_for(asyncio.wait([streaming]), timeout=5)

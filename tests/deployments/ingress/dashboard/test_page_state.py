@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ops.dashboard.state import MOST_REPLICAS, Snapshot, blocks_state, changes_state, page_state, plan_state
+from deployments.ops.dashboard.state import MOST_REPLICAS, Snapshot, blocks_state, change_state, page_state, plan_state
 from deployments.ops.prometheus import metrics_text
 from deployments.wire.messages import BUCKET
 from earlyexit.network.boundary import Split
@@ -140,7 +140,7 @@ def test_changes_have_what_was_expected_and_what_was_measured() -> None:
     gained = {"seconds": 60.0, "offered_rps": 90.0, "goodput_rps": 88.5, "dropped": 2}
     observed = {"seconds": 5.0, "rate_per_s": 50.0, "goodput_per_s": 49.0, "drops": {"deadline": 1, "admission": 2}}
     rows = [change(2, 500.0, outcome="proposed"), change(2, 125.0), change(1, None, gained=gained), change(0, 80.0)]
-    changes = changes_state(rows, {"epoch": 2, "observed": observed})
+    changes = [change_state(row, {"epoch": 2, "observed": observed}) for row in rows]
     names = ("expected_per_s", "is_present", "goodput_per_s", "offered_per_s", "dropped")
     assert [tuple(each[name] for name in names) for each in changes] == [
         (500.0, False, None, None, None),
@@ -148,7 +148,6 @@ def test_changes_have_what_was_expected_and_what_was_measured() -> None:
         (None, False, 88.5, 90.0, 2),
         (80.0, False, None, None, None),
     ]
-    assert changes_state([], None) == []
 
 
 # Stages and batches
