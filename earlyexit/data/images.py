@@ -28,15 +28,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 ALLOWED = "JPEG, PNG and WebP files (.jpg, .jpeg, .png, .webp)"
 LARGEST_BYTES = 100_000_000
 """Most bytes of one file. An archive's member may claim to be small and unpack to any size."""
-UNREADABLE = (
-    OSError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
+UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 """The exceptions that reading a file or a member of an archive may raise."""
 IGNORED = ("__MACOSX", ".")
 """Prefixes of files that archivers and file managers leave behind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,7 +83,10 @@ def _utf8(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
+        # The error's own position is relative to a chunk of the file.
+        text = path.read_bytes().decode("utf-8", errors="surrogateescape")
+        line = 1 + re.split("[\udc80-\udcff]", text, maxsplit=1)[0].count("\n")
+        raise DataError(f"{path}:{line}: not UTF-8") from error
 
 
 @contextmanager
@@ -90,15 +94,6 @@ def open_csv(path: Path) -> Iterator[TextIO]:
     """Opens a table for reading; raises DataError, with the line, for text that is not UTF-8."""
     with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         yield file
-
-
-def _first_bad_line(path: Path) -> int:
-    # The error's own position is relative to a chunk of the file.
-    try:
-        path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.object.count(b"\n", 0, error.start) + 1
-    return 1
 
 
 def _rows(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> Iterator[Row]:

@@ -312,7 +312,9 @@ class Device(Generic[PayloadT]):
             coming_back = self._attempt(batch, inside)
         with self.lock:
             self.engine.leave(batch, self.clock.now_s())
-            for going in map(self._without_over, coming_back):
+            for going in coming_back:
+                if self._over:
+                    going = self._without_over(going)
                 is_hosted = self.engine.go_on(going.piece.next_block, going.members, self.clock.now_s())
                 if not is_hosted and going.members:  # a new plan no longer hosts their next block here
                     self._release([self._leaving(going)])

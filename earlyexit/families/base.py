@@ -167,11 +167,11 @@ class Family(ABC):
         """
         raise ModelFolderError(f"{self.name!r} networks do not come as transformers checkpoints: see docs/models.md")
 
-    def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
+    def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         """Returns the network of a state dict, by tensor name; None for tensors of another family.
 
-        `size`: height and width of its images; None for the size that it was trained on. Raises ModelFolderError where
-        tensors are missing or have the wrong shape; its message continues a sentence that begins with the file's name.
+        Raises ModelFolderError where tensors are missing or have the wrong shape; its message continues a sentence that
+        begins with the file's name.
         """
         return None
 

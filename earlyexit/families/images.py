@@ -88,8 +88,8 @@ def _in_bytes(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, device="cpu")[:, None, None] * 255
 
 
-def load_state_file(path: Path, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
-    """Returns a file's network and family; `size`: height and width of its images, None for those of its training.
+def load_state_file(path: Path) -> tuple[Pretrained, str]:
+    """Returns a file's network and family.
 
     The file holds a state dict alone, or as `state_dict` or `model` beside other facts. Raises ModelFolderError for
     other files, unknown networks and missing tensors.
@@ -97,7 +97,7 @@ def load_state_file(path: Path, size: tuple[int, int] | None = None) -> tuple[Pr
     weights = {name.removeprefix("module."): tensor for name, tensor in _read(path).items()}
     for name in STATE_DICTS:
         try:
-            pretrained = find_family(name).from_state(weights, size)
+            pretrained = find_family(name).from_state(weights)
         except ModelFolderError as error:
             raise ModelFolderError(f"{path} {error}") from error
         if pretrained is not None:

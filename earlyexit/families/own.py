@@ -164,16 +164,15 @@ def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial) -> 
     others = examples(backbone.inputs, together.layout, seed=1)
     for parity in range(2):
         kept = torch.arange(together.layout.num_inputs) % 2 == parity
-        mixed = tuple(_where(kept, each, other) for each, other in zip(values, others, strict=True))
+        mixed = tuple(
+            torch.where(kept.view(-1, *[1] * (each.ndim - 1)), each, other)
+            for each, other in zip(values, others, strict=True)
+        )
         beside_others = _run(backbone, mixed, together.layout)
         for one, other in zip(together.after, beside_others.after, strict=True):
             if any(beyond(b[kept], a[kept], SAME, 0.0) for a, b in zip(one, other, strict=True)):
                 return True
     return False
-
-
-def _where(kept: Tensor, values: Tensor, others: Tensor) -> Tensor:
-    return torch.where(kept.view(-1, *[1] * (values.ndim - 1)), values, others)
 
 
 def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, least_range: float) -> None:

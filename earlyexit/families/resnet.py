@@ -162,19 +162,19 @@ LAYER = re.compile(r"layer([1-9]\d{0,3})\.(\d{1,4})\.(.+)", re.ASCII)
 LARGE_KERNEL = 7
 
 
-def find_config(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> ResNetConfig:
+def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
     """Returns the sizes of a state dict's network; raises ModelFolderError where tensors are missing."""
     large = _is_large(weights)
     firsts = [tensor_of(weights, f"layer{region}.0.conv1.weight", sides=4) for region in _regions(weights)]
-    height, width = size or ((224, 224) if large else (32, 32))
+    side = 224 if large else 32
     return ResNetConfig(
         blocks=_blocks(weights),
         widths=tuple(map(len, firsts)),
         kind="bottleneck" if "layer1.0.conv3.weight" in weights else "basic",
         stem="large" if large else "small",
         projected=any(".downsample." in name for name in weights),
-        height=height,
-        width=width,
+        height=side,
+        width=side,
     )
 
 
@@ -314,15 +314,15 @@ class ResNet(Family):
     def build(self, config: JsonDict, folder: Path | None = None) -> ResNetBackbone:
         return ResNetBackbone(config_from_json(config))
 
-    def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
+    def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)
         if classifier is None or not {"conv1.weight", "layer1.0.conv1.weight"} <= set(weights):
             return None
-        config = find_config(weights, size)
+        config = find_config(weights)
         with torch.device("meta"):
             backbone = ResNetBackbone(config)
         fill(backbone, _renamed(weights, config), f"ResNet-{config.depth}")
-        codec = image_codec(config, shortest_edge=256 if size is None and _is_large(weights) else None)
+        codec = image_codec(config, shortest_edge=256 if config.stem == "large" else None)
         return Pretrained(backbone=backbone, head=linear_head(weights, classifier), label_names=None, codec=codec)
 
 

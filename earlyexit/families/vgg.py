@@ -152,7 +152,7 @@ class Vgg(Family):
         fields: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
         return VggBackbone(VggConfig(**fields))
 
-    def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
+    def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         if f"{CLASSIFIER}.weight" not in weights:
             return None
         found = {name.rpartition(".")[0] for name in weights if name.startswith("features.")}
@@ -160,11 +160,11 @@ class Vgg(Family):
             like = VggConfig(convolutions=convolutions, norms=norms)
             theirs = [name for name, _ in _names(like) if name.startswith("features.")]
             if set(theirs) == found:
-                return _pretrained(like, weights, size)
+                return _pretrained(like, weights)
         return None
 
 
-def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> Pretrained:
+def _pretrained(like: VggConfig, weights: Mapping[str, Tensor]) -> Pretrained:
     """Returns the network of a state dict with the arrangement of `like`; widths may differ."""
     ours = dict(_names(like))
     sizes = {
@@ -174,9 +174,8 @@ def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int,
     }
     convolutions = [sizes[name] for name, our in ours.items() if our.endswith(".convolution")]
     ends = [convolutions[index] for index, (*_, pooled) in enumerate(like.convolution_sizes()) if pooled]
-    height, width = size or (like.height, like.width)
     hidden = tuple(sizes[name] for name in HIDDEN if name in sizes)
-    config = replace(like, widths=tuple(ends), hidden=hidden, height=height, width=width)
+    config = replace(like, widths=tuple(ends), hidden=hidden)
     with torch.device("meta"):
         backbone = VggBackbone(config)
     parts = {name: name.rpartition(".") for name in weights}
@@ -184,7 +183,7 @@ def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int,
         f"{ours.get(part, part)}.{kind}": weights[name] for name, (part, _, kind) in parts.items() if part != CLASSIFIER
     }
     fill(backbone, renamed, f"VGG-{like.depth}")
-    codec = image_codec(config, shortest_edge=256 if size is None else None)
+    codec = image_codec(config, shortest_edge=256)
     return Pretrained(backbone=backbone, head=linear_head(weights, CLASSIFIER), label_names=None, codec=codec)
 
 

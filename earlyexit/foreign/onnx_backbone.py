@@ -315,13 +315,14 @@ class OnnxBackbone(Backbone):
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         if first == end:
             return hidden
-        piece: _Piece = self._sessions.get((first, end, layout.device.type))
+        part, session = self._sessions.get((first, end, layout.device.type))
         crossing = {each.name: (each, values) for each, values in zip(self.config.before(first), hidden, strict=True)}
-        feeds = {name: fed(*crossing[name], layout) for name in piece.part.inputs if name in crossing}
+        feeds = {name: fed(*crossing[name], layout) for name in part.inputs if name in crossing}
         made = self.config.layout_inputs
-        feeds |= {name: of_layout(made[name], layout) for name in piece.part.inputs if name in made}
-        feeds |= {name: _sizes(self.config.sizes[name], layout) for name in piece.part.sizes}
-        results = dict(zip(piece.outputs, piece.session.run(piece.outputs, feeds), strict=True))
+        feeds |= {name: of_layout(made[name], layout) for name in part.inputs if name in made}
+        feeds |= {name: _sizes(self.config.sizes[name], layout) for name in part.sizes}
+        names = [each.name for each in self.config.cuts[end - 1] if each.name not in crossing]
+        results = dict(zip(names, session.run(names, feeds), strict=True))
         after = [
             crossing[each.name][1] if each.name in crossing else _taken(each, results[each.name], layout)
             for each in self.config.cuts[end - 1]
@@ -366,8 +367,11 @@ class OnnxBackbone(Backbone):
     def _flow(self) -> Dataflow:
         return dataflow_of(self._graph.graph, self._graph.graph)
 
-    def _open(self, span: tuple[int, int, str]) -> _Piece:
-        """Raises ModelFolderError where the files are no longer those that were checked."""
+    def _open(self, span: tuple[int, int, str]) -> tuple[Part, Any]:
+        """Returns what computes consecutive blocks, and its session.
+
+        Raises ModelFolderError where the files are no longer those that were checked.
+        """
         self._check_files()
         first, end, device_type = span
         before = {each.name: each for each in self.config.before(first)}
@@ -380,7 +384,7 @@ class OnnxBackbone(Backbone):
         model = piece_model(self._graph, part, inputs, map(_value_info, after))
         session = open_graph(model, self._folder, device_type=device_type, num_threads=self.num_threads)
         self._check_files()
-        return _Piece(part=part, session=session, outputs=[each.name for each in after])
+        return part, session
 
     def _check_files(self) -> None:
         if state_of(self._folder, self.config.file) != self._state:
@@ -414,15 +418,6 @@ class OnnxGraph(Family):
             )
         load_runtime([])
         return OnnxBackbone(read, folder, state)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """Consecutive blocks, opened."""
-
-    part: Part
-    session: Any
-    outputs: list[str]
 
 
 @dataclass(frozen=True, slots=True)

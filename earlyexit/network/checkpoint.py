@@ -55,13 +55,12 @@ class RampOptions:
             raise ModelFolderError("a bridge leads to the full model's head; that head needs another style")
 
 
-def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
+def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, str]:
     """Returns a checkpoint's network and its family's name.
 
     `source` is a local folder, a hub name, a decoder's file (.gguf, by the packages `gguf` and `accelerate`), a file
     of a state dict (.th, .pt, .pth) that `families/images.py` knows, `module:function`, or a .json file with a
-    `family` and the configuration of an untrained network. `pairs`: its inputs are pairs of texts. `size`: height and
-    width of the images of a state dict's network; None for the size that it was trained on.
+    `family` and the configuration of an untrained network. `pairs`: its inputs are pairs of texts.
 
     Raises ModelFolderError for other sources, unknown families, and weights that do not fit.
     """
@@ -74,7 +73,7 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     if source.endswith(STATE_FILES):
         from earlyexit.families.images import load_state_file
 
-        return load_state_file(Path(source), size)
+        return load_state_file(Path(source))
     import transformers
     from safetensors import SafetensorError
 

@@ -439,12 +439,9 @@ def when_computed(items: Iterable[T], mark: Callable[[], Wait]) -> Iterator[T]:
     for item in items:
         told = item, mark()
         if waiting is not None:
-            yield _computed(*waiting)
+            waiting[1]()
+            yield waiting[0]
         waiting = told
     if waiting is not None:
-        yield _computed(*waiting)
-
-
-def _computed(item: T, wait: Wait) -> T:
-    wait()
-    return item
+        waiting[1]()
+        yield waiting[0]

@@ -310,6 +310,7 @@ def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
 
 TIMED_INPUTS, TIMED_BATCH = 32, 8
 """Inputs that are timed, few so that calibration stays short, and their batch size, similar to a replica's."""
+ROUNDS = 5
 
 
 @torch.inference_mode()
@@ -320,7 +321,11 @@ def importance_of(
 
     Raises PlanError for networks that do not measure it.
     """
-    check_measures(model)
+    if not model.backbone.measures_importance:
+        raise PlanError(
+            f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
+            f"{model.info.family!r} do not tell"
+        )
     found: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
     for rows in batches_by_length(encoded, batch):
         inputs, layout = pack([encoded[row] for row in rows], model.device)
@@ -333,7 +338,7 @@ def importance_of(
 
 
 @torch.inference_mode()
-def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded], *, rounds: int = 5) -> float:
+def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded]) -> float:
     """Returns the factor by which measuring attention increases a network's processor time; at least 1.
 
     It is the median over rounds that alternate with and without the measurement, on inputs of all lengths.
@@ -350,13 +355,4 @@ def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded], *, rounds:
         return time.process_time() - began_s
 
     took_s(measured=True)  # the first one warms up
-    return max(1.0, median(took_s(measured=True) / took_s(measured=False) for _ in range(rounds)))
-
-
-def check_measures(model: EarlyExitModel) -> None:
-    """Raise PlanError for a network that does not measure how much attention tokens receive."""
-    if not model.backbone.measures_importance:
-        raise PlanError(
-            f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
-            f"{model.info.family!r} do not tell"
-        )
+    return max(1.0, median(took_s(measured=True) / took_s(measured=False) for _ in range(ROUNDS)))

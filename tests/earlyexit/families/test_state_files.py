@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
+from earlyexit.families.images import ImageBackbone
 from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.families.vgg import CONVOLUTIONS
 from earlyexit.network.boundary import Encoded
@@ -32,6 +33,7 @@ from tests.earlyexit.network.models import ramped
 from tests.earlyexit.network.refusals import change_card
 
 SIZE = (40, 72)
+SIDES = {"height": SIZE[0], "width": SIZE[1]}
 CLASSES = tuple(f"class-{k}" for k in range(5))
 PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 """Of torchvision's networks with 1000 classes, as its documentation has them."""
@@ -63,8 +65,12 @@ def saved(state: object, folder: Path) -> str:
 
 
 def model_of(source: str) -> EarlyExitModel:
-    pretrained, family = load_pretrained(source, size=SIZE)
-    return ramped(pretrained, family, LabelTask(CLASSES), ramps=RampOptions(at=(0,)))
+    """A network for smaller images than it was trained on, which take less time."""
+    pretrained, family = load_pretrained(source)
+    assert isinstance(pretrained.backbone, ImageBackbone)
+    pretrained.backbone.config = replace(pretrained.backbone.config, height=SIZE[0], width=SIZE[1])
+    codec = {"name": "image", **SIDES}
+    return ramped(pretrained, family, LabelTask(CLASSES), codec=codec, ramps=RampOptions(at=(0,)))
 
 
 def last_outputs(model: EarlyExitModel, images_BHWC: Tensor) -> Tensor:
@@ -88,9 +94,9 @@ def test_a_published_network_answers_as_it_did(name: str, tmp_path: Path) -> Non
 def test_regions_are_dilated_as_in_the_published_networks_for_segmentation() -> None:
     published = PublishedResNet(50, width=8, dilated=2)
     as_if_trained(published)
-    pretrained = find_family("resnet").from_state(published.state_dict(), SIZE)
+    pretrained = find_family("resnet").from_state(published.state_dict())
     assert pretrained is not None
-    dilated = find_family("resnet").build(pretrained.backbone.to_config() | {"dilated": 2}).eval()
+    dilated = find_family("resnet").build(pretrained.backbone.to_config() | {"dilated": 2, **SIDES}).eval()
     dilated.load_state_dict(pretrained.backbone.state_dict())
     assert isinstance(dilated, ResNetBackbone)
     hidden, expected = dilated.stem(images(2)), published.features(images(2))
