@@ -37,8 +37,6 @@ class Words:
     text: str
     starts_W: npt.NDArray[np.int64]
     """First character of every word."""
-    ends_W: npt.NDArray[np.int64]
-    """One past the last."""
     first_N: npt.NDArray[np.int64]
     """The first word of each token."""
     end_N: npt.NDArray[np.int64]
@@ -52,7 +50,7 @@ class Words:
         offsets_N2 = offsets_N2.reshape(-1, 2)
         first_N = np.searchsorted(ends_W, offsets_N2[:, 0], side="right")
         end_N = np.searchsorted(starts_W, offsets_N2[:, 1], side="left")
-        return cls(text, starts_W, ends_W, first_N, np.where(offsets_N2[:, 0] < offsets_N2[:, 1], end_N, first_N))
+        return cls(text, starts_W, first_N, np.where(offsets_N2[:, 0] < offsets_N2[:, 1], end_N, first_N))
 
     @property
     def are_words_N(self) -> npt.NDArray[np.bool_]:

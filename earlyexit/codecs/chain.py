@@ -173,16 +173,13 @@ class ChainCodec(Codec[Any]):
         try:
             return self.encoded([rows[k] for k in asked], network, truncate=truncate)
         except UnprocessableInputError:
-            for k in asked:  # name the row by its place in the request
-                self._check_one(rows[k], k, network, truncate)
+            for place in asked:  # name the row by its place in the request
+                try:
+                    self.encoded([rows[place]], network, truncate=truncate)
+                except UnprocessableInputError as error:
+                    said, model = str(error).replace("input 0", f"input {place}", 1), Path(self._models[network]).name
+                    raise UnprocessableInputError(f"{said}; the chain goes on with {model}") from error
             raise
-
-    def _check_one(self, row: Any, place: int, network: int, truncate: bool) -> None:
-        try:
-            self.encoded([row], network, truncate=truncate)
-        except UnprocessableInputError as error:
-            said, model = str(error).replace("input 0", f"input {place}", 1), Path(self._models[network]).name
-            raise UnprocessableInputError(f"{said}; the chain goes on with {model}") from error
 
 
 def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:

@@ -144,12 +144,11 @@ class KvMemory:
         numbers = zip(sequences, run_B5.tolist(), behind_B.tolist(), wire.lengths_B.tolist(), strict=True)
         for sequence, (high, low, start, limit, *_), came_along, length in numbers:
             run = Run(sequence=sequence_of(high, low), start=start - came_along, length=length, limit=limit)
+            found.append(None)
             try:
                 self._admit(sequence, run)
             except OfframpError as error:
-                found.append(error)
-            else:
-                found.append(None)
+                found[-1] = error
         return found
 
     def end(self, sequence: int) -> None:

@@ -85,15 +85,8 @@ def fingerprint(
     return digest.hexdigest()
 
 
-def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Replace the file atomically, so that an interruption leaves the previous state."""
-    half = path.with_suffix(".part")
-    torch.save(dict(state), half)
-    half.replace(path)
-
-
 def saved_state(path: Path, run: str, device: torch.device) -> dict[str, Any] | None:
-    """Returns the state that `save_state` wrote for the run with this fingerprint; None if there is none."""
+    """Returns the state that the run with this fingerprint saved; None if there is none."""
     if not path.is_file():
         return None
     try:
@@ -196,7 +189,9 @@ class _Run:
         if len(self.apart_K):
             self._watch()
         if self.options.saved is not None:
-            save_state(self._state(), self.options.saved)
+            half = self.options.saved.with_suffix(".part")
+            torch.save(self._state(), half)
+            half.replace(self.options.saved)  # at once, so that an interruption leaves the previous state
         self.options.progress("epochs", self.epochs_done, self.options.epochs)
 
     def finish(self) -> None:

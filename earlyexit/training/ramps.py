@@ -85,8 +85,11 @@ class Descent:
             parameter.requires_grad_(True)
         self.num_inputs = num_inputs
         self.options = options
-        self.sizes = _batch_sizes(num_inputs, options.batch, least_batch)
+        full, rest = divmod(num_inputs, options.batch)
+        self.sizes = [options.batch] * full + [rest] * (rest > 0)
         """The sizes of an epoch's batches."""
+        if full and 0 < rest < least_batch:
+            self.sizes[-2:] = [options.batch + rest]
         groups = [{"params": list(each)} for each in (parameters, slower) if each]
         largest = [options.learning_rate, options.learning_rate * pace][-len(groups) :] if slower else None
         self.optimizer = OPTIMIZERS[optimizer](groups, options)
@@ -139,13 +142,6 @@ class Descent:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
-
-
-def _batch_sizes(num_inputs: int, batch: int, least_batch: int) -> list[int]:
-    full, rest = divmod(num_inputs, batch)
-    if full and rest < least_batch:
-        return [batch] * (full - 1) + [batch + rest]
-    return [batch] * full + [rest] * (rest > 0)
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -253,10 +253,6 @@ def test_torch_runs_what_measures_attention_and_what_was_not_prepared(small_mode
     assert log.replayed == 0
 
 
-def segments_of(places: Collection[tuple[Segment, Shape]]) -> set[Segment]:
-    return {segment for segment, _ in places}
-
-
 def test_a_plan_s_recordings_are_kept_while_the_next_is_made_ready_and_not_made_again(
     small_model: EarlyExitModel,
 ) -> None:
@@ -272,7 +268,7 @@ def test_a_plan_s_recordings_are_kept_while_the_next_is_made_ready_and_not_made_
         ([FIRST], 4, {WITH_RAMP, FIRST}),
     ):
         segments.prepare(dict.fromkeys(wanted, FOUR))
-        assert (log.recorded, segments_of(segments.captured)) == (recorded * of_one, held)
+        assert (log.recorded, {segment for segment, _ in segments.captured}) == (recorded * of_one, held)
 
 
 @dataclass(eq=False)

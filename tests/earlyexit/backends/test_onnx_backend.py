@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -146,25 +146,11 @@ def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: Onnx
     assert path.stat().st_mtime == 1
 
 
-def of_backbone(model: EarlyExitModel) -> None:
-    next(model.backbone.parameters())[0, 0] += 1
-
-
-def of_head(model: EarlyExitModel) -> None:
-    next(model.head.parameters())[0, 0] += 1
-
-
-def of_temperatures(model: EarlyExitModel) -> None:
-    model.temperatures_E[1] = 1.5
-
-
-@pytest.mark.parametrize("change", [of_backbone, of_head, of_temperatures])
-def test_a_changed_weight_does_not_use_the_old_file(
-    change: Callable[[EarlyExitModel], None], segments: OnnxSegments, cache: Path
-) -> None:
+@pytest.mark.parametrize("part", ["backbone.", "head.", "temperatures_E"])
+def test_a_changed_weight_does_not_use_the_old_file(part: str, segments: OnnxSegments, cache: Path) -> None:
     changed = fresh_model()
     assert OnnxSegments(changed, cache=cache).file(LAST) == segments.file(LAST)
-    change(changed)
+    next(each for name, each in changed.state_dict().items() if name.startswith(part)).view(-1)[1] += 1
     assert OnnxSegments(changed, cache=cache).file(LAST) != segments.file(LAST)
 
 
