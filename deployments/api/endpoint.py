@@ -228,7 +228,7 @@ class Endpoint:
         status: int | None = None
         try:
             response = await self._answer(request)
-            if is_large(response):
+            if len(getattr(response, "body", b"")) >= LEAST_BYTES:  # streams have no body yet
                 await compress(request, response)
             status = response.status_code
             self._backend.count_request(self._path, status)
@@ -402,22 +402,20 @@ class Bodies:
         return whole
 
     async def _read(self, request: Request) -> bytes:
-        parts: bytearray | None = None
+        parts = bytearray()
         while True:  # Starlette's stream is a generator around this, at twice the cost
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             part: bytes = message.get("body", b"")
             self._hold(request.scope, len(part))
-            if parts is None and not message.get("more_body", False):
-                if len(part) > self.max_bytes:
-                    raise self._too_large()
-                return part
-            parts = bytearray() if parts is None else parts
-            parts += part
-            if len(parts) > self.max_bytes:
+            if len(parts) + len(part) > self.max_bytes:
                 raise self._too_large()
-            if not message.get("more_body", False):
+            is_last = not message.get("more_body", False)
+            if is_last and not parts:
+                return part
+            parts += part
+            if is_last:
                 return bytes(parts)
 
     def release(self, scope: Scope) -> None:
@@ -521,11 +519,6 @@ async def formed(make: Callable[[], T], answers: Sequence[Answer]) -> T:
     """Calls `make`, in a thread if the answers are large."""
     size = sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, Numbers))
     return make() if size < LARGE_ANSWERS_BYTES else await asyncio.to_thread(make)
-
-
-def is_large(response: Response) -> bool:
-    """Returns whether compression would help; streams have no body yet."""
-    return len(getattr(response, "body", b"")) >= LEAST_BYTES
 
 
 async def compress(request: Request, response: Response) -> None:

@@ -70,10 +70,6 @@ OnHop = Callable[[str, float], None]
 """Is called with a stage's slot and the seconds that a part of a reply spent outside the stage."""
 
 
-def ignore_hop(slot: str, seconds: float) -> None:
-    """The default of `on_hop`."""
-
-
 class Dispatcher(Driver):
     """One per ingress, on its event loop."""
 
@@ -83,7 +79,7 @@ class Dispatcher(Driver):
         links: ReplicaLinks,
         clock: Clock,
         *,
-        on_hop: OnHop = ignore_hop,
+        on_hop: OnHop = lambda *_: None,
         later: Later = on_loop,
         codec: Codec[Any] | None = None,
     ) -> None:

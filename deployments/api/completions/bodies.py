@@ -71,15 +71,12 @@ class _ExtensibleBody(BaseModel):
     def check_served(self) -> None:
         """Raises InputError, which names them, for parameters that are not supported."""
         extra = self.model_extra or {}
-        not_served = [name for name, value in extra.items() if value is not None and not _is_nothing(name, value)]
+        asked = ((name, value) for name, value in extra.items() if value is not None and name not in IGNORED)
+        not_served = [name for name, value in asked if value not in NEUTRAL.get(name, ())]
         if not_served:
             served = ", ".join(type(self).model_fields)
             names = sorted(not_served)
             raise InputError(f"not served: {', '.join(map(repr, names))}; served are {served}", param=names[0])
-
-
-def _is_nothing(name: str, value: object) -> bool:
-    return name in IGNORED or value in NEUTRAL.get(name, ())
 
 
 class StreamOptions(_Described):

@@ -67,11 +67,6 @@ class RefusedHeadError(Exception):
     """A head that is refused; its arguments are status, kind and message."""
 
 
-def new_id() -> bytes:
-    """Returns a new request id."""
-    return b"%032x" % _ids.getrandbits(128)
-
-
 def check_head(headers: Sequence[Header], version: str) -> tuple[bytes, bool]:
     """Returns the request's id, empty if it has none, and whether it sets Serve's timeout; names are in lower case.
 
@@ -282,7 +277,7 @@ class Connection(HttpToolsProtocol):
             self.scope.update(path.scope)  # type: ignore[typeddict-item]
         if path is not None or served.outright:
             if not name:
-                name = new_id()
+                name = b"%032x" % _ids.getrandbits(128)
                 self.headers.append((REQUEST_ID, name))
             cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, name)]
 
