@@ -89,8 +89,7 @@ class _Start:
     """A replica that was requested, and does not run yet."""
 
     device: str
-    accelerator: int | None = None
-    """None while none is free."""
+    has_accelerator: bool = False
 
 
 class AcceleratorPool:
@@ -101,13 +100,13 @@ class AcceleratorPool:
         self._lost_s: dict[int, float] = {}
         """When each accelerator was lost that is gone."""
 
-    def take(self, holder: object) -> int | None:
-        """Takes the lowest free accelerator and returns its number; None if none is free."""
+    def take(self, holder: object) -> bool:
+        """Takes the lowest free accelerator; returns False if none is free."""
         for number, held in enumerate(self._holders):
             if held is None and number not in self._lost_s:
                 self._holders[number] = holder
-                return number
-        return None
+                return True
+        return False
 
     def hand_over(self, holder: object, other: object) -> None:
         """Give a holder's accelerator to another."""
@@ -161,8 +160,8 @@ class SimulatedFleet(Fleet):
         for device, replicas in self._service.running.items():
             self._told[device] = len(replicas)
             for replica in replicas.values():
-                accelerator = self._accelerators[device].take(replica)
-                assert accelerator is not None, f"the plan needs more {device} than there are"
+                has_accelerator = self._accelerators[device].take(replica)
+                assert has_accelerator, f"the plan needs more {device} than there are"
 
     async def scale(self, device: str, replicas: int) -> None:
         self.say(f"scale {device} to {replicas}")
@@ -259,10 +258,9 @@ class SimulatedFleet(Fleet):
 
     def _place(self) -> None:
         for start in self._starts:
-            if start.accelerator is None:
-                start.accelerator = self._accelerators[start.device].take(start)
-                if start.accelerator is not None:
-                    self._later(self._delays.start_s, self._started, start)
+            if not start.has_accelerator and self._accelerators[start.device].take(start):
+                start.has_accelerator = True
+                self._later(self._delays.start_s, self._started, start)
 
     def _started(self, start: _Start) -> None:
         if start in self._starts:

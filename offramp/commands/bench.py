@@ -15,7 +15,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.client.protocol import find_api_key
-from offramp.commands.options import BenchOptions
+from offramp.commands.options import BenchJob
 from offramp.commands.output import print_result
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
@@ -30,7 +30,7 @@ SPAN = 1000.0
 """Largest ratio between the result and the first rate."""
 
 
-def run(job: BenchOptions) -> None:
+def run(job: BenchJob) -> None:
     """Sends the load, and prints the report; raises OfframpError if no request was answered."""
     if not job.is_timed and job.arrivals not in ARRIVALS:
         raise InputError(f"--arrivals {job.arrivals!r}; allowed: {', '.join(ARRIVALS)}")
@@ -59,7 +59,7 @@ def run(job: BenchOptions) -> None:
         _run(config, api_key, as_json=job.as_json)
 
 
-def _inputs(job: BenchOptions) -> tuple[Sequence[Input], Sequence[str] | None]:
+def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
     """Returns inputs, with their labels if these are texts."""
     if job.data.suffix == ".txt":
         return read_texts(job.data), None

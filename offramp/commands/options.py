@@ -58,6 +58,27 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
+class Printed(Job):
+    """What can be printed in two ways."""
+
+    as_json: bool = Field(default=False, alias="json")
+    """Print JSON instead of tables."""
+
+
+class KeyFile(Job):
+    """A service that may want a key."""
+
+    api_key_file: Path | None = None
+    """File with the service's API key. None: $OFFRAMP_API_KEY."""
+
+
+class Asks(KeyFile):
+    """A service that is asked."""
+
+    url: Address = "http://127.0.0.1:8000"
+    """Address of a running service."""
+
+
 class Rows(Job):
     """How a file of texts is read."""
 
@@ -86,8 +107,8 @@ class LabelledRows(Rows):
     """For segmentation (a folder or .zip with image/ and label/): table with the columns id,name of classes (.csv)."""
 
 
-class BenchJob(LabelledRows):
-    """A load on a running service. Raises InputError that names the options that contradict each other."""
+class BenchJob(Printed, Asks, LabelledRows):
+    """Load a running service and report rate, latency, goodput, exits and errors."""
 
     data: Path
     """Labelled rows as for train, or a .txt with one text per line."""
@@ -133,9 +154,11 @@ class BenchJob(LabelledRows):
         return self
 
 
-class PredictJob(Rows):
-    """Which inputs are asked about, how they are sent, and where the answers go."""
+class PredictJob(Printed, Asks, Rows):
+    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
 
+    texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "TEXTS"})
+    """Texts, paths of images, a pair of texts, or - for one text per line from standard input."""
     data: Path | None = None
     """Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images (folder or
     .zip), arrays (.npy, .npz)."""
@@ -153,38 +176,6 @@ class PredictJob(Rows):
     """Timeout of a request in seconds, retries included."""
     truncate: bool = False
     """Cut texts that are too long."""
-
-
-class Printed(Job):
-    """What can be printed in two ways."""
-
-    as_json: bool = Field(default=False, alias="json")
-    """Print JSON instead of tables."""
-
-
-class KeyFile(Job):
-    """A service that may want a key."""
-
-    api_key_file: Path | None = None
-    """File with the service's API key. None: $OFFRAMP_API_KEY."""
-
-
-class Asks(KeyFile):
-    """A service that is asked."""
-
-    url: Address = "http://127.0.0.1:8000"
-    """Address of a running service."""
-
-
-class BenchOptions(Printed, Asks, BenchJob):
-    """Load a running service and report rate, latency, goodput, exits and errors."""
-
-
-class PredictOptions(Printed, Asks, PredictJob):
-    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
-
-    texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "TEXTS"})
-    """Texts, paths of images, a pair of texts, or - for one text per line from standard input."""
 
 
 class GenerateJob(Asks):

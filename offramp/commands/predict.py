@@ -36,7 +36,7 @@ from earlyexit.errors import (
 )
 from offramp.client.client import AsyncClient, Client
 from offramp.client.protocol import Prediction, find_api_key
-from offramp.commands.options import PredictJob, PredictOptions
+from offramp.commands.options import PredictJob
 from offramp.commands.output import in_a_folder
 from offramp.commands.progress import progress_bars
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
@@ -288,7 +288,7 @@ IMAGES = {"image": "BYTES"}
 """Inputs of a model of images, with their datatype."""
 
 
-def run(job: PredictOptions) -> None:
+def run(job: PredictJob) -> None:
     """Predicts, and prints or writes the answers; raises OfframpError if an input failed."""
     given = list(job.texts)
     piped = given == [STDIN] or (not given and job.data is None and not sys.stdin.isatty())
@@ -305,7 +305,7 @@ def run(job: PredictOptions) -> None:
         raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
 
 
-def _predict_few(given: Sequence[str], job: PredictOptions, api_key: str | None) -> None:
+def _predict_few(given: Sequence[str], job: PredictJob, api_key: str | None) -> None:
     with Client(job.url, job.timeout_s, api_key=api_key) as client:
         wanted = _wanted(client.metadata())
         inputs = _arguments(given, wanted)
@@ -374,7 +374,7 @@ def _in_words(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else str(value)
 
 
-def _inputs(job: PredictOptions, wanted: Mapping[str, str]) -> Iterator[Given]:
+def _inputs(job: PredictJob, wanted: Mapping[str, str]) -> Iterator[Given]:
     names = tuple(wanted)
     if job.data is None:
         if len(_texts_of(wanted)) > 1 or wanted == IMAGES:
@@ -386,7 +386,7 @@ def _inputs(job: PredictOptions, wanted: Mapping[str, str]) -> Iterator[Given]:
     return stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
 
 
-def _predict_many(job: PredictOptions, form: Format, api_key: str | None) -> Tally:
+def _predict_many(job: PredictJob, form: Format, api_key: str | None) -> Tally:
     async def ask() -> Tally:
         async with AsyncClient(job.url, job.timeout_s, api_key=api_key) as client:
             metadata = await client.metadata()

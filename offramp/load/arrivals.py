@@ -71,12 +71,11 @@ CV_RANGE = (0.01, 100.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """A process of arrivals, and the words that ask for it."""
+    """A process of arrivals."""
 
-    words: str
     process: Process
     notes: tuple[str, ...] = ()
-    """What was done to a trace that the words do not say, a sentence each."""
+    """What was done to a trace that the words for it do not say, a sentence each."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         """Seconds of all arrivals in [0, duration_s), ascending; equal generators give equal arrays.
@@ -106,7 +105,7 @@ def parse_arrivals(spec: str) -> Arrivals:
         raise InputError(f"arrivals {spec!r}: no such key {unknown[0]!r}; allowed: {ALLOWED}")
     words = _Words(spec=spec, head=head, options=options)
     process, notes = _recorded(words, READINGS[name]) if name in READINGS else (_drawn(name, words), ())
-    return Arrivals(words=spec.strip(), process=process, notes=notes)
+    return Arrivals(process=process, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +170,6 @@ def _options(spec: str, rest: str) -> tuple[str, dict[str, str]]:
     return head, options
 
 
-_Built = tuple[Process, tuple[str, ...]]
 READINGS: Mapping[str, Reading | None] = {"trace": None, "counts": "counts", "times": "times"}
 """How the numbers of a recorded trace are read; None: as the content says."""
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -205,7 +203,7 @@ def _drawn(name: str, words: _Words) -> Process:
     )
 
 
-def _recorded(words: _Words, reading: Reading | None) -> _Built:
+def _recorded(words: _Words, reading: Reading | None) -> tuple[Process, tuple[str, ...]]:
     """With a note of how the file was read."""
     unit = words.options.get("unit", "s")
     if unit not in UNITS:

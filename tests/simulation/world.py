@@ -585,7 +585,7 @@ class World(Fleet):
         for _ in range(self.told[device] - len(there) - len(starting)):
             self.serial += 1
             name = f"{device}#{self.serial}"
-            if self.pools[device].take(name) is None:
+            if not self.pools[device].take(name):
                 return
             self.starting[name] = device
             self._at(delay_s * (1 + self.rng.random()), partial(self._start_replica, name, device))
