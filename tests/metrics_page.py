@@ -44,7 +44,7 @@ class Documented:
 def documented() -> list[Documented]:
     """Every row of docs/operate.md, in its order."""
     rows = re.findall(
-        r"^\| `(ray_offramp_\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| [^|]+ \| [^|]+ \| [^|]+ \|$",
+        r"^\| `(ray_offramp_\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| [^|]+ \| [^|]+ \|$",
         DOCUMENT.read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     )
