@@ -188,7 +188,7 @@ LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 class LinkTransport(StageReplicas[ReplicaLink]):
     """Calls the replicas that host one stage: one connection to each, fill-first among those that are up.
 
-    Serve's handles do the same at ten times the cost per part of a reply (docs/results.md).
+    Serve's handles do the same at ten times the cost per part of a reply.
     """
 
     def __init__(self, *, phase: float) -> None:

@@ -418,7 +418,7 @@ class Sender:
     """Sends frames at once, also from the device's thread; the event loop sends what the socket does not take then.
 
     Handing every part of a reply to the event loop would cost the device's thread more than sending it, because both
-    then want the interpreter's lock (docs/results.md).
+    then want the interpreter's lock.
     """
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
