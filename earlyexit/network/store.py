@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
-from earlyexit.named import NAME_PATTERN, is_own
+from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import Boundary, Column, bytes_per_input
 from earlyexit.network.chain import Chain, joined
 from earlyexit.ramps import RampStyle
@@ -90,11 +90,6 @@ class ModelCard(BaseModel):
     ramps: tuple[int, ...]
     num_blocks: int = Field(gt=0)
     provenance: dict[str, Any]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_schema_1(cls, data: Any) -> Any:
-        return from_schema_1(data) if isinstance(data, dict) and data.get("schema_version") == 1 else data
 
     @field_validator("codec", "task")
     @classmethod
@@ -180,27 +175,6 @@ class ModelCard(BaseModel):
     def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
         """Returns the bytes that one input of `length` tokens carries after a block."""
         return bytes_per_input(self.boundaries[block], length, float_bytes=float_bytes)
-
-
-def from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns a card of the first schema, which had texts and labels only, in the form of this one."""
-    new = {key: value for key, value in data.items() if key not in ("label_names", "max_length")}
-    hidden = {"name": "hidden", "shape": [_hidden_size(data)], "per_token": True}
-    num_blocks = data.get("num_blocks")
-    return new | {
-        "schema_version": 2,
-        "codec": {"name": "text", "max_length": data.get("max_length")},
-        "task": {"name": "label", "label_names": data.get("label_names")},
-        "boundaries": [[hidden]] * (num_blocks if isinstance(num_blocks, int) else 0),
-    }
-
-
-def _hidden_size(data: dict[str, Any]) -> Any:
-    """Returns the hidden size of a card without boundaries: built-in families have it in their configuration."""
-    if is_own(str(data.get("family"))):
-        raise ValueError("saved by an earlier version, which did not note what its blocks give: train it again")
-    backbone = data.get("backbone")
-    return backbone.get("hidden_size", 768) if isinstance(backbone, dict) else 768
 
 
 def read_card(folder: Path) -> ModelCard:

@@ -12,21 +12,15 @@ import numpy as np
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.model import check_inputs
-from earlyexit.network.store import check_prunable, load_model, read_card, save_model
+from earlyexit.network.store import check_prunable, load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.network.chains import renamed
-from tests.earlyexit.network.models import SMALL, small
+from tests.earlyexit.network.models import small
 from tests.model_cards import chain_of
 
 Read = Callable[[Path], object]
 GONE = object()
 """Stands for a key that a card does not have."""
-OLD_BACKBONE = {**SMALL, "position_offset": 0, "activation": "gelu", "norm_eps": 1e-12}
-OLD = {
-    **{"schema_version": 1, "label_names": ["a", "b", "c"], "max_length": 24, "backbone": OLD_BACKBONE},
-    **dict.fromkeys(("codec", "task", "boundaries", "inputs"), GONE),
-}
-"""What a card of the first schema has otherwise: it knew texts and labels only."""
 AB = {"name": "label", "label_names": ["a", "b"]}
 IMAGE = {"name": "image", "height": 8, "width": 8}
 
@@ -44,15 +38,6 @@ def card(**changes: Any) -> Read:
         save_model(small(), folder)
         change_card(folder, **changes)
         return load_model(folder)
-
-    return read
-
-
-def old_card(**changes: Any) -> Read:
-    def read(folder: Path) -> object:
-        save_model(small(), folder)
-        change_card(folder, **OLD | changes)
-        return read_card(folder)
 
     return read
 
@@ -79,6 +64,8 @@ REFUSED: dict[str, Read] = {
     "inputs: another dtype": inputs(1, np.int64, 3),
     "inputs: rows": inputs(1, np.int32, 2),
     "card: another schema": card(schema_version=3),
+    "card: the first schema": card(schema_version=1),
+    "card: no number of blocks": card(num_blocks=GONE),
     "card: unknown key": card(colour="red"),
     "card: another ramp": card(ramp_style="deep"),
     "card: another pooling": card(pooling="max"),
@@ -92,16 +79,6 @@ REFUSED: dict[str, Read] = {
     "card: unknown sizes": card(backbone={"width": 32}),
     "card: weights of more ramps": card(ramps=[0, 1]),
     "card: weights of more labels": card(task=AB),
-    "old card: a network of one's own": old_card(family="word_network:build", backbone={"width": 48}),
-    **{
-        f"old card: no {name}": old_card(**{name: GONE})
-        for name in ("label_names", "max_length", "num_blocks", "backbone", "ramps")
-    },
-    "old card: blocks in words": old_card(num_blocks="four"),
-    "old card: no number of blocks": old_card(num_blocks=None),
-    "old card: a list for a backbone": old_card(backbone=[1]),
-    "old card: a length in words": old_card(max_length="long"),
-    "old card: a number for labels": old_card(label_names=3),
     "prune: a network that does not tell": lambda folder: check_prunable(chain_of(folder, family="resnet"), {1: 0.7}),
     "prune: no texts": lambda folder: check_prunable(chain_of(folder, codec=IMAGE), {1: 0.7}),
     "chain: other answers": lambda _: ChainNetwork([small(), renamed(small(LabelTask(("a", "c", "b"))), "other")]),

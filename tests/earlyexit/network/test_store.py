@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,11 @@ import pytest
 import torch
 
 from earlyexit.families import FAMILIES, GENERATES, MEASURES_IMPORTANCE, find_family
-from earlyexit.network.boundary import Encoded, TensorSpec
-from earlyexit.network.checkpoint import random_model
+from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import check_prunable, load_model, read_card, save_model
-from earlyexit.tasks.label import LabelTask
-from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.network.models import SMALL
-from tests.earlyexit.network.refusals import GONE, OLD, change_card
+from tests.earlyexit.network.refusals import GONE, change_card
 from tests.model_cards import chain_of
 
 
@@ -52,48 +48,6 @@ def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path)
     change_card(folder, inputs=GONE)
     assert read_card(folder).inputs is None
     load_model(folder)
-
-
-# Folders that an earlier version wrote: their cards knew texts and labels only.
-
-
-@pytest.fixture
-def old(folder: Path) -> Path:
-    """The small model's weights beside a card of the first schema."""
-    change_card(folder, **OLD)
-    return folder
-
-
-def test_a_card_of_the_first_schema_is_read_in_the_words_of_the_second(old: Path) -> None:
-    card = read_card(old)
-    assert card.schema_version == 2
-    assert card.codec == {"name": "text", "max_length": 24}
-    assert card.task == {"name": "label", "label_names": ["a", "b", "c"]}
-    assert (card.max_length, card.label_names) == (24, ("a", "b", "c"))
-    assert [card.bytes_per_input(block, 10, float_bytes=4) for block in range(4)] == [10 * 32 * 4] * 4
-
-
-def test_its_model_answers_as_it_did_and_is_saved_in_the_second_schema(
-    old: Path, small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    loaded = load_model(old)
-    assert (loaded.task, loaded.max_length) == (LabelTask(("a", "b", "c")), 24)
-    expected = exit_outputs(small_model, encoded)
-    assert all(found.equal(expected[block]) for block, found in exit_outputs(loaded, encoded).items())
-    save_model(loaded, old / "again")
-    written = json.loads((old / "again" / "model.json").read_text(encoding="utf-8"))
-    assert written["schema_version"] == 2
-    assert not {"label_names", "max_length"} & set(written)
-    said_anew = {"backbone": None, "inputs": None}
-    assert read_card(old / "again").model_dump() | said_anew == read_card(old).model_dump() | said_anew
-
-
-def test_sizes_that_an_old_card_leaves_out_are_the_familys(old: Path, tmp_path: Path) -> None:
-    sizes = {name: size for name, size in SMALL.items() if name not in ("hidden_size", "num_heads")}
-    change_card(old, backbone=sizes)
-    save_model(random_model(sizes), tmp_path / "new")
-    found = [read_card(folder).bytes_per_input(0, 1, float_bytes=4) for folder in (old, tmp_path / "new")]
-    assert found == [768 * 4] * 2
 
 
 def test_texts_before_a_network_that_measures_attention_can(tmp_path: Path) -> None:
