@@ -31,15 +31,15 @@ from optimizer.decision import Decision, Found, Planned, gap_between, kept, near
 from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact.solve import num_splits
 from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
-from optimizer.moves import RULES, Graph, build_graph, ends_of
+from optimizer.moves import Graph, build_graph, ends_of
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.graph import nodes_around
-from optimizer.scale.tables import tables_of
-from optimizer.scale.walks import Allowed, Prices, Walks
 from optimizer.space import Space
 from optimizer.step import FloatArray
+from optimizer.tables import tables_of
+from optimizer.walks import Prices, Walks
 
 SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """How much above the least price chains may be, as long as all labels find room."""
@@ -265,8 +265,7 @@ class ChainSearch:
 
     def _relaxed(self, names: tuple[str, ...]) -> tuple[Walks, CuttingPlanes]:
         """The relaxation on some types."""
-        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
-        walks = Walks.of(tables_of(self.problem, names, None), allowed)
+        walks = Walks.of(tables_of(self.problem, self.space, names=names))
         return walks, CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest)
 
     def best(self) -> tuple[Mixed | None, bool]:

@@ -20,14 +20,14 @@ import numpy as np
 
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate, violations
-from optimizer.moves import RULES
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Supply, device_names
 from optimizer.scale.bound import CuttingPlanes
-from optimizer.scale.tables import tables_of
-from optimizer.scale.walks import Allowed, Prices, Walk, Walks
+from optimizer.space import SPACES
 from optimizer.step import FloatArray
+from optimizer.tables import tables_of
+from optimizer.walks import Prices, Walk, Walks
 
 Chain = tuple[Stage, ...]
 Join = Callable[[FloatArray, FloatArray], FloatArray]
@@ -54,11 +54,10 @@ def priced(fleet: Fleet) -> tuple[float, FloatArray]:
     """A bound on the share, and for each model the rate that one device of each type adds to its chains at most.
 
     A plan for inputs of all models, as many of each as its weight says, is relaxed as plans of one model are
-    (`optimizer.scale.walks`). Latencies, over their limits, are averaged over models.
+    (`optimizer.walks`). Latencies, over their limits, are averaged over models.
     """
     limit_M, weight_M = np.array([problem.slo.limit_s for problem in fleet.problems]), fleet.weight_M
-    allowed = Allowed(RULES["choose"], True, True)
-    walks_M = [Walks.of(tables_of(problem, fleet.names, None), allowed) for problem in fleet.problems]
+    walks_M = [Walks.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in fleet.problems]
 
     def cheapest_M(prices: Prices) -> tuple[FloatArray, FloatArray, list[Walk]]:
         latency_M: FloatArray = prices.latency * limit_M[0] / (limit_M * weight_M * len(weight_M))

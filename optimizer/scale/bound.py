@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from optimizer.problem import PlanProblem
-from optimizer.scale.walks import Oracle, Prices, Walk
 from optimizer.step import FloatArray
+from optimizer.walks import Oracle, Prices, Walk
 
 ITERATIONS = 80
 CLOSE = 2e-4

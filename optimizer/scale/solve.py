@@ -18,7 +18,7 @@ from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import best_of
-from optimizer.moves import RULES, Graph, build_graph
+from optimizer.moves import Graph, build_graph
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.beam import (
@@ -32,9 +32,9 @@ from optimizer.scale.beam import (
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.graph import nodes_around, whole_stages, window_of
 from optimizer.scale.stages import cheapest_ways, stages_of
-from optimizer.scale.tables import tables_of
-from optimizer.scale.walks import Allowed, Prices, Walks
 from optimizer.space import Space, parts_of
+from optimizer.tables import tables_of
+from optimizer.walks import Prices, Walks
 
 # Shares of the bound that are tried until one has a plan.
 FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -140,8 +140,7 @@ class ScaleSearch:
     def bounded(self) -> float | None:
         """A bound on the objective; None: proven to have no plan."""
         names = device_names(self.problem)
-        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
-        walks = Walks.of(tables_of(self.problem, names, self.batch), allowed)
+        walks = Walks.of(tables_of(self.problem, self.space, batch=self.batch))
         self._planes = CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest, iterations=TIGHTENINGS)
         if self._planes.least_latency_s() > self.problem.slo.limit_s * (1 + 1e-9):
             return None

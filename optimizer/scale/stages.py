@@ -9,8 +9,8 @@ import numpy as np
 
 from optimizer.compiled import compiled
 from optimizer.moves import Graph, MoveArrays
-from optimizer.scale.walks import Oracle, Prices, Walk, nowhere
 from optimizer.step import FloatArray, IntArray
+from optimizer.walks import Oracle, Prices, Walk, nowhere
 
 
 class Ways(NamedTuple):

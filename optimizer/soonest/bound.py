@@ -13,9 +13,9 @@ import numpy as np
 
 from optimizer.decision import Found
 from optimizer.problem import PlanProblem
-from optimizer.soonest.prices import Ends, UnitPrices, cheapest_walk, empty_ends, price_to_end
-from optimizer.soonest.tables import RunTables
 from optimizer.step import FloatArray
+from optimizer.tables import RunTables
+from optimizer.walks import Prices, WaysOn, account_of, empty_ways, price_ways
 
 ITERATIONS = 60
 CLOSE = 1e-6
@@ -53,8 +53,8 @@ class Allowance:
 class Row:
     """One row of prices, and what it proves of every partial plan: its price so far, and that of the rest."""
 
-    prices: UnitPrices
-    ends: Ends
+    prices: Prices
+    ways: WaysOn
     allowed: float
     """The price of all that a plan may use up."""
     counts: bool
@@ -63,7 +63,7 @@ class Row:
     @property
     def least(self) -> float:
         """What it proves of all plans."""
-        return float(self.ends.start_NCQ[0, :, 0].min()) - self.allowed
+        return float(self.ways.first_KQ[0, 0]) - self.allowed
 
 
 def best_row(tables: RunTables, limits: Allowance) -> Row:
@@ -74,14 +74,16 @@ def best_row(tables: RunTables, limits: Allowance) -> Row:
     if math.isinf(row.least):
         return row
     scale_J = np.where(np.isfinite(limit_J) & (limit_J > 0), limit_J, 1.0)
-    scale_J[1] = max(float(tables.block_s_CGN.max(axis=(0, 1)).sum()), 1e-300)
+    scale_J[1] = max(float(tables.block_s_CNG.max(axis=(0, 2)).sum()), 1e-300)
     priced_J = np.isfinite(limit_J)
     unit, best, planes = max(row.least, 1e-300), row, []
     for _ in range(ITERATIONS):
-        used = cheapest_walk(tables, row.ends, int(row.ends.start_NCQ[0, :, 0].argmin()))
-        use_J = np.array([used[1], used[2], float(used[3:] @ tables.usd_C), *used[3:]])
+        walk = account_of(tables, row.ways)[0]
+        latency_s, devices_C = walk.latency_s + walk.fill / tables.rate_per_s, tables.rate_per_s * walk.work_C
+        use_J = np.array([latency_s, walk.ramps_s, float(devices_C @ tables.usd_C), *devices_C])
         over_J = np.where(priced_J, (use_J - np.where(priced_J, limit_J, 0.0)) / scale_J, 0.0)
-        planes.append((used[1] if limits.seeks_worst else used[0], over_J))
+        mean_s = walk.mean_s + walk.mean_fill / tables.rate_per_s
+        planes.append((latency_s if limits.seeks_worst else mean_s, over_J))
         found = _next_prices(planes, unit)
         if found is None or found[0] - best.least <= CLOSE * unit:
             break
@@ -96,15 +98,19 @@ def row_of(tables: RunTables, limits: Allowance, price_J: FloatArray, *, counts:
     finite_J = np.array([limits.latency_s, limits.ramps, limits.usd_per_hour, *tables.count_C])
     allowed = sum(float(price * limit) for price, limit in zip(price_J, finite_J, strict=True) if price)
     worst = limits.seeks_worst
-    prices = UnitPrices(
-        mean=float(counts and not worst),
+    nothing_C = np.zeros(len(tables.count_C))
+    prices = Prices(
+        work_C=tables.rate_per_s * (price_J[3:] + price_J[2] * tables.usd_C),
+        hop_C=nothing_C,
         latency=float(price_J[0]) + float(counts and worst),
+        usd=0.0,
+        stage_C=nothing_C,
+        mean=float(counts and not worst),
         ramps=float(price_J[1]),
-        device_C=price_J[3:] + price_J[2] * tables.usd_C,
     )
-    ends = empty_ends(tables)
-    price_to_end(tables, prices, ends)
-    return Row(prices=prices, ends=ends, allowed=allowed, counts=counts)
+    ways = empty_ways(tables, kinds=1, blocks=len(tables.rank_N))
+    price_ways(tables, prices, tables.rate_per_s, ways)
+    return Row(prices=prices, ways=ways, allowed=allowed, counts=counts)
 
 
 def proofs(tables: RunTables, limits: Allowance, best: Row, most_rows: int) -> list[Row]:

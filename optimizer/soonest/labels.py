@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.soonest.prices import CUT, GO_ON, HOP
-from optimizer.soonest.tables import (
+from optimizer.step import FloatArray, IntArray
+from optimizer.tables import (
     RunTables,
     after_split_s,
     after_stage_s,
@@ -26,7 +26,7 @@ from optimizer.soonest.tables import (
     ramp_seconds,
     wait_inputs,
 )
-from optimizer.step import FloatArray, IntArray
+from optimizer.walks import CUT, GO_ON, HOP
 
 RUN, ENTRY, RANK, PARENT, HOW, ACTIVE, USED = 0, 1, 2, 3, 4, 5, 6
 """Columns of `whole_LI`: the open split's run and entry; the rank now; the label before, in its own layer; what follows

@@ -34,9 +34,9 @@ from optimizer.soonest.labels import (
     Rows,
     extended,
 )
-from optimizer.soonest.prices import CUT, GO_ON
-from optimizer.soonest.tables import RunTables, num_states
 from optimizer.step import FloatArray, IntArray
+from optimizer.tables import RunTables
+from optimizer.walks import CUT, GO_ON
 
 WIDTHS = (500, 5_000, 50_000, 400_000)
 """Labels of a layer, one search after the other, until one drops nothing that could be better."""
@@ -80,7 +80,8 @@ class SoonestSearch:
             value = min(value, self.limits.latency_s)
         if math.isinf(least) or least > value * (1 + SAME):
             return Soonest(found=(), bound=math.inf)
-        rows = _stacked(proofs(self.tables, self.limits, row, max(1, MOST_ROW_STATES // num_states(self.tables))))
+        most_rows = max(1, MOST_ROW_STATES // num_states(self.tables))
+        rows = _stacked(self.tables, proofs(self.tables, self.limits, row, most_rows))
         for width in self.widths:
             dropped = self._search(rows, value, width)
             found = self._found(value) or found
@@ -148,6 +149,11 @@ class SoonestSearch:
                 yield Stage(device=names[device], replicas=replicas, splits=tuple(splits))
                 splits = []
         assert first == problem.num_blocks
+
+
+def num_states(tables: RunTables) -> int:
+    """Numbers in a table of all states."""
+    return len(tables.rank_N) * tables.cell_REQ.size
 
 
 def best_first(found: Sequence[Found], limits: Allowance) -> tuple[Found, ...]:
@@ -241,19 +247,19 @@ def _as_good(place_LI: IntArray, real_LF: FloatArray, one: int, other: int) -> b
     return bool(no_worse)
 
 
-def _stacked(rows: list[Row]) -> Rows:
+def _stacked(tables: RunTables, rows: list[Row]) -> Rows:
     return Rows(
         mean_V=np.array([row.prices.mean for row in rows]),
         latency_V=np.array([row.prices.latency for row in rows]),
         ramps_V=np.array([row.prices.ramps for row in rows]),
-        device_VC=np.array([row.prices.device_C for row in rows]),
+        device_VC=np.array([row.prices.work_C / tables.rate_per_s for row in rows]),
         allowed_V=np.array([row.allowed for row in rows]),
         counts_V=np.array([int(row.counts) for row in rows], dtype=np.int64),
-        inside_VNREQ=np.array([row.ends.inside_NREQ for row in rows]),
+        inside_VNREQ=np.array([row.ways.inside_NFREQ[:, 0] for row in rows]),
     )
 
 
 def _rounding_of_ramps(tables: RunTables) -> float:
     """What a whole plan's ramps may take beyond their budget for all that is known."""
-    fastest_N = np.where(tables.block_s_CGN > 0, tables.block_s_CGN, np.inf).min(axis=(0, 1))
+    fastest_N = np.where(tables.block_s_CNG > 0, tables.block_s_CNG, np.inf).min(axis=(0, 2))
     return SLACK * tables.ramp_budget * float(fastest_N.sum())

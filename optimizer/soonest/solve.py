@@ -13,13 +13,15 @@ from optimizer.exact.solve import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, device_names
 from optimizer.scale.solve import solve_at_scale
 from optimizer.soonest.bound import Allowance, best_row
-from optimizer.soonest.search import SAME, WIDTHS, Soonest, SoonestSearch, best_first
-from optimizer.soonest.tables import MOST_STATES, num_states, tables_of
+from optimizer.soonest.search import SAME, WIDTHS, Soonest, SoonestSearch, best_first, num_states
 from optimizer.space import Space, parts_of
+from optimizer.tables import tables_of
 
 # How exactly the highest rate inside a ramp budget is told, and how far below the highest at any it is sought.
 RATE_RESOLUTION = 0.01
 LEAST_RATE = 1e-3
+MOST_STATES = 40_000_000
+"""Of a table with a number for every block and state of a split: a third of a gigabyte."""
 NARROW = WIDTHS[:2]
 """Of searches that only say why there is no plan: seconds, not minutes."""
 

@@ -11,8 +11,8 @@ import pytest
 from optimizer.problem import LEAST_BLOCK_S, MOST_BLOCK_S, MinimizeCost, MinimizeLatency, Slo
 from optimizer.problem_shape import LEAST_RATE
 from optimizer.soonest.bound import Allowance, best_row
-from optimizer.soonest.tables import tables_of
 from optimizer.space import SPACES
+from optimizer.tables import tables_of
 from tests.optimizer.answers import planned
 from tests.optimizer.test_problem_file import GOOD, TABLE, read
 

@@ -1,11 +1,14 @@
-"""A problem as the kernels of this folder take it.
+"""A problem as arrays, for kernels that go through plans block by block.
 
 Legend: R are *runs*, a batch size on a device; C devices; E *entries*, the rank at which a split is entered, as far as
-it matters (one entry where inputs stay: every batch is full); Q ranks, as in `optimizer.step`; G measured sizes.
+it matters (one entry where inputs stay: every batch is full); Q ranks, as in `optimizer.step`; G measured sizes;
+N blocks; K boundaries between them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +20,7 @@ from optimizer.moves import RULES, Wire, wire_of
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import Space
 from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
-from optimizer.step import FloatArray, IntArray, batch_inside, hop_s, locate, seconds_at
-
-MOST_STATES = 40_000_000
-"""Of a table with a number for every block and state of a split: a third of a gigabyte."""
+from optimizer.step import FloatArray, IntArray, hop_s, locate, seconds_at
 
 
 class RunTables(NamedTuple):
@@ -28,8 +28,9 @@ class RunTables(NamedTuple):
 
     device_R: IntArray
     batch_R: FloatArray
-    block_s_CGN: FloatArray
-    ramp_s_CGQ: FloatArray
+    block_s_CNG: FloatArray
+    ramp_s_CQG: FloatArray
+    """By rank: the first stands for no ramp."""
     cell_REQ: IntArray
     """Where a run's batch lies between measured sizes, by the rank at its split's entry and the rank now."""
     part_REQ: FloatArray
@@ -43,6 +44,7 @@ class RunTables(NamedTuple):
     after_Q: IntArray
     wire: Wire
     rate_per_s: float
+    """Infinite where the rate is what is sought."""
     count_C: IntArray
     usd_C: FloatArray
     ramp_budget: float
@@ -53,26 +55,32 @@ class RunTables(NamedTuple):
     may_hop: bool
 
 
-def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, batch: int | None = None) -> RunTables:
-    """The problem on all of its devices; `batch` leaves only runs of that size."""
-    names, ranks = device_names(problem), ranks_of(problem)
-    runs = [
-        (device, size)
-        for device, name in enumerate(names)
-        for size in problem.latency[name].batches
-        if batch in (None, size)
-    ]
+def tables_of(
+    problem: PlanProblem,
+    space: Space,
+    after_answer: AfterAnswer = "stop",
+    batch: int | None = None,
+    names: Sequence[str] | None = None,
+) -> RunTables:
+    """The problem on all of its devices, or the named ones; `batch` leaves only runs of that size."""
+    names, ranks = device_names(problem) if names is None else names, ranks_of(problem)
+    latency = [problem.latency[name] for name in names]
+    runs = [(device, size) for device, table in enumerate(latency) for size in table.batches if batch in (None, size)]
     stops, share_Q = after_answer == "stop", ranks.share_Q
-    inside_EQ = _inside(share_Q) if stops else np.ones((1, len(share_Q)))
-    cell_REQ, part_REQ = _located(problem, names, runs, inside_EQ)
+    inside_EQ = np.ones((len(share_Q) if stops else 1, len(share_Q)))
+    if stops:  # a split that nothing reaches counts as full
+        np.divide(share_Q, share_Q[:, None], out=inside_EQ, where=share_Q[:, None] > 0)
+    cell_REQ = np.zeros((len(runs), *inside_EQ.shape), dtype=np.int64)
+    part_REQ = np.zeros(cell_REQ.shape)
+    for run, (device, size) in enumerate(runs):
+        _locate_all(np.array(latency[device].batches, dtype=float), size * inside_EQ, cell_REQ[run], part_REQ[run])
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
     rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
-    budget = problem.ramp_budget
     return RunTables(
         device_R=np.array([device for device, _ in runs], dtype=np.int64),
         batch_R=np.array([size for _, size in runs], dtype=float),
-        block_s_CGN=_padded([problem.latency[name].block_s_NB.T for name in names]),
-        ramp_s_CGQ=_padded([_below_nothing(problem.latency[name].ramp_s_EB.T) for name in names]),
+        block_s_CNG=_padded([table.block_s_NB for table in latency]),
+        ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
         cell_REQ=cell_REQ,
         part_REQ=part_REQ,
         inside_EQ=inside_EQ,
@@ -81,10 +89,10 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, bat
         rank_N=rank_N,
         after_Q=ranks.after_Q,
         wire=wire_of(problem),
-        rate_per_s=_asked(problem),
+        rate_per_s=float(problem.asked_per_s or math.inf),
         count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
-        ramp_budget=0.0 if budget is None else float(budget),
+        ramp_budget=float(problem.ramp_budget or 0.0),
         rule=RULES[space.ramps],
         stops=stops,
         may_split=space.splits_per_stage,
@@ -92,58 +100,27 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, bat
     )
 
 
-def num_states(tables: RunTables) -> int:
-    """Numbers in a table of all states."""
-    return len(tables.rank_N) * tables.cell_REQ.size
-
-
-def _asked(problem: PlanProblem) -> float:
-    assert problem.asked_per_s is not None, "plans answer soonest at a rate"
-    return float(problem.asked_per_s)
-
-
-def _inside(share_Q: FloatArray) -> FloatArray:
-    """What is left, after a rank, of a batch that entered at another; a split that nothing reaches counts as full."""
-    inside_EQ = np.ones((len(share_Q), len(share_Q)))
-    for entry, rank in np.ndindex(*inside_EQ.shape):
-        if share_Q[entry] > 0:
-            inside_EQ[entry, rank] = batch_inside(share_Q, entry, rank, 1.0)
-    return inside_EQ
-
-
-def _located(
-    problem: PlanProblem, names: tuple[str, ...], runs: list[tuple[int, int]], inside_EQ: FloatArray
-) -> tuple[IntArray, FloatArray]:
-    cell_REQ = np.zeros((len(runs), *inside_EQ.shape), dtype=np.int64)
-    part_REQ = np.zeros(cell_REQ.shape)
-    for run, (device, size) in enumerate(runs):
-        sizes_G = np.array(problem.latency[names[device]].batches, dtype=float)
-        for entry, rank in np.ndindex(*inside_EQ.shape):
-            if rank >= entry:
-                cell_REQ[run, entry, rank], part_REQ[run, entry, rank] = locate(
-                    sizes_G, float(size * inside_EQ[entry, rank])
-                )
-    return cell_REQ, part_REQ
-
-
 def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
     """One array of tables with different numbers of sizes."""
-    padded = np.zeros((len(tables), max(len(table) for table in tables), tables[0].shape[1]))
+    padded = np.zeros((len(tables), len(tables[0]), max(table.shape[1] for table in tables)))
     for device, table in enumerate(tables):
-        padded[device, : len(table)] = table
+        padded[device, :, : table.shape[1]] = table
     return padded
 
 
-def _below_nothing(ramp_s_GE: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """By rank: the first stands for no ramp."""
-    return np.concatenate([np.zeros((len(ramp_s_GE), 1)), ramp_s_GE], axis=1)
+@compiled
+def _locate_all(sizes_G: FloatArray, inside_EQ: FloatArray, cell_EQ: IntArray, part_EQ: FloatArray) -> None:
+    """Fill where batches with so many inputs inside are between the measured sizes."""
+    for entry in range(inside_EQ.shape[0]):
+        for rank in range(entry, inside_EQ.shape[1]):
+            cell_EQ[entry, rank], part_EQ[entry, rank] = locate(sizes_G, inside_EQ[entry, rank])
 
 
 @compiled
 def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """Of one batch in one block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
-    seconds: float = seconds_at(tables.block_s_CGN[device, :, block], cell, tables.part_REQ[run, entry, rank])
+    seconds: float = seconds_at(tables.block_s_CNG[device, block], cell, tables.part_REQ[run, entry, rank])
     return seconds
 
 
@@ -151,7 +128,7 @@ def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int
 def ramp_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """Of one batch in the ramp after a block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
-    ramp_s_G = tables.ramp_s_CGQ[device, :, tables.rank_N[block]]
+    ramp_s_G = tables.ramp_s_CQG[device, tables.rank_N[block]]
     seconds: float = seconds_at(ramp_s_G, cell, tables.part_REQ[run, entry, rank])
     return seconds
 
