@@ -173,12 +173,13 @@ def _price_inside(
         how_FQ = ways.how_NFREQ[block, :, run, entry]
         for rank in range(entry, top + 1):
             block_s = seconds_at(block_s_G, cell_Q[rank], part_Q[rank])
-            ramp_s = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank])
+            ramp_s = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) if may_be_on else 0.0
             same = work_price + prices.mean * tables.unanswered_Q[rank]
             for kind in range(here_FQ.shape[0]):
                 second = same + prices.latency * (1 + kind)
-                here_FQ[kind, rank] = block_s * (second - prices.ramps * tables.ramp_budget)
+                block_price = block_s * (second - prices.ramps * tables.ramp_budget)
                 if ends:
+                    here_FQ[kind, rank] = block_price
                     continue
                 least, best = np.inf, GO_ON
                 if may_be_off:
@@ -190,7 +191,7 @@ def _price_inside(
                     stay = ramp_price + after_FQ[kind, ramp] if may_stay else np.inf
                     cut, hop = ramp_price + cut_Q[ramp] + further_Q[ramp], ramp_price + hop_Q[ramp] + first_Q[ramp]
                     least, best = _cheaper(least, best, RAMP, stay, cut, hop)
-                here_FQ[kind, rank] += least
+                here_FQ[kind, rank] = block_price + least
                 how_FQ[kind, rank] = best
 
 
