@@ -5,12 +5,32 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-ON_RAY = ("_on_ray.py", "_in_chromium.py", "test_quickstart.py", "test_servers.py")
-"""Ends of the names of files whose tests start Ray, or a browser: one after the other, in one process."""
+ON_RAY = (
+    "test_page_in_chromium.py",
+    "test_answers_on_ray.py",
+    "test_canary_on_ray.py",
+    "test_cascade_on_ray.py",
+    "test_keys_on_ray.py",
+    "test_kinds_on_ray.py",
+    "test_streams_on_ray.py",
+    "test_new_plans_on_ray.py",
+    "test_page_on_ray.py",
+    "test_ends_on_ray.py",
+    "test_quickstart.py",
+    "test_servers.py",
+)
+"""Files whose tests start Ray, or a browser, in the order in which one process runs them.
+
+Neighbours share a service where they can, and the one that kills Ray is the last that needs it.
+"""
+
+LONG = ("test_simulation.py",)
+"""Files that take minutes: they start early, and their tests run in whichever process is free."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -27,7 +47,8 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What runs on Ray comes first: it takes longest, one after the other, and mostly waits."""
-    items.sort(key=lambda item: not item.path.name.endswith(ON_RAY))
+    early = (*ON_RAY, *LONG)
+    items.sort(key=lambda item: early.index(item.path.name) if item.path.name in early else len(early))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -38,7 +59,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadFileScheduling):  # type: ignore[misc] # it ships no types
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "on Ray" if file.endswith(ON_RAY) else file
+            name = Path(file).name
+            return "on Ray" if name in ON_RAY else nodeid if name in LONG else file
 
     return ByFile(config, log)
 

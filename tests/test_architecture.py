@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ON_RAY
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("earlyexit", "profiles", "cluster", "optimizer", "deployments", "simulator", "offramp", "experiments")
 MAY_IMPORT = {
@@ -172,6 +174,15 @@ def test_no_function_is_too_long_to_read() -> None:
     assert {name: number for name, number in functions.items() if number > MOST_LINES_OF_A_FUNCTION} == {}
 
 
+def test_every_file_of_tests_that_starts_ray_has_its_place_among_them() -> None:
+    files = [
+        path
+        for path in (ROOT / "tests" / "end_to_end").glob("test_*.py")
+        if "mark.ray" in path.read_text(encoding="utf-8")
+    ]
+    assert {path.name for path in files} <= set(ON_RAY)
+
+
 def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
     """But in experiments, each of which stands for itself."""
     named = Counter(
@@ -183,26 +194,31 @@ def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
     assert [name for name, count in named.items() if count > 1] == []
 
 
-LIGHT: dict[str, tuple[str, set[str]]] = {
-    "the planner": ("optimizer.plan_file, optimizer.thresholds", {"torch", "ray"}),
-    "the tokenizer and codecs of an ingress": (
-        "earlyexit.network.store, earlyexit.codecs.text, earlyexit.codecs.image, earlyexit.codecs.tensor",
-        {"torch", "transformers", "ray"},
-    ),
-    "the running ingress": ("deployments.ingress_deployment", {"torch", "transformers"}),
-    "an ingress, untraced": ("deployments.ops.tracing.start, deployments.api.http", {"opentelemetry", "ray", "torch"}),
-    "the engine, records and accelerators": (
-        "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, "
-        "profiles.measure, cluster.devices",
-        {"torch", "ray"},
-    ),
-    "a simulation": ("simulator.simulate", {"torch", "ray", "offramp"}),
-    "emulated accelerators": ("cluster.emulated, cluster.emulated", {"torch", "ray", "scipy"}),
-    "the replica": ("earlyexit.engine.device, earlyexit.network.model", {"transformers", "ray"}),
+LIGHT: dict[str, list[tuple[str, set[str]]]] = {
+    "what runs without torch": [
+        ("cluster.emulated", {"torch", "ray", "scipy"}),
+        ("optimizer.plan_file, optimizer.thresholds, simulator.simulate", {"torch", "ray", "offramp"}),
+        (
+            "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, "
+            "profiles.measure, cluster.devices",
+            {"torch", "ray"},
+        ),
+        (
+            "earlyexit.network.store, earlyexit.codecs.text, earlyexit.codecs.image, earlyexit.codecs.tensor",
+            {"torch", "transformers", "ray"},
+        ),
+        ("deployments.ops.tracing.start, deployments.api.http", {"opentelemetry", "ray", "torch"}),
+        ("deployments.ingress_deployment", {"torch", "transformers"}),
+    ],
+    "the replica": [("earlyexit.engine.device, earlyexit.network.model", {"transformers", "ray"})],
 }
+"""Of one process each: modules that it imports, one group after the other, and what is not loaded by then."""
 
 
-@pytest.mark.parametrize(("modules", "heavy"), LIGHT.values(), ids=LIGHT)
-def test_light_parts_load_nothing_heavy(modules: str, heavy: set[str]) -> None:
-    code = f"import sys, {modules}; loaded = {heavy!r} & set(sys.modules); assert not loaded, loaded"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+@pytest.mark.parametrize("groups", LIGHT.values(), ids=LIGHT)
+def test_light_parts_load_nothing_heavy(groups: list[tuple[str, set[str]]]) -> None:
+    checks = [
+        f"import {modules}; loaded = {heavy!r} & set(sys.modules); assert not loaded, loaded"
+        for modules, heavy in groups
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(["import sys", *checks])], check=True, cwd=ROOT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import ModelFolderError
 from earlyexit.foreign.dataflow import find_sites
-from earlyexit.foreign.torch_module import read_torch
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Encoded, Segment, stacked
 from earlyexit.network.checkpoint import load_pretrained
@@ -25,6 +24,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs, pack
 from tests.earlyexit.families.vision import MODELS, noise
+from tests.earlyexit.foreign.modules import traced
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, every_bounds, piece_of
 from tests.earlyexit.network.models import ramped, small
 from tests.earlyexit.network.tokens import random_inputs
@@ -35,7 +35,7 @@ NUMBER = len(LENGTHS)
 
 def of_torch(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
     """A torch module, cut at every site."""
-    graph = read_torch(f"tests.earlyexit.foreign.modules:{name}")
+    graph = traced(name)
     cuts = [site.tensors for site in find_sites(graph.flow)]
     return ramped(graph.take(cuts, {}, folder), "exported", codec=codec)
 
@@ -74,13 +74,15 @@ FOREIGN: Mapping[str, Callable[[Path], EarlyExitModel]] = {
     "ONNX file, images": partial(of_onnx, "pictures", IMAGE),
     "ONNX file, texts": partial(of_onnx, "words", TEXT),
 }
+Made = Callable[[str], EarlyExitModel]
 each_network = pytest.mark.parametrize("name", [*NETWORKS, *FOREIGN])
 QUICK = {"pairs", "own, of tensors", "segmentation, bridges"}
 
 
-def made(name: str, folder: Path) -> EarlyExitModel:
-    """A network by its name; what it has in files lies in the folder."""
-    return FOREIGN[name](folder) if name in FOREIGN else NETWORKS[name]()
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Networks by their names, each made once: to trace a module takes seconds."""
+    return cache(lambda name: FOREIGN[name](tmp_path_factory.mktemp("made")) if name in FOREIGN else NETWORKS[name]())
 
 
 def inputs_of(model: EarlyExitModel, count: int) -> list[Encoded]:
@@ -121,8 +123,8 @@ def assert_nearly_same(task: Task, answers: dict[str, Answer], expected: dict[st
 
 
 @each_network
-def test_answers_do_not_depend_on_cuts_or_company(name: str, tmp_path: Path) -> None:
-    model = made(name, tmp_path)
+def test_answers_do_not_depend_on_cuts_or_company(name: str, made: Made) -> None:
+    model = made(name)
     policy, encoded = some_leave(model), inputs_of(model, NUMBER)
     expected = answers_alone(model, policy, encoded)
     assert len({answer.exit for answer in expected.values()}) > min(2, len(model.ramp_indices))
@@ -134,8 +136,8 @@ def test_answers_do_not_depend_on_cuts_or_company(name: str, tmp_path: Path) -> 
 
 
 @each_network
-def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str, tmp_path: Path) -> None:
-    model = made(name, tmp_path)
+def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str, made: Made) -> None:
+    model = made(name)
     encoded = inputs_of(model, 7)
     alone = [exit_outputs(model, [each]) for each in encoded]
     for batch in (2, 7):
@@ -146,8 +148,8 @@ def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str, tmp_pat
 
 @each_network
 @torch.inference_mode()
-def test_hidden_states_have_the_shapes_that_boundaries_say(name: str, tmp_path: Path) -> None:
-    model = made(name, tmp_path)
+def test_hidden_states_have_the_shapes_that_boundaries_say(name: str, made: Made) -> None:
+    model = made(name)
     values, layout = pack(inputs_of(model, 3), torch.device("cpu"))
     hidden = model.backbone.embed(values, layout)
     for block in range(model.num_blocks):
@@ -159,8 +161,10 @@ def test_hidden_states_have_the_shapes_that_boundaries_say(name: str, tmp_path: 
 
 
 @each_network
-def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_same(name: str, tmp_path: Path) -> None:
-    model = made(name, tmp_path)
+def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_same(
+    name: str, made: Made, tmp_path: Path
+) -> None:
+    model = made(name)
     save_model(model, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
     assert (loaded.info, loaded.backbone.to_config()) == (model.info, model.backbone.to_config())
@@ -180,10 +184,12 @@ def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_sa
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
 )
-def test_onnx_runtime_gives_what_torch_gives_in_batches_of_one_two_and_seven(name: str, tmp_path: Path) -> None:
+def test_onnx_runtime_gives_what_torch_gives_in_batches_of_one_two_and_seven(
+    name: str, made: Made, tmp_path: Path
+) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
-    model = made(name, tmp_path)
+    model = made(name)
     segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
     middle = model.num_blocks // 2
     halves = (

@@ -36,6 +36,14 @@ def names_below(process: subprocess.Popen[bytes]) -> set[str]:
     return names
 
 
+def test_a_service_that_is_killed_leaves_no_process(one_ray: OneRay, tiny: Tiny) -> None:
+    """First in the file: what comes behind has the processors to itself."""
+    one_ray.serve(text_service(tiny))
+    before = len(one_ray.log.read_bytes())
+    assert one_ray.kill() == {}
+    assert b"received at time" not in one_ray.log.read_bytes()[before:]
+
+
 @pytest.mark.parametrize(
     ("moment", "sent"),
     [
@@ -67,10 +75,3 @@ def test_a_signal_ends_a_service_that_starts_and_every_process_of_it(
         process.kill()
         process.wait()
         kill_remaining(mark)
-
-
-def test_a_service_that_is_killed_leaves_no_process(one_ray: OneRay, tiny: Tiny) -> None:
-    one_ray.serve(text_service(tiny))
-    before = len(one_ray.log.read_bytes())
-    assert one_ray.kill() == {}
-    assert b"received at time" not in one_ray.log.read_bytes()[before:]

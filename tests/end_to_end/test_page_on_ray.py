@@ -84,7 +84,6 @@ def test_the_page_follows_the_service_through_load_a_change_its_end_and_a_new_be
         page.wait("document.body.dataset.connection === 'live'", START_MS)
         page.wait("document.querySelector('[data-figure=answered] b').textContent === '0'", SOON_MS)
         assert "This service has no controller" in page.text("#changes")
-    one_ray.stop()  # what comes behind has the processors to itself
 
 
 def check_change(page: Opened, verdict: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from earlyexit.data.rows import read_labelled
+from earlyexit.foreign import torch_module
 from offramp.commands.jobs import TrainJob
 from offramp.commands.train import train
 from profiles.catalogue import published_profile
@@ -28,6 +30,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def traced_once() -> Iterator[None]:
+    """A torch module is traced once in a process, since that takes seconds and gives the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_module, "read_torch", cache(torch_module.read_torch))
+        yield
 
 
 @pytest.fixture(scope="session")

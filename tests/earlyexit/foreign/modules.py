@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from earlyexit.foreign.torch_module import TorchModel, read_torch
+
 SIDE = 8
 VOCABULARY = 40
 Given = tuple[nn.Module, dict[str, Tensor]]
+
+
+@cache
+def traced(name: str) -> TorchModel:
+    """One of the modules below, traced once in a process, since that takes seconds."""
+    torch.manual_seed(0)
+    return read_torch(f"{__name__}:{name}")
 
 
 class Residual(nn.Module):

@@ -9,8 +9,9 @@ from typing import Any
 
 from earlyexit.families import find_family
 from earlyexit.foreign.onnx_model import read_onnx
-from earlyexit.foreign.torch_module import TorchModel, read_torch
+from earlyexit.foreign.torch_module import TorchModel
 from earlyexit.network.checkpoint import random_model
+from tests.earlyexit.foreign.modules import traced
 
 Read = Callable[[Path], object]
 HAS_ONNX = find_spec("onnx") is not None and find_spec("onnxruntime") is not None
@@ -18,12 +19,8 @@ NUMBERS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shap
 CARD = {"sha256": "", "inputs": [{"name": "x"}], "cuts": [[{"name": "y"}]], "outputs": "logits"}
 
 
-def module(name: str) -> TorchModel:
-    return read_torch(f"tests.earlyexit.foreign.modules:{name}")
-
-
-def traced(name: str) -> Read:
-    return lambda _: module(name)
+def module(name: str) -> Read:
+    return lambda _: traced(name)
 
 
 def node_of(model: TorchModel, part: str) -> str:
@@ -32,23 +29,23 @@ def node_of(model: TorchModel, part: str) -> str:
 
 
 def cut_inside_a_block() -> object:
-    model = module("pictures")
+    model = traced("pictures")
     return model.cut([(node_of(model, "batch_norm"),)])
 
 
 def cut_at_a_weight() -> object:
-    model = module("texts")
+    model = traced("texts")
     return model.spec(node_of(model, "transpose"))
 
 
 def taken_module(name: str, **codec: int) -> Read:
-    return lambda folder: module(name).take((), codec, folder)
+    return lambda folder: traced(name).take((), codec, folder)
 
 
 def modules() -> dict[str, Read]:
     names = ["fixed", "mixes", "branches", "alone", "no_examples", "empty_examples", "fails", "no_module", "nothing"]
     return {
-        **{f"module: {name}": traced(name) for name in names},
+        **{f"module: {name}": module(name) for name in names},
         "module: a cut that forgets a tensor": lambda _: cut_inside_a_block(),
         "module: a cut at a weight": lambda _: cut_at_a_weight(),
         "module: longer inputs": taken_module("texts", max_length=30),

@@ -38,15 +38,9 @@ PLACE = "tests.earlyexit.foreign.modules"
 
 
 @cache
-def read(name: str) -> TorchModel:
-    torch.manual_seed(0)
-    return read_torch(f"{PLACE}:{name}")
-
-
-@cache
 def taken(name: str) -> Pretrained:
     """The module, cut at every site."""
-    graph = read(name)
+    graph = foreign.traced(name)
     return cut_at(graph, [site.tensors for site in find_sites(graph.flow)])
 
 
@@ -206,7 +200,7 @@ def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
 
 
 def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
-    graph = read("offset")
+    graph = foreign.traced("offset")
     with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
         cut_at(graph)
 
@@ -238,38 +232,38 @@ def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
 
 
 def test_token_types_of_pairs_come_after_the_tokens() -> None:
-    graph = replace(read("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
+    graph = replace(foreign.traced("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.carried == ("input_ids", "token_type_ids")
     cut_at(graph)  # what the codec gives may be anything
 
 
 @pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
 def test_carriers_of_traced_modules_are_what_disconnects_them(name: str) -> None:
-    flow = read(name).flow
+    flow = foreign.traced(name).flow
     assert list(carriers(flow)) == carriers_by_removal(flow)
     assert flow.live[0].kind == "work" or name == "resnet14"
 
 
 def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> None:
-    sites = find_sites(read("resnet14").flow)
+    sites = find_sites(foreign.traced("resnet14").flow)
     sizes = [16 * 32 * 32] * 3 + [32 * 16 * 16] * 2 + [64 * 8 * 8] * 2
     assert [site.bytes_per_input for site in sites] == [4 * size for size in sizes]
 
 
 def test_a_bert_has_sites_after_its_embedding_attentions_and_layers_and_before_its_classifier() -> None:
-    graph = read("small_bert")
+    graph = foreign.traced("small_bert")
     assert [site.bytes_per_input for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
     assert list(graph.examples) == ["input_ids", "attention_mask"]
 
 
 def test_tokens_of_any_length_are_taken() -> None:
-    graph = read("small_bert")
+    graph = foreign.traced("small_bert")
     [given] = graph.run(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 5, dtype=torch.long))
     assert given.shape == (3, 2)
 
 
 def test_nothing_writes_in_place_and_taking_a_tuple_apart_is_no_operator() -> None:
-    flow = read("plain").flow
+    flow = foreign.traced("plain").flow
     assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
     assert len(find_sites(flow)) == 2
 
@@ -289,5 +283,5 @@ def test_what_neither_tracer_can_follow_is_refused_in_one_line() -> None:
     with pytest.raises(
         GraphError, match=r"cannot be traced with an open batch: torch.export: .*; torch.fx: "
     ) as refused:
-        read("decides")
+        foreign.traced("decides")
     assert "\n" not in str(refused.value)

@@ -30,7 +30,6 @@ from earlyexit.foreign.dataflow import carriers, find_sites
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.foreign.onnx_backbone import read_graph as read_kept
 from earlyexit.foreign.onnx_model import read_onnx
-from earlyexit.foreign.torch_module import read_torch
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Budget, Encoded, Segment
 from earlyexit.network.model import EarlyExitModel
@@ -230,9 +229,8 @@ def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Pat
     named = examples if isinstance(examples, dict) else {"images": examples[0]}
     flow = read_onnx(exported(network, named, tmp_path / "model.onnx", by_dynamo=True), open_size=7).flow
     assert list(carriers(flow)) == carriers_by_removal(flow)
-    torch.manual_seed(0)
-    traced = find_sites(read_torch(f"tests.earlyexit.foreign.modules:{name}").flow)
-    assert [site.bytes_per_input for site in find_sites(flow)] == [site.bytes_per_input for site in traced]
+    sites = find_sites(modules.traced(name).flow)
+    assert [site.bytes_per_input for site in find_sites(flow)] == [site.bytes_per_input for site in sites]
 
 
 @pytest.fixture(scope="module", params=["pictures", "words"])

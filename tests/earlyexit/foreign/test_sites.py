@@ -20,9 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Dataflow, Site, carriers, find_sites, regions_of, with_shares
 from earlyexit.foreign.onnx_model import read_onnx
-from earlyexit.foreign.torch_module import read_torch
 from tests.earlyexit.foreign.flows import carriers_by_removal, flow_of
 from tests.earlyexit.foreign.found import LIGHT, PACKAGED, model_file
+from tests.earlyexit.foreign.modules import traced
 from tests.earlyexit.foreign.tiny import beside, graph_of, saved, two_layers, weight
 
 SITES = {
@@ -172,7 +172,7 @@ def test_inputs_that_a_model_cannot_take_are_told(tmp_path: Path) -> None:
 
 
 def test_torch_modules_are_timed_operator_by_operator() -> None:
-    graph = read_torch("tests.earlyexit.foreign.modules:resnet14")
+    graph = traced("resnet14")
     found = shares(graph.timed(find_sites(graph.flow), repeats=3))
     assert len(found) == 7
     assert all(0 < first < second < 1 for first, second in pairwise(found))

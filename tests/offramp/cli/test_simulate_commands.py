@@ -281,7 +281,7 @@ def test_figures_of_an_interrupted_simulation_end_where_it_was() -> None:
 @pytest.mark.usefixtures("interruptible")
 def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) -> None:
     terminal, its_end = pty.openpty()
-    arguments = ["simulate", str(problem), "--strategy", "stock", "--arrivals", "uniform:4000", "--duration", "500"]
+    arguments = ["simulate", str(problem), "--strategy", "stock", "--arrivals", "uniform:4000", "--duration", "100"]
     process = subprocess.Popen(
         [sys.executable, "-m", "offramp", *arguments],
         stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -99,15 +100,17 @@ def test_rows_that_were_kept_have_the_models_own_answers_and_calibrate_it(folder
     assert set(card.thresholds) <= set(load_model(folder).ramp_indices)
 
 
-@pytest.mark.parametrize(("labels", "from_answers"), [(("",), False), (("0", "1", "2"), True)])
-def test_calibrated_scores_are_still_the_modules_own(
-    tmp_path: Path, labels: tuple[str, ...], from_answers: bool
-) -> None:
-    injected_into(tmp_path, rows_of(2 * HELD, labels=labels), hold_out=0.5, from_answers=from_answers)
-    calibrate(tmp_path, read_labelled(tmp_path / "held_out.zip"), LOOSE)
-    assert read_calibration(tmp_path).policy == "entropy"
-    model, (network, _) = load_model(tmp_path), pictures()
-    encoded = rows_of(20).encode(find_codec(model.info.codec, tmp_path))
+@pytest.mark.parametrize("labelled", [False, True])
+def test_calibrated_scores_are_still_the_modules_own(folder: Path, tmp_path: Path, labelled: bool) -> None:
+    out = tmp_path / "model"
+    if labelled:
+        injected_into(out, rows_of(2 * HELD, labels=("0", "1", "2")), hold_out=0.5, from_answers=True)
+    else:
+        shutil.copytree(folder, out)
+    calibrate(out, read_labelled(out / "held_out.zip"), LOOSE)
+    assert read_calibration(out).policy == "entropy"
+    model, (network, _) = load_model(out), pictures()
+    encoded = rows_of(20).encode(find_codec(model.info.codec, out))
     pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
     with torch.no_grad():
         theirs = network(pixels).softmax(1)
@@ -153,17 +156,16 @@ def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_
     assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.7])
-def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_path: Path, temperature: float) -> None:
-    injected_into(tmp_path, rows_of(2 * HELD), hold_out=0.5)
-    calibrate(tmp_path, read_labelled(tmp_path / "held_out.zip"), LOOSE)
-    model = load_model(tmp_path)
-    model.temperatures_E[-1] = temperature
-    save_model(model, tmp_path)
-    calibration = tmp_path / CALIBRATION_FILE  # which did not say of which weights it was
+def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(folder: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(folder, tmp_path / "model")
+    calibrate(out, read_labelled(out / "held_out.zip"), LOOSE)
+    model = load_model(out)
+    model.temperatures_E[-1] = 0.7
+    save_model(model, out)
+    calibration = out / CALIBRATION_FILE  # which did not say of which weights it was
     calibration.write_text(calibration.read_text().replace('"members"', '"before"'))
-    with pytest.raises(ModelFolderError, match=rf"temperature {temperature} for the last exit.*calibrate again"):
-        read_calibration(tmp_path)
+    with pytest.raises(ModelFolderError, match=r"temperature 0\.7 for the last exit.*calibrate again"):
+        read_calibration(out)
 
 
 def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tmp_path: Path) -> None:
