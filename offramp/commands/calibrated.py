@@ -76,7 +76,6 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
     except DataError as error:
         raise ModelFolderError(str(error)) from error
     check_members(card.provenance, folder, path)
-    _check_temperatures(folder)
     return card
 
 
@@ -95,34 +94,3 @@ def keeps_answers(provenance: Mapping[str, Any]) -> bool:
     """Returns whether the full model's scores stay as they came: it was injected, or ramps imitate its own head."""
     imitated = provenance.get("imitate") and provenance.get("head") == "checkpoint" and not provenance.get("joint")
     return "cuts" in provenance or bool(imitated)
-
-
-def _check_temperatures(folder: Path) -> None:
-    """Raises ModelFolderError if an earlier version fitted the last exit's temperature to the model's own answers."""
-    from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, read_card
-    from earlyexit.tasks.label import LabelTask, is_at_bound
-
-    if not (folder / CARD_FILE).is_file():
-        return
-    card = read_card(folder)
-    for model in [folder] if card.chain.is_one else card.members(folder):
-        own, temperature = read_card(model), _last_temperature(model / WEIGHTS_FILE)
-        if own.task["name"] != LabelTask.name or temperature is None:
-            continue
-        last = own.chain.num_blocks - 1
-        if is_at_bound(temperature) or (last not in fitted_exits([last], own.provenance) and temperature != 1):
-            raise ModelFolderError(
-                f"{model}: an earlier version calibrated it with temperature {temperature:.3g} for the last exit, "
-                f"which makes its scores wrong; calibrate again: {calibrate_command(model)}"
-            )
-
-
-def _last_temperature(weights: Path) -> float | None:
-    """Returns None if the file has none, or cannot be read: loading the model refuses it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(weights, framework="numpy") as tensors:
-            return float(tensors.get_tensor("temperatures_E")[-1])
-    except (FileNotFoundError, SafetensorError):
-        return None

@@ -15,12 +15,12 @@ from PIL import Image
 
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
-from earlyexit.errors import DataError, GraphError, InputError, ModelFolderError, OfframpError
+from earlyexit.errors import DataError, GraphError, InputError, OfframpError
 from earlyexit.foreign.torch_backbone import GRAPH_FILE
 from earlyexit.foreign.torch_module import TorchModel
 from earlyexit.named import NamedSpec
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
@@ -154,18 +154,6 @@ def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_
     scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
     [wanted] = runtime.InferenceSession(path).run(None, {"bytes": letters[:50]})
     assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
-
-
-def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(folder: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(folder, tmp_path / "model")
-    calibrate(out, read_labelled(out / "held_out.zip"), LOOSE)
-    model = load_model(out)
-    model.temperatures_E[-1] = 0.7
-    save_model(model, out)
-    calibration = out / CALIBRATION_FILE  # which did not say of which weights it was
-    calibration.write_text(calibration.read_text().replace('"members"', '"before"'))
-    with pytest.raises(ModelFolderError, match=r"temperature 0\.7 for the last exit.*calibrate again"):
-        read_calibration(out)
 
 
 def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tmp_path: Path) -> None:
