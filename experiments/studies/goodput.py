@@ -211,7 +211,7 @@ def fig08_run(effort: Effort) -> StudyResult:
 
     They are BranchyNet's places; then exits as E3's figure 3 may mean them, and V100 that 8 inputs do not fill.
     """
-    clear = of_kind(recorded_images(), "clear")
+    clear = of_kind(recorded_images(effort), "clear")
     case = vision(clear, "ResNet-32 on CIFAR-10, a ramp after every block")
     problem, _ = case
     others: dict[str, Case] = {}

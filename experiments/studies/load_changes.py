@@ -41,7 +41,11 @@ from profiles.table import LatencyTable
 
 NEEDS = (TEST, TRAIN, "resnet_cifar10/resnet32.th")
 """Files of OFFRAMP_DATA."""
-FILE = RUNS / "pame" / "load_changes.npz"
+FILES: Mapping[Effort, Path] = {
+    "full": RUNS / "pame" / "load_changes.npz",
+    "quick": RUNS / "pame" / "load_changes_quick.npz",
+}
+"""What is recorded."""
 DARKNESS = 0.6
 NOISE = 0.15
 """Of the strongest that `experiments.apparate.images` makes."""
@@ -51,20 +55,25 @@ KINDS: Mapping[str, Callable[[Images, np.random.Generator], Images]] = {
     "noisy": lambda image, rng: noisy(image, NOISE, rng),
 }
 """What is done to an image; records hold all images of the first kind, then all of the next."""
-EPOCHS = 100
-"""1,200 steps, as the ramps of Apparate's streams take (experiments/apparate/recording.py)."""
+LEARNT: Mapping[Effort, int] = {"full": images.LEARNT, "quick": 1000}
+"""Images that ramps learn from."""
+EPOCHS: Mapping[Effort, int] = {"full": 100, "quick": 10}
+"""1,200 steps, as the ramps of Apparate's streams take (experiments/apparate/recording.py), or 40."""
+SHOWN: Mapping[Effort, int] = {"full": 1, "quick": 3}
+"""Of the test images, one in so many."""
 SEED = 0
 
 
-def recorded(path: Path = FILE) -> ExitRecords:
-    """All images of all kinds, with their true labels; made where they are not there."""
+def recorded(effort: Effort) -> ExitRecords:
+    """The images of all kinds, with their true labels; made where they are not there."""
+    path = FILES[effort]
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        record().save(path)
+        record(effort).save(path)
     return ExitRecords.load(path)
 
 
-def record() -> ExitRecords:
+def record(effort: Effort) -> ExitRecords:
     """Train ramps, and see what all of them say; ends with a sentence where the data is absent."""
     from earlyexit.codecs.image import ImageCodec
     from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
@@ -73,13 +82,13 @@ def record() -> ExitRecords:
 
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
     rng = np.random.default_rng(SEED)
-    test = images.cifar_images(TEST)
-    learn = codec.encode(list(images.known_images(rng)))
+    test = images.cifar_images(TEST)[:: SHOWN[effort]]
+    learn = codec.encode(list(images.known_images(rng)[: LEARNT[effort]]))
     model = with_ramps(cifar_network(), "mlp")
-    labels = read_labelled(require_data(TEST)).labels
+    labels = read_labelled(require_data(TEST)).labels[:: SHOWN[effort]]
     truth_N = np.unique(np.array(labels), return_inverse=True)[1]  # classes in alphabetical order, as the network's
     with progress_bars() as progress:
-        options = TrainOptions(epochs=EPOCHS, imitate=True, seed=SEED, progress=progress)
+        options = TrainOptions(epochs=EPOCHS[effort], imitate=True, seed=SEED, progress=progress)
         train_ramps(model, learn, np.zeros(len(learn), dtype=np.int64), options)
         shown = [change(image, rng) for change in KINDS.values() for image in test]
         outputs = exit_outputs(model, codec.encode(shown), progress=progress)
@@ -286,7 +295,7 @@ def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figure
 
 def run(effort: Effort) -> StudyResult:
     """All three changes; the paper's two with quick effort. Every side on every stream, and what PAME said."""
-    records = recorded()
+    records = recorded(effort)
     cases = {name: case_of(name, records) for name in (CHANGES if effort == "full" else PAPER)}
     found = {name: {side: serve(case) for side, serve in SIDES.items()} for name, case in cases.items()}
     told = {name: parts(case, found[name]) for name, case in cases.items()}
