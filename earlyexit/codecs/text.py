@@ -256,16 +256,15 @@ class TextTokenizer:
         """Returns the tokenizer's encoding of every text, or pair of texts.
 
         One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
-        Without `truncate` UnprocessableInputError names it.
+        Raises UnprocessableInputError, which names it, without `truncate`; also for a text that the tokenizer cannot
+        encode, such as an unknown word where its vocabulary has no token for unknown ones.
         """
         given, rows = rows, [self._shortened(row) for row in rows]
-        # A batch wakes the tokenizer's thread pool, which a single text does not repay.
-        one = len(rows) == 1
-        encodings = [_encode(self._tokenizer, rows[0])] if one else self._tokenizer.encode_batch_fast(list(rows))
+        encodings = _encode(self._tokenizer, *rows) if rows else []
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
         for k in too_long:
             if truncate:
-                encodings[k] = _encode(self._cutting, rows[k])
+                [encodings[k]] = _encode(self._cutting, rows[k])
             if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
                 count = f"{'' if rows[k] is given[k] else 'at least '}{len(encodings[k].ids)} tokens"
                 raise UnprocessableInputError(
@@ -293,7 +292,7 @@ class TextTokenizer:
         while size < len(text):
             space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
             prefix = text[: space if 2 * space > size else size]
-            if len(_encode(self._tokenizer, prefix).ids) > self.max_length + MARGIN:
+            if len(_encode(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
                 return prefix
             size *= 4  # long words, or much white space
         return text
@@ -304,9 +303,9 @@ class TextTokenizer:
         The tokens are those of `encodings`, cut alike; the text of special tokens is -1.
         """
         row = self._shortened(row)
-        encoding = _encode(self._tokenizer, row, with_offsets=True)
+        [encoding] = _encode(self._tokenizer, row, with_offsets=True)
         if len(encoding.ids) > self.max_length:
-            encoding = _encode(self._cutting, row, with_offsets=True)
+            [encoding] = _encode(self._cutting, row, with_offsets=True)
         text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
         offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return np.where((text_N < 0)[:, None], 0, offsets_N2), text_N
@@ -316,9 +315,15 @@ def _encoded(ids: list[int]) -> Encoded:
     return Encoded(len(ids), (np.array(ids, dtype=np.int32),))
 
 
-def _encode(tokenizer: Tokenizer, row: TextOrPair, *, with_offsets: bool = False) -> Encoding:
-    if (len(row) if isinstance(row, str) else len(row[0]) + len(row[1])) >= LONG:
+def _encode(tokenizer: Tokenizer, *rows: TextOrPair, with_offsets: bool = False) -> list[Encoding]:
+    # A batch wakes the tokenizer's thread pool, which a single short text does not repay.
+    row = rows[0]
+    is_short = len(rows) == 1 and (len(row) if isinstance(row, str) else len(row[0]) + len(row[1])) < LONG
+    try:
+        if is_short:
+            return [tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)]
         encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-        encoding: Encoding = encode([row])[0]
-        return encoding
-    return tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)
+        encodings: list[Encoding] = encode(list(rows))
+    except Exception as error:  # the library raises this class alone
+        raise UnprocessableInputError(f"the tokenizer cannot encode a text: {first_line(error)}") from error
+    return encodings

@@ -75,6 +75,17 @@ def test_too_long_a_text_is_refused_with_its_place_or_cut_but_for_its_special_to
         codec.encode(["a b c"])
 
 
+def test_a_text_that_the_tokenizer_cannot_encode_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / TOKENIZER_FILE))
+    codec = text_codec(tmp_path)
+    assert listed(codec.encode(["a", "a a"])) == [([0],), ([0, 0],)]
+    for texts in (["b"], ["a", "b"]):
+        with pytest.raises(UnprocessableInputError, match=r"the tokenizer cannot encode a text: .*\[UNK\]"):
+            codec.encode(texts)
+
+
 def test_a_pair_is_its_token_ids_and_their_types(folder: Path) -> None:
     encoded = pair_codec(folder).encode([("a b", "c"), ("a", "b c")])
     assert listed(encoded) == [

@@ -1,7 +1,8 @@
 """Every study runs with quick effort, and its figures are those that `quick_figures.json` holds.
 
-The file holds no figures of studies that measure times or train ramps: they differ between processors. `python -m tests.experiments.studies.test_every_study FOLDER`
-writes it from a folder of quick results, which `make report-quick` leaves. A commit that changes a figure says why.
+The file holds no figures of studies that measure times or train ramps: they differ between processors. A folder of
+quick results, as `make report-quick` leaves it, becomes the file by `python -m
+tests.experiments.studies.test_every_study FOLDER`. A commit that changes a figure says why.
 """
 
 from __future__ import annotations
