@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from earlyexit.errors import DataError
 from simulator.outcome import Figures
 from simulator.scenario import Scenario
-from simulator.simulate import simulate
+from simulator.simulate import booted, play
 
 ScenarioAt = Callable[[float], Scenario]
 """What is simulated at a rate, in inputs per second."""
@@ -30,8 +32,6 @@ class Capacity:
     rate_per_s: float
     """0 where none was."""
     figures: Figures | None
-    trials: tuple[tuple[float, float], ...]
-    """Every rate that was tried, with the share of inputs answered in time."""
 
 
 def highest_rate(
@@ -51,27 +51,45 @@ def highest_rate(
             low_per_s = middle_per_s
         else:
             high_per_s = middle_per_s
-    return Capacity(rate_per_s=low_per_s, figures=search.best, trials=tuple(search.trials))
+    return Capacity(rate_per_s=low_per_s, figures=search.best)
+
+
+class _TooLateError(Exception):
+    """More inputs are late than may be."""
 
 
 class _Search:
     def __init__(self, scenario_at: ScenarioAt, share: float) -> None:
         self._scenario_at = scenario_at
         self._share = share
-        self.trials: list[tuple[float, float]] = []
         self.best: Figures | None = None
         """At the highest rate that was sustained."""
 
     def sustains(self, rate_per_s: float) -> bool:
-        figures = simulate(self._scenario_at(rate_per_s)).figures()
+        try:
+            figures = self._figures(self._scenario_at(rate_per_s))
+        except _TooLateError:
+            return False
         if figures.interrupted:
             raise KeyboardInterrupt
-        self.trials.append((rate_per_s, figures.in_slo_share))
         if not figures.inputs or figures.in_slo_share < self._share:
             return False
         if self.best is None or figures.offered_per_s > self.best.offered_per_s:
             self.best = figures
         return True
+
+    def _figures(self, scenario: Scenario) -> Figures:
+        """Raises _TooLateError once the share cannot be reached any more: what follows would be simulated in vain."""
+        service = booted(scenario)
+        first = int(np.searchsorted(scenario.arrivals_s, scenario.warm_up_s)) * scenario.inputs_per_request
+        allowed = (1 - self._share) * (len(service.ledger.latency_s) - first)
+
+        def watch(_: float) -> None:
+            latency_s_N = np.frombuffer(service.ledger.latency_s)[first:]
+            if np.count_nonzero(latency_s_N > scenario.slo_s) > allowed:
+                raise _TooLateError
+
+        return play(service, progress=watch).figures()
 
     def bracket(self, expected_per_s: float) -> tuple[float, float]:
         """A rate that is sustained, 0 where none is, and one that is not."""

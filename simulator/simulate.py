@@ -24,7 +24,7 @@ from simulator.service import SimulatedService
 
 Progress = Callable[[float], None]
 """Called with the share of requests that have arrived."""
-CHUNK = 1 << 16
+CHUNK = 1 << 13
 """Arrivals between two reports of progress."""
 
 
