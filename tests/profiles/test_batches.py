@@ -26,21 +26,15 @@ def records(times: list[float] | None = None) -> ExitRecords:
     return exit_records([[0.9, 0.9], [0.1, 0.9], [0.1, 0.2]], [[1, 0], [1, 1], [1, 0]], times_s_N=times_s_N)
 
 
-def test_records_become_batches_in_the_order_of_arrival() -> None:
+def test_records_become_batches_in_the_order_of_arrival_also_of_some_ramps_and_count_the_same() -> None:
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)
     assert as_kept.remaining((0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure costs nothing
     backwards = RecordedBatches.of_records(records([3.0, 2.0, 1.0]), {0: 0.5, 1: 0.5}, 1)
     assert backwards.remaining((0,)).tolist() == [[1], [1], [0]]
-
-
-def test_records_become_batches_of_some_ramps() -> None:
     one = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 3, (1,))
     assert (one.ramps, one.remaining((1,)).tolist()) == ((1,), [[1]])
     assert RecordedBatches.of_records(records(), {1: 0.5}, 3).ramps == (1,)
-
-
-def test_a_count_is_what_the_outcome_of_the_records_says() -> None:
     thresholds = {0: 0.5, 1: 0.5}
     of = RecordedBatches.of_records(records(), thresholds, 3)
     for active in ((), (0,), (1,), (0, 1)):

@@ -39,16 +39,13 @@ def assert_possible(found: SurvivalForecast) -> None:
     assert (found.go_on_HR <= found.go_on_high_HR + 1e-12).all()
 
 
-def test_one_window_is_forecast_to_stay() -> None:
+def test_where_little_was_seen_the_last_value_the_pooled_share_or_the_prior_is_forecast() -> None:
     found = forecast_survival(history_of([[100, 50, 10]]), horizon=2)
     np.testing.assert_allclose(found.survival_HK, [[1, 0.5, 0.1], [1, 0.5, 0.1]])
     assert [(method.how, method.reason) for method in found.methods_R] == [
         ("last value", "only one window was seen")
     ] * 2
     assert_possible(found)
-
-
-def test_shares_that_never_vary_are_forecast_exactly() -> None:
     # After block 0 all go on, after block 1 none do.
     found = forecast_survival(history_of([[200, 200, 0, 0]] * 10))
     assert list(found.next_survival) == [1, 1, 0, 0]
@@ -56,9 +53,6 @@ def test_shares_that_never_vary_are_forecast_exactly() -> None:
     assert found.methods_R[0].reason.startswith("constant")
     assert found.survival_low_HK[0, 1] > 0.99
     assert_possible(found)
-
-
-def test_the_prior_stands_in_where_nothing_was_seen() -> None:
     nothing = history_of(np.full((3, 3), np.nan))
     found = forecast_survival(nothing, prior=[1, 0.8, 0.4])
     np.testing.assert_allclose(found.survival_HK, [[1, 0.8, 0.4]])
@@ -132,14 +126,11 @@ def test_few_inputs_do_not_push_the_share_from_the_middle() -> None:
     assert np.mean([each.survival_HK[0, 1] for each in found]) == pytest.approx(0.8, abs=0.008)
 
 
-def test_the_pooled_share_has_the_interval_of_jeffreys() -> None:
+def test_the_pooled_share_has_the_interval_of_jeffreys_open_above_where_all_left() -> None:
     # 798 of 800 go on: Beta(798.5, 2.5) has its 10 % and 90 % quantiles here.
     found = forecast_survival(history_of([[200, 200], [200, 199], [200, 199], [200, 200]]))
     assert found.go_on_low_HR[0, 0] == pytest.approx(0.99425, abs=1e-4)
     assert found.go_on_high_HR[0, 0] == pytest.approx(0.99900, abs=1e-4)
-
-
-def test_where_all_left_the_interval_is_open_above() -> None:
     found = forecast_survival(history_of([[1, 0, 0]]))
     # Beta(0.5, 1.5) stays below 0.6558 in 90 % of cases; of those that get there, hardly anything is known.
     assert found.survival_HK.tolist() == [[1, 0, 0]]

@@ -88,14 +88,11 @@ def test_a_saved_profile_is_read_back_equal(profile: LatencyProfile, tmp_path: P
     assert facts(LatencyProfile.load(tmp_path / "profile.json")) == facts(profile)
 
 
-def test_between_two_lengths_seconds_are_linear_in_the_length() -> None:
+def test_between_two_lengths_seconds_are_linear_for_the_batch_sizes_of_both() -> None:
     between = PROFILE.at(20)  # a quarter of the way: 1.25 ms an input in the first block
     assert between.batches == (1, 2, 4)
     assert between.block_s_NB == pytest.approx(np.array([[1.25, 2.5, 5], [2.5, 5, 10]]) * 1e-3)
     assert between.ramp_s_EB == pytest.approx(np.array([[0.125, 0.25, 0.5]]) * 1e-3)
-
-
-def test_between_two_lengths_only_the_batch_sizes_of_both_are_known() -> None:
     between = PROFILE.at(80)  # half way from 2 to 10 ms an input
     assert between.batches == (2, 4)
     assert between.block_s_NB[0] == pytest.approx([12e-3, 24e-3])

@@ -19,29 +19,31 @@ def mean_filled(lengths_N: list[int], budget: int) -> float:
     return float(np.mean(batches))
 
 
-def test_lengths_know_their_mean_their_ends_and_what_a_token_sees() -> None:
+def test_lengths_know_their_mean_their_ends_and_can_be_stretched() -> None:
     lengths = Lengths.of([2, 2, 8])
     assert lengths.mean == pytest.approx(4.0)
     assert (lengths.shortest, lengths.longest) == (2, 8)
     assert lengths == Lengths.weighted({8: 1, 2: 2})
-
-
-def test_a_mean_alone_fills_its_budgets() -> None:
     lengths = Lengths(mean=7.5)
     assert (lengths.filled(100), lengths.shortest, lengths.longest) == (100.0, 1, None)
+    lengths = Lengths.of([10, 10, 40])
+    assert lengths.stretched(40.0, most=512) == Lengths.of([20, 20, 80])
+    assert lengths.stretched(40.0, most=50) == Lengths.of([20, 20, 50])
+    assert Lengths(mean=3.0).stretched(9.5, most=512) == Lengths(mean=9.5)
 
 
-def test_inputs_of_one_length_leave_what_no_further_one_fits_into() -> None:
+def test_one_or_two_lengths_fill_a_budget_as_counted_by_hand() -> None:
     lengths = Lengths.of([30])
     assert [lengths.filled(budget) for budget in (10, 30, 89, 90)] == [30.0, 30.0, 60.0, 90.0]
-
-
-def test_two_lengths_fill_a_budget_as_counted_by_hand() -> None:
     # Of 1 and 2 in equal parts, budget 2. After a first 1: another fits (2) or not, and a 2 begins the next; after a
     # first 2: anything.
     filled = Lengths.weighted({1: 0.5, 2: 0.5}).filled(2)
     first = np.linalg.matrix_power(np.array([[0.25, 0.75], [0.5, 0.5]]), 50)[0]
     assert filled == pytest.approx(first @ [0.5 * 2 + 0.5 * 1, 2.0])
+    # Every other input runs alone. Between two of them there are n short ones with chance 1 / 2^(n + 1), at most 170.
+    lengths = Lengths.weighted({12: 0.5, 1_000_000: 0.5})
+    short = sum((12 * n) / 2 ** (n + 1) for n in range(1, 60))
+    assert lengths.filled(2048) == pytest.approx((1_000_000 + short) / 1.5, rel=1e-9)
 
 
 @pytest.mark.parametrize("budget", [5, 40, 100, 250, 1000])
@@ -60,21 +62,7 @@ def test_lengths_with_a_common_divisor_fill_far_larger_budgets_as_their_quotient
     assert 18_009 - filled == pytest.approx(18_009 - mean_filled(drawn, 18_009), abs=2.0)
 
 
-def test_lengths_far_beyond_the_budget_cost_neither_time_nor_memory() -> None:
-    # Every other input runs alone. Between two of them there are n short ones with chance 1 / 2^(n + 1), at most 170.
-    lengths = Lengths.weighted({12: 0.5, 1_000_000: 0.5})
-    short = sum((12 * n) / 2 ** (n + 1) for n in range(1, 60))
-    assert lengths.filled(2048) == pytest.approx((1_000_000 + short) / 1.5, rel=1e-9)
-
-
 def test_lengths_are_read_one_a_line(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("12\n\n7\n30\n", encoding="utf-8")
     assert read_lengths(path).tolist() == [12, 7, 30]
-
-
-def test_stretched_lengths_are_of_another_mean_and_no_longer_than_they_may_be() -> None:
-    lengths = Lengths.of([10, 10, 40])
-    assert lengths.stretched(40.0, most=512) == Lengths.of([20, 20, 80])
-    assert lengths.stretched(40.0, most=50) == Lengths.of([20, 20, 50])
-    assert Lengths(mean=3.0).stretched(9.5, most=512) == Lengths(mean=9.5)

@@ -95,7 +95,7 @@ def test_a_point_is_one_line_of_plain_data() -> None:
 # From points to tables
 
 
-def test_blocks_carry_half_of_what_a_call_adds_and_a_ramp_what_its_block_takes_with_it() -> None:
+def test_tables_share_what_a_call_adds_among_blocks_and_ramps_and_never_fall() -> None:
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [6.0], split(0, 2): [10.0]}, 2, [0]
     )
@@ -103,9 +103,6 @@ def test_blocks_carry_half_of_what_a_call_adds_and_a_ramp_what_its_block_takes_w
     assert table.block_s_NB.tolist() == [[4.5], [6.5]]
     # Block 0 with its ramp takes 6.
     assert table.ramp_s_EB.tolist() == [[1.5]]
-
-
-def test_a_ramp_is_the_median_of_what_it_adds_round_by_round() -> None:
     table = table_of(
         {
             split(0, 1): [1.0, 2.0, 9.0],
@@ -116,23 +113,16 @@ def test_a_ramp_is_the_median_of_what_it_adds_round_by_round() -> None:
         2,
         [0],
     )
-    # It adds 4, 1 and 1; of the medians, 5 - 2 = 3 would come out.
+    # The median of what the ramp adds round by round: it adds 4, 1 and 1; of the medians, 5 - 2 = 3 would come out.
     assert table.ramp_s_EB.tolist() == [[1.0]]
-
-
-def test_more_inputs_never_cost_less() -> None:
+    # More inputs never cost less.
     table = table_of({split(0, 1, 1): [4.0], split(0, 1, 2): [2.0], split(0, 1, 4): [10.0]}, 1, [])
     assert table.batches == (1, 2, 4)
     assert table.block_s_NB.tolist() == [[3.0, 3.0, 10.0]]
-
-
-def test_a_block_takes_a_tenth_of_its_time_alone_at_least() -> None:
+    # A block takes a tenth of its time alone at least.
     # By the half call alone: 4 - (4 + 100 - 20) / 4 = -17 and 100 - 21 = 79.
     table = table_of({split(0, 1): [4.0], split(1, 2): [100.0], split(0, 2): [20.0]}, 2, [])
     assert table.block_s_NB.tolist() == [[pytest.approx(0.4)], [79.0]]
-
-
-def test_nothing_costs_less_than_nothing() -> None:
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [4.0], split(0, 2): [12.0]}, 2, [0]
     )

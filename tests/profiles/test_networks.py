@@ -17,7 +17,7 @@ def test_a_network_that_is_left_out_no_input_leaves() -> None:
     assert of_networks(RECORDS, (0, 1, 2), CHAIN).outcome(HALF).exits_N.tolist() == [0, 1, 2, 4]
 
 
-def test_survival_is_told_of_every_choice_of_networks() -> None:
+def test_survival_is_told_of_every_choice_of_networks_by_the_ramps_that_have_a_threshold() -> None:
     found = survival_of(RECORDS, HALF, CHAIN)
     assert found == {
         (2,): (1, 1, 1, 1, 0.75),
@@ -26,7 +26,4 @@ def test_survival_is_told_of_every_choice_of_networks() -> None:
         (0, 1, 2): (1, 0.75, 0.5, 0.25, 0.25),
     }
     assert list(found) == list(subsets(CHAIN))
-
-
-def test_ramps_without_a_threshold_are_not_active() -> None:
     assert survival_of(RECORDS, {0: 0.5}, CHAIN)[0, 2] == (1, 0.75, 0.75, 0.75, 0.75)

@@ -40,6 +40,8 @@ def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:
     assert outcome.survival == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
     assert (outcome.total_loss, outcome.agreement) == (1, 0.75)
     assert (outcome.accuracy, outcome.full_accuracy) == (0.75, 0.5)
+    # Of 100 tokens 60 and 40 reach blocks 2 and 4.
+    assert outcome.survival_by(np.array([10, 20, 30, 40])) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)
 
 
 @pytest.mark.parametrize(
@@ -158,12 +160,6 @@ def test_what_is_known_of_inputs_stays_with_them_in_subsets_and_files(tmp_path: 
     np.testing.assert_array_equal(getattr(loaded, name), OF_INPUTS[name][[3, 1]])
 
 
-def test_survival_may_count_tokens() -> None:
-    # a and c leave after block 1, b after block 3, d after the last: of 100 tokens 60 and 40 reach blocks 2 and 4.
-    tokens_N = np.array([10, 20, 30, 40])
-    assert RECORDS.outcome({1: 0.75, 3: 0.8}).survival_by(tokens_N) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)
-
-
 # Losses at the end, harm, and what is left of some ramps.
 
 # Two ramps; the full model answers 0, 1, 2, 2 where 0, 1, 0, 1 is right.
@@ -175,33 +171,24 @@ EARLY_WRONG = ExitRecords.of_answers(
 WITH_END = replace(EARLY_WRONG, end_losses_N=np.array([0.0, 1.0, 1.0, 0.0]))
 
 
-def test_harm_is_to_be_wrong_where_the_full_model_is_right() -> None:
+def test_harm_is_what_is_lost_where_the_full_model_is_right() -> None:
     harmed = EARLY_WRONG.of_harm()
     # The full model is right about a and b alone, so only their early answers can do harm.
     assert harmed.losses_NR.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
     assert EARLY_WRONG.losses_NR.tolist() == [[0, 1], [1, 0], [1, 0], [1, 1]]
     assert (harmed.losses_NR <= EARLY_WRONG.losses_NR).all()
     assert harmed.worst_losses_N({1: 0.0, 3: 0.0}).tolist() == [1, 1, 0, 0]
-
-
-def test_harm_of_losses_in_between_is_what_is_lost_beyond_the_full_model() -> None:
     truth_NE = np.array([[0.5, 0.2, 0.3], [0.1, 0.4, 0.4]])
     records = replace(EARLY_WRONG.subset(np.array([0, 1])), zero_one=False, true_losses_NE=truth_NE)
     assert records.of_harm().losses_NR == pytest.approx(np.array([[0.2, 0.0], [0.0, 0.0]]))
-
-
-def test_who_goes_to_the_end_pays_what_the_end_costs() -> None:
-    assert WITH_END.outcome({1: 0.75}).losses_N.tolist() == [0, 1, 1, 0]  # a and c leave; b pays the end, d's is free
-    assert EARLY_WRONG.outcome({1: 0.75}).losses_N.tolist() == [0, 0, 1, 0]
-
-
-def test_the_end_harms_only_where_the_full_model_is_right() -> None:
     harmed = WITH_END.of_harm()
     assert harmed.end_losses_N is not None
     assert harmed.end_losses_N.tolist() == [0, 1, 0, 0]
 
 
-def test_the_worst_of_all_subsets_counts_the_end() -> None:
+def test_who_goes_to_the_end_pays_what_the_end_costs_also_in_the_worst_of_all_subsets() -> None:
+    assert WITH_END.outcome({1: 0.75}).losses_N.tolist() == [0, 1, 1, 0]  # a and c leave; b pays the end, d's is free
+    assert EARLY_WRONG.outcome({1: 0.75}).losses_N.tolist() == [0, 0, 1, 0]
     thresholds = {1: 0.6, 3: 0.6}
     each = [
         WITH_END.outcome({ramp: thresholds[ramp] for ramp in subset}).losses_N

@@ -19,7 +19,7 @@ def file(folder: Path, *rows: str, header: str = HEADER, name: str = "exits.csv"
     return path
 
 
-def test_a_table_of_labels_becomes_records(tmp_path: Path) -> None:
+def test_a_table_of_labels_becomes_records_whatever_its_order_and_other_columns(tmp_path: Path) -> None:
     records = read_records(file(tmp_path, *ROWS))
     assert (records.score, records.num_blocks, records.ramps) == ("confidence", 4, (0, 2))
     assert (records.sample_ids, records.zero_one) == (("a", "b"), True)
@@ -29,21 +29,15 @@ def test_a_table_of_labels_becomes_records(tmp_path: Path) -> None:
     assert records.true_losses_NE.tolist() == [[1, 0, 0], [1, 1, 1]]
     assert records.answers().tolist() == [[1, 0, 0], [0, 0, 0]]
     assert records.provenance == {"data": "exits.csv", "label_names": ["no", "yes"]}
-
-
-def test_the_order_of_rows_other_columns_and_a_byte_order_mark_mean_nothing(tmp_path: Path) -> None:
     rows = [f"{row},more" for row in reversed(ROWS)]
     records = read_records(file(tmp_path, *rows, header="\ufeff" + HEADER + ",Notes"))
     assert records.sample_ids == ("b", "a")
     assert records.losses_NR.tolist() == [[0, 0], [1, 0]]
-
-
-def test_tokens_are_the_inputs_own(tmp_path: Path) -> None:
     rows = [f"{row},{12 if row[0] == 'a' else 300}" for row in ROWS]
     tokens_N = read_records(file(tmp_path, *rows, header=HEADER + ",Tokens")).tokens_N
     assert tokens_N is not None
     assert tokens_N.tolist() == [12, 300]
-    assert read_records(file(tmp_path, *ROWS)).tokens_N is None
+    assert records.tokens_N is None
 
 
 def test_whole_numbers_stay_the_labels_that_they_are(tmp_path: Path) -> None:
@@ -53,16 +47,13 @@ def test_whole_numbers_stay_the_labels_that_they_are(tmp_path: Path) -> None:
     assert records.answers().tolist() == [[7, 3]]
 
 
-def test_numbers_differ_by_a_scale(tmp_path: Path) -> None:
+def test_numbers_differ_by_a_scale_and_losses_may_be_given_in_the_place_of_answers(tmp_path: Path) -> None:
     rows = ("a,0,0.5,1.5,2", "a,1,0.5,4,2", "a,2,,2,2")
     records = read_records(file(tmp_path, *rows), scale=2.0)
     assert records.losses_NR.tolist() == [[0.25, 1.0]]
     assert records.zero_one is False
     assert records.true_losses_NE is not None
     assert records.true_losses_NE.tolist() == [[0.25, 1.0, 0.0]]
-
-
-def test_losses_may_be_given_in_the_place_of_answers(tmp_path: Path) -> None:
     header = "sample_id,exit,confidence,loss,true_loss"
     records = read_records(file(tmp_path, "a,0,0.5,0.25,0.5", "a,1,,,0.125", header=header))
     assert records.losses_NR.tolist() == [[0.25]]

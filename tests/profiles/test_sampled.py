@@ -40,7 +40,7 @@ def test_a_window_keeps_so_many_of_those_that_stayed_and_all_probes() -> None:
     assert (int(sampled_N(window).sum()), int(window.probe_N.sum())) == (50, 120)
 
 
-def test_the_sample_is_the_same_however_it_came() -> None:
+def test_the_sample_is_the_same_however_it_came_also_of_what_was_given_back() -> None:
     times_s = np.arange(0.0, 120.0, 0.05)
     at_once, bit_by_bit = stream(40), stream(40)
     at_once.take_in(inputs(times_s))
@@ -51,10 +51,6 @@ def test_the_sample_is_the_same_however_it_came() -> None:
     assert sorted(one.times_s_N) == sorted(other.times_s_N)
     # What need not be remembered is left out long before the window ends.
     assert kept_number < len(times_s) / 4
-
-
-def test_what_was_given_back_makes_the_same_sample_again() -> None:
-    times_s = np.arange(0.0, 120.0, 0.05)
     first, restored = stream(40), stream(40)
     for begin in range(0, len(times_s), 60):
         restored.take_in(first.take_in(inputs(times_s[begin : begin + 60])))

@@ -275,9 +275,6 @@ def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_given(
     assert found[0].rate_rps == 2 / 120
     assert len(windows(stream, now_s=479)) == 3
     assert found[2].estimate({1: 0.75}).survival is None
-
-
-def test_a_window_that_recording_began_in_is_left_out() -> None:
     stream = ExitStream(SHAPE, since_s=100)
     stream.append(observe(RECORDS, {}, np.array(NONE), [110, 130, 140, 150]))
     assert [(window.start_s, window.num_inputs) for window in windows(stream, 240)] == [(120, 3)]

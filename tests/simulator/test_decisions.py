@@ -40,18 +40,19 @@ def test_an_input_leaves_at_the_first_of_the_splits_ramps_that_is_sure(
     assert SURE.leaves_N(ramps, (0, 2, 4)).tolist() == leaves
 
 
-def test_ramps_of_which_nothing_is_known_are_refused() -> None:
+def test_unknown_ramps_no_patience_and_no_inputs_are_refused() -> None:
     with pytest.raises(PlanError, match=r"nothing is known of ramps \[1, 3\]; known are \[0, 2, 4\]"):
         SURE.leaves_N((1, 2, 3), (1, 2, 3))
+    with pytest.raises(PlanError, match="patience must be at least 1, not 0"):
+        ByPatience(ramps=(0,), labels_NR=np.zeros((1, 1), dtype=np.int64), patience=0)
+    with pytest.raises(DataError, match="at least one input is needed, not 0"):
+        nested((1.0,), (), np.random.default_rng(0), num_rows=0)
 
 
-def test_recorded_inputs_leave_where_their_score_passes_the_ramps_threshold() -> None:
+def test_recorded_inputs_leave_where_their_score_passes_the_threshold_that_a_ramp_has() -> None:
     decisions = recorded(records(), {0: 0.8, 1: 0.55, 2: 0.25})
     assert decisions.leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, 1, 2]
     assert decisions.num_rows == 3
-
-
-def test_at_a_ramp_without_a_threshold_no_input_leaves() -> None:
     assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, NOWHERE, NOWHERE]
 
 
@@ -75,23 +76,10 @@ def test_patience_looks_at_ramps_of_earlier_splits_too() -> None:
     assert decisions.leaves_N((2,), (0, 1, 2)).tolist() == [NOWHERE, 2, NOWHERE]  # the first has left at ramp 1
 
 
-def test_patience_below_one_is_refused() -> None:
-    with pytest.raises(PlanError, match="patience must be at least 1, not 0"):
-        ByPatience(ramps=(0,), labels_NR=np.zeros((1, 1), dtype=np.int64), patience=0)
-
-
-def test_made_up_inputs_leave_as_their_survival_says_and_sure_ones_stay_sure() -> None:
+def test_survival_is_that_of_the_rows_that_are_served_made_up_or_not() -> None:
     decisions = nested((1.0, 0.7, 0.7, 0.2), (0, 1, 2), np.random.default_rng(0), num_rows=10)
     assert decisions.sure_NR.sum(0).tolist() == [3, 3, 8]
     assert (np.diff(decisions.sure_NR.astype(int), axis=1) >= 0).all()
     assert survival_of(decisions, (0, 1, 2), 4, np.arange(10)) == pytest.approx((1.0, 0.7, 0.7, 0.2))
-
-
-def test_made_up_inputs_are_at_least_one() -> None:
-    with pytest.raises(DataError, match="at least one input is needed, not 0"):
-        nested((1.0,), (), np.random.default_rng(0), num_rows=0)
-
-
-def test_survival_is_that_of_the_rows_that_are_served() -> None:
     # Rows 0 and 0 leave at ramp 0, row 1 at ramp 2, row 2 stays.
     assert survival_of(SURE, (0, 2, 4), 6, np.array([0, 0, 1, 2])) == (1.0, 0.5, 0.5, 0.25, 0.25, 0.25)

@@ -25,30 +25,19 @@ class Written:
         self.log.append(f"{self.events.time_s:g} {what}")
 
 
-def test_of_one_moment_ends_come_before_arrivals_over_links_and_the_controller_is_last() -> None:
+def test_of_one_moment_ends_come_before_arrivals_over_links_the_controller_and_requests() -> None:
     written = Written()
     for priority, name in ((CONTROLS, "control"), (COMES, "comes"), (ENDS, "ends"), (COMES, "comes later")):
         written.events.at(2.0, priority, written.write, name)
     written.events.at(1.0, CONTROLS, written.write, "before")
     written.events.run_out()
     assert written.log == ["1 before", "2 ends", "2 comes", "2 comes later", "2 control"]
-
-
-def test_requests_arrive_after_everything_else_of_their_moment() -> None:
     written = Written()
     written.events.at(1.0, CONTROLS, written.write, "control")
     written.events.at(2.0, ENDS, written.write, "ends")
     written.events.run_arrivals([0.5, 1.0, 1.0], lambda number: written.write(f"request {number}"), first=7)
     assert written.log == ["0.5 request 7", "1 control", "1 request 8", "1 request 9"]
     assert written.events.next_s == 2.0
-
-
-def test_what_an_event_brings_about_at_its_own_moment_happens_in_it() -> None:
-    written = Written()
-    written.events.at(1.0, COMES, lambda _: written.events.at(1.0, ENDS, written.write, "at once"))
-    written.events.at(1.0, COMES, written.write, "next")
-    written.events.run_out()
-    assert written.log == ["1 at once", "1 next"]
 
 
 def test_the_clock_goes_to_where_it_is_run_even_if_nothing_happens() -> None:

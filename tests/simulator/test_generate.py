@@ -47,22 +47,14 @@ def told(found: PlayedSequences) -> list[tuple[int, float, float]]:
     return list(zip(found.said_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
 
 
-def test_a_sequence_alone_takes_its_prompt_and_then_a_step_per_token() -> None:
+def test_a_sequence_takes_its_prompt_and_then_a_step_per_token_alone_in_chunks_beside_others_or_early() -> None:
     found = generate(case(ALONE, (2, 3)))
     assert told(found) == [(3, 4 * 1.25, 4.0)]
     assert (found.ended_s, found.exits, found.tokens_per_s) == (13.0, {3: 3}, 3 / 13)
-
-
-def test_a_prompt_longer_than_a_chunk_takes_its_parts_one_after_the_other() -> None:
+    # A prompt longer than a chunk takes its parts one after the other.
     assert told(generate(case(ALONE, (5, 2), chunk=2))) == [(2, 5.0 + 5.0 + 4.0, 4.0)]
-
-
-def test_a_sequence_joins_the_batch_of_others_at_their_next_step() -> None:
     # The first token of the one at 4 s; the other's first and its second share a step of 5 s.
     assert told(generate(case(ALONE, (1, 2), (1, 3)))) == [(2, 4.0, 5.0), (3, 9.0, 4.0)]
-
-
-def test_tokens_that_leave_early_bring_the_next_one_sooner() -> None:
     early = plan(stage(1, split(0, 1, ramps=RAMPS[:1]), split(1, 4)))
     found = generate(case(early, (1, 3), rows=(TO_END, AT_0, AT_0)))
     assert (told(found), found.exits) == ([(3, 4.0, 1.0)], {0: 2, 3: 1})

@@ -16,19 +16,13 @@ def test_lengths_have_the_mean_and_variance_asked_for_where_the_bounds_are_far(v
     assert lengths.var() == pytest.approx(variance, rel=0.03)
 
 
-def test_lengths_stay_within_the_bounds_and_fill_them() -> None:
+def test_lengths_fill_their_bounds_by_their_seed_and_are_the_mean_without_variance() -> None:
     lengths = truncated_normal(20_000, mean=20, variance=400, low=3, high=100, seed=1)
     assert lengths.dtype == np.int64
     assert lengths.min() == 3
     assert lengths.max() <= 100
-
-
-def test_equal_seeds_give_equal_lengths_and_others_do_not() -> None:
     one, same, other = (truncated_normal(50, mean=20, variance=20, low=3, high=100, seed=seed) for seed in (0, 0, 1))
     assert one.tolist() == same.tolist() != other.tolist()
-
-
-def test_without_variance_every_length_is_the_mean() -> None:
     assert truncated_normal(5, mean=12, variance=0, low=1, high=40, seed=0).tolist() == [12] * 5
 
 

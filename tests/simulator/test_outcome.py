@@ -41,7 +41,7 @@ def outcome(latency_s: list[float], drops: dict[int, int] | None = None, *, widt
     )
 
 
-def test_figures_are_of_the_requests_after_the_warm_up() -> None:
+def test_figures_are_of_the_requests_after_the_warm_up_or_in_a_window() -> None:
     figures = outcome([9, 9, 1, 3, 4, 2, NAN, NAN], {6: DEADLINE, 7: ADMISSION}).figures()
     assert (figures.seconds, figures.inputs, figures.offered_per_s) == (8, 6, 0.75)
     assert (figures.answered, figures.in_slo) == (4, 3)
@@ -52,6 +52,10 @@ def test_figures_are_of_the_requests_after_the_warm_up() -> None:
     assert (figures.p50_s, figures.mean_s) == (2.5, 2.5)
     assert figures.p95_s == pytest.approx(3.85)  # between 3 and 4
     assert figures.p99_s == pytest.approx(3.97)
+    made = outcome([1.0] * 10)
+    assert made.figures_between(2.0, 5.0).inputs == 3
+    assert made.figures_between(5.0, 9.5).inputs == 5
+    assert outcome([1.0] * 11).figures().inputs == 9  # seconds 2 to 10, the very end among them
 
 
 def test_a_request_is_as_late_as_its_last_input_and_whole_only_with_all_of_them() -> None:
@@ -62,20 +66,10 @@ def test_a_request_is_as_late_as_its_last_input_and_whole_only_with_all_of_them(
     assert figures.goodput_per_s == 0.5
 
 
-def test_a_window_takes_in_what_arrived_from_its_start_until_before_its_end() -> None:
-    made = outcome([1.0] * 10)
-    assert made.figures_between(2.0, 5.0).inputs == 3
-    assert made.figures_between(5.0, 9.5).inputs == 5
-    assert outcome([1.0] * 11).figures().inputs == 9  # seconds 2 to 10, the very end among them
-
-
-def test_without_answers_there_are_no_latencies() -> None:
+def test_without_answers_there_are_no_latencies_and_without_requests_nothing_is_missed() -> None:
     figures = outcome([NAN] * 4, dict.fromkeys(range(4), ADMISSION)).figures()
     assert (figures.p50_s, figures.p99_s, figures.mean_s) == (None, None, None)
     assert (figures.goodput_per_s, figures.in_slo_share, figures.exits) == (0, 0, {})
-
-
-def test_without_requests_nothing_is_missed() -> None:
     figures = outcome([]).figures()
     assert (figures.inputs, figures.in_slo_share, figures.drops) == (0, 1, {})
 

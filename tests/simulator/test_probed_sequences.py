@@ -57,9 +57,7 @@ def test_a_probe_says_all_its_tokens_behind_the_last_block_and_its_rows_are_the_
     np.testing.assert_array_equal(seen.losses_NR, RECORDS.losses_NR[rows])
     assert ingress.core.agreement == 1 - 2 / 6  # rows that leave at ramp 0 say another than the full model
     assert service.events.time_s == 6 * 4.0
-
-
-def test_a_part_of_a_prompt_makes_no_row() -> None:
+    # A part of a prompt makes no row.
     _, ingress = played(1.0, (20, 2))
     seen = ingress.core.report(0.0, 0.0).probes
     assert seen is not None

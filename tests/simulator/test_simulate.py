@@ -43,15 +43,12 @@ def test_equal_scenarios_give_equal_outcomes_to_the_byte(num_ingresses: int) -> 
     assert said(one) != said(simulate(busy(slo_s=30.0, admission=True, num_ingresses=num_ingresses, seed=1)))
 
 
-def test_a_service_without_requests_is_a_service() -> None:
+def test_accelerators_are_held_until_the_last_work_is_done_and_without_requests_to_the_end() -> None:
     outcome = simulate(scenario(TWO_STAGES, [], duration_s=10.0))
     figures = outcome.figures()
     assert (figures.inputs, figures.goodput_per_s, figures.splits) == (0, 0.0, ())
     assert (outcome.ended_s, figures.utilisation) == (10.0, 0.0)
     assert figures.usd_per_hour == pytest.approx(12.0)  # four accelerators, 3 USD/h each
-
-
-def test_accelerators_are_held_until_the_last_work_is_done() -> None:
     outcome = simulate(scenario(plan(stage(2, split(0, 4))), [0.0], duration_s=1.0))
     assert outcome.ended_s == 4.0
     (slot,) = outcome.slots
@@ -59,11 +56,13 @@ def test_accelerators_are_held_until_the_last_work_is_done() -> None:
     assert outcome.usd == pytest.approx(8 / 3600 * 3)
 
 
-def test_progress_is_told_in_shares_of_the_time() -> None:
+def test_progress_is_told_in_shares_of_the_time_and_garbage_collected_again_afterwards() -> None:
+    assert gc.isenabled()
     arrivals_s = np.linspace(0.0, 4.0, CHUNK + 2)
     told: list[float] = []
     simulate(scenario(plan(stage(8, split(0, 4))), arrivals_s.tolist(), duration_s=8.0), progress=told.append)
     assert told == [pytest.approx(0.5, abs=1e-3), 0.5]
+    assert gc.isenabled()
 
 
 def interrupt(share: float) -> None:
@@ -83,12 +82,6 @@ def test_what_was_computed_before_an_interruption_is_kept() -> None:
     assert interrupted.figures().interrupted
     nothing = simulate(scenario(TWO_STAGES, [0.0, 0.5]), progress=interrupt).figures()
     assert (nothing.splits, nothing.answered, nothing.drops) == ((), 0, {"unanswered": 2})
-
-
-def test_garbage_is_collected_again_afterwards() -> None:
-    assert gc.isenabled()
-    simulate(busy(seconds=10.0))
-    assert gc.isenabled()
 
 
 def test_without_an_slo_an_overloaded_service_queues_and_answers_all_in_the_end() -> None:

@@ -67,7 +67,7 @@ def test_crossings_are_counted_with_their_seconds() -> None:
     assert (counts.crossings, counts.crossing_s) == ({2: 2}, {2: 2 * CROSSING_S})
 
 
-def test_a_network_whose_tokenizer_makes_more_tokens_takes_longer_and_pruned_inputs_less() -> None:
+def test_pruned_inputs_take_what_fewer_tokens_or_smaller_batches_do() -> None:
     table = replace(tiny_cases.problem().latency["cpu"], length=10)
     told = {"latency": {"cpu": table}, "network_tokens": (1.0, 2.0), "crossing_tokens": (1.0, 1.0)}
     lengths = {"lengths_R": np.array([20, 20, 20, 20])}
@@ -78,9 +78,6 @@ def test_a_network_whose_tokenizer_makes_more_tokens_takes_longer_and_pruned_inp
     pruned = problem(**told | {"crossing_tokens": (1.0, 0.5)})
     assert served(CASCADE, TO_END, problem=pruned, **lengths).latency_s_N.tolist() == [crossed_s - 2 * 0.5]
     assert served(ALONE, TO_END, problem=pruned, **lengths).latency_s_N.tolist() == [2 * 1.75]
-
-
-def test_where_inputs_cost_alike_pruned_ones_take_what_smaller_batches_do() -> None:
     outcome = served(CASCADE, TO_END, problem=problem(crossing_tokens=(1.0, 0.5)), inputs_per_request=4)
     # Four inputs at once: 1.75 s a block, then as two whole ones 1.25 s a block; the link takes half a second each.
     assert outcome.latency_s_N.tolist() == [2 * 1.75 + 4 * 0.5 + CROSSING_S + 2 * 1.25] * 4

@@ -75,13 +75,24 @@ def test_inputs_of_the_profiles_length_are_served_event_for_event_as_without_len
     assert events(simulate(without)) == events(simulate(by_tokens))
 
 
-def test_a_batch_takes_what_its_tokens_take() -> None:
+def test_a_batch_and_a_hop_take_what_their_tokens_take() -> None:
     # Four blocks; 8 tokens take 1 s a block, 16 take 1.25 s, so 12 take 1.125 s. Shorter than 8 is no quicker.
     alone = plan(stage(1, split(0, 4)))
     took_s = [
         simulate(with_lengths(alone, [0.0], [8, 8, 8, tokens])).latency_s_N.tolist() for tokens in (8, 12, 16, 4, 64)
     ]
     assert took_s == [[4.0], [4.5], [5.0], [4.0], [14.0]]  # 64 tokens: twice what the largest batch takes
+    # The call with the short one leaves at once. The long one, of three times as many tokens, takes 1.5 s a block.
+    served = plan(stage(1, split(0, 4, ramps=(0,))))
+    arrivals_s = [0.0, 0.0]
+    outcome = simulate(with_lengths(served, arrivals_s, [8, 8, 8, 24], rows=(AT_0, TO_END), slo_s=100.0))
+    (short_s, long_s) = outcome.latency_s_N.tolist()
+    assert (outcome.splits[0].batches, outcome.splits[0].inputs) == (2, 2)
+    assert (short_s, long_s) == (1.0, 7.0)
+    # An input of 8 tokens takes 0.5 s to the next stage, so one of 24 takes 1.5 s, and 1.5 s a block.
+    served = plan(stage(1, split(0, 2)), stage(1, split(2, 4)))
+    (hopped_s,) = simulate(with_lengths(served, [0.0], [8, 8, 8, 24])).latency_s_N.tolist()
+    assert hopped_s == 4 * 1.5 + 1.5
 
 
 def test_a_full_batch_is_one_of_tokens() -> None:
@@ -93,23 +104,6 @@ def test_a_full_batch_is_one_of_tokens() -> None:
     assert outcome.splits[0].lengths is not None
     assert outcome.splits[0].lengths.tokens == 66
     assert outcome.splits[0].lengths.fill == pytest.approx(66 / 96)
-
-
-def test_those_that_stay_inside_cost_their_own_tokens() -> None:
-    # The call with the short one leaves at once. The long one, of three times as many tokens, takes 1.5 s a block.
-    served = plan(stage(1, split(0, 4, ramps=(0,))))
-    arrivals_s = [0.0, 0.0]
-    outcome = simulate(with_lengths(served, arrivals_s, [8, 8, 8, 24], rows=(AT_0, TO_END), slo_s=100.0))
-    (short_s, long_s) = outcome.latency_s_N.tolist()
-    assert (outcome.splits[0].batches, outcome.splits[0].inputs) == (2, 2)
-    assert (short_s, long_s) == (1.0, 7.0)
-
-
-def test_a_hop_carries_tokens() -> None:
-    # An input of 8 tokens takes 0.5 s to the next stage, so one of 24 takes 1.5 s, and 1.5 s a block.
-    served = plan(stage(1, split(0, 2)), stage(1, split(2, 4)))
-    (took_s,) = simulate(with_lengths(served, [0.0], [8, 8, 8, 24])).latency_s_N.tolist()
-    assert took_s == 4 * 1.5 + 1.5
 
 
 # What is refused
@@ -124,12 +118,9 @@ def test_lengths_that_no_input_has_are_refused(lengths: list[int], said: str) ->
         with_lengths(plan(stage(1, split(0, 4))), [0.0], lengths)
 
 
-def test_lengths_need_latencies_of_a_known_length() -> None:
+def test_lengths_and_token_budgets_need_each_other_and_latencies_of_a_known_length() -> None:
     with pytest.raises(DataError, match="the latency of cpu does not say its length"):
         with_lengths(plan(stage(1, split(0, 4))), [0.0], [8] * 4, problem=measured(None))
-
-
-def test_token_budgets_need_lengths_and_a_measured_batch() -> None:
     served = budgets(stage(1, split(0, 4)))
     with pytest.raises(PlanError, match="the plan has batches of 32 tokens, and inputs have no lengths"):
         scenario(served, [0.0], problem=measured())

@@ -21,7 +21,7 @@ def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int
     return pytest.approx(simulate(scenario(served_by, arrivals_s, rows, **options)).latency_s_N.tolist())
 
 
-def test_the_next_batch_begins_beside_what_remains() -> None:
+def test_the_next_batch_begins_beside_what_remains_and_a_batch_that_leaves_makes_it_faster() -> None:
     rows, arrivals_s = (AT_0, TO_END), [0.0, 1.0]
     # Two inputs in block 0 until 1.25 s, then one in three blocks, until 4.25 s; then the same again.
     assert latencies_s(RAMP_0, arrivals_s, rows, **TWO) == [1.25, 4.25, 4.25 + 1.25 - 1, 8.5 - 1]
@@ -29,11 +29,11 @@ def test_the_next_batch_begins_beside_what_remains() -> None:
     # 1.5 s. From 2.75 s on one of each, 1.25 s a block: the first has two left, until 5.25 s, the second then one.
     overlapping = RAMP_0.with_overlap(2)
     assert latencies_s(overlapping, arrivals_s, rows, **TWO) == [1.25, 5.25, 2.75 - 1, 6.25 - 1]
-
-
-def test_a_batch_that_leaves_makes_the_other_faster() -> None:
-    rows = (AT_0, TO_END, AT_0, AT_0)  # as before, but that no input of the second batch is there after 2.75 s
-    assert latencies_s(RAMP_0.with_overlap(2), [0.0, 1.0], rows, **TWO) == [1.25, 2.75 + 2, 1.75, 1.75]
+    # No input of the second batch is there after 2.75 s.
+    assert latencies_s(overlapping, arrivals_s, (AT_0, TO_END, AT_0, AT_0), **TWO) == [1.25, 2.75 + 2, 1.75, 1.75]
+    # Those that stay are inside until the end.
+    stays = RAMP_0.with_after_answer("stay").with_overlap(2)
+    assert latencies_s(stays, [0.0, 1.0], (AT_0, TO_END), **TWO) == [1.25, 5.0, 5 + 1.25 - 1, 10.0 - 1]
 
 
 def test_the_threshold_is_of_the_inputs_that_remain() -> None:
@@ -83,11 +83,6 @@ def test_both_batches_of_a_dead_replica_start_again() -> None:
     outcome = at(service, 1.0, service.kill)
     # Two of four go on at 1.25 s a block, and two more find the other replica full until then.
     assert sorted(outcome.latency_s_N.tolist()) == pytest.approx([5.0, 5.0, 10.0, 10.0])
-
-
-def test_those_that_stay_are_inside_until_the_end() -> None:
-    stays = RAMP_0.with_after_answer("stay").with_overlap(2)
-    assert latencies_s(stays, [0.0, 1.0], (AT_0, TO_END), **TWO) == [1.25, 5.0, 5 + 1.25 - 1, 10.0 - 1]
 
 
 def test_a_slow_replica_is_slow_beside_another_batch_too() -> None:

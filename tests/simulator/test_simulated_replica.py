@@ -35,20 +35,20 @@ def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int
     return simulate(scenario(served_by, arrivals_s, rows, **options)).latency_s_N.tolist()
 
 
-@pytest.mark.parametrize(("size", "seconds"), [(1, 4.0), (2, 5.0), (3, 6.0), (4, 7.0)])
-def test_a_batch_takes_its_blocks_at_its_size(size: int, seconds: float) -> None:
-    assert latencies_s(WHOLE, [0.0], inputs_per_request=size) == [seconds] * size
-
-
-def test_what_arrives_meanwhile_is_the_next_batch() -> None:
+def test_a_batch_takes_its_blocks_at_its_size_and_what_arrives_meanwhile_is_the_next() -> None:
+    for size, seconds in ((1, 4.0), (2, 5.0), (3, 6.0), (4, 7.0)):
+        assert latencies_s(WHOLE, [0.0], inputs_per_request=size) == [seconds] * size
     assert latencies_s(WHOLE, [0, 1, 1, 1]) == [4, 9, 9, 9]  # three inputs from 4 s to 10 s
 
 
-def test_inputs_leave_at_the_ramps_inside_and_the_batch_goes_on_without_them() -> None:
+def test_inputs_leave_at_the_ramps_inside_and_a_batch_ends_where_the_last_of_it_does() -> None:
     rows = (TO_END, AT_1, AT_0, AT_2)
     outcome = simulate(scenario(EVERY_RAMP, [0.0], rows, inputs_per_request=4))
     assert outcome.latency_s_N.tolist() == [5.5, 3.25, 1.75, 4.5]  # 1.75 + 1.5 + 1.25 + 1
     assert outcome.exit_N.tolist() == [3, 1, 0, 2]
+    outcome = simulate(scenario(EVERY_RAMP, [0, 0.5, 0.5], [AT_0, AT_1, AT_1]))
+    assert outcome.latency_s_N.tolist() == [1, 3, 3]  # one block, then two of two inputs
+    assert [each.busy_s for each in outcome.splits] == [3.5]
 
 
 def test_an_active_ramp_takes_its_time_too() -> None:
@@ -57,17 +57,14 @@ def test_an_active_ramp_takes_its_time_too() -> None:
     assert latencies_s(EVERY_RAMP, [0.0], rows, inputs_per_request=4, problem=slow_ramps) == [2.25, 4.25, 6.0, 7.0]
 
 
-def test_a_batch_ends_where_the_last_of_it_leaves() -> None:
-    outcome = simulate(scenario(EVERY_RAMP, [0, 0.5, 0.5], [AT_0, AT_1, AT_1]))
-    assert outcome.latency_s_N.tolist() == [1, 3, 3]  # one block, then two of two inputs
-    assert [each.busy_s for each in outcome.splits] == [3.5]
-
-
-def test_survivors_take_the_link_to_the_next_stage() -> None:
+def test_survivors_take_the_link_or_wait_on_the_device_for_a_full_batch() -> None:
     served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4)))
     rows = (TO_END, AT_1, TO_END)
     # Two blocks of three inputs, 0.5 s for each of the two that go on, two blocks of two.
     assert latencies_s(served_by, [0.0], rows, inputs_per_request=3) == [3 + 1 + 2.5, 3, 3 + 1 + 2.5]
+    # Where their next split is hosted too, they wait there.
+    served_by = plan(stage(1, split(0, 2, 2, ramps=(1,)), split(2, 4, 2)))
+    assert latencies_s(served_by, [0.0], (*rows, AT_1), inputs_per_request=4) == [7.5, 2.5, 7.5, 5.0]
 
 
 def test_a_replica_sends_one_batchs_survivors_at_a_time_and_computes_meanwhile() -> None:
@@ -75,12 +72,6 @@ def test_a_replica_sends_one_batchs_survivors_at_a_time_and_computes_meanwhile()
     slow_link = replace(problem(), link=Link(bandwidth_bytes_per_s=0.5))
     # Computed from 0 to 1 and from 1 to 2, sent from 1 to 3 and from 3 to 5, three blocks each.
     assert latencies_s(served_by, [0, 0], problem=slow_link) == [6, 8]
-
-
-def test_survivors_wait_on_the_device_for_a_full_batch_where_their_next_split_is_hosted_too() -> None:
-    served_by = plan(stage(1, split(0, 2, 2, ramps=(1,)), split(2, 4, 2)))
-    rows = (TO_END, AT_1, TO_END, AT_1)
-    assert latencies_s(served_by, [0.0], rows, inputs_per_request=4) == [7.5, 2.5, 7.5, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +89,12 @@ def test_a_deferred_stage(batch: int, arrivals_s: list[float], size: int, expect
     assert latencies_s(served_by, arrivals_s, slo_s=20.0, inputs_per_request=size) == expected_s
 
 
-def test_an_input_that_could_not_be_answered_in_time_is_dropped_unrun() -> None:
+def test_what_cannot_be_answered_in_time_is_dropped_unrun_or_late() -> None:
     outcome = simulate(scenario(WHOLE, [0.0, 1.2], slo_s=5.0))  # 4 s from 4 on are more than until 6.2
     assert outcome.latency_s_N[0] == 4
     assert math.isnan(outcome.latency_s_N[1])
     assert [DROPS[reason] for reason in outcome.drop_N if reason >= 0] == ["deadline"]
     assert [each.batches for each in outcome.splits] == [1]
-
-
-def test_an_input_without_an_answer_by_the_deadline_gets_none_however_soon_it_comes() -> None:
     # After one block of four inputs none leaves, so that a batch of four takes 7 s, a second more than is left.
     outcome = simulate(scenario(WHOLE, [0.0], slo_s=6.0, inputs_per_request=4))
     assert outcome.figures().drops == {"deadline": 4}

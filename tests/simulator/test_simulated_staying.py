@@ -22,24 +22,19 @@ from tests.simulator.tiny_cases import AT_0, AT_1, AT_2, TO_END, plan, problem, 
 EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2)))).with_after_answer("stay")
 
 
-def test_answers_leave_at_the_ramps_inside_and_the_batch_goes_on_with_everyone() -> None:
+def test_answers_leave_at_the_ramps_inside_and_the_batch_goes_on_with_everyone_to_the_last_stage() -> None:
     rows = (TO_END, AT_1, AT_0, AT_2)
     outcome = simulate(scenario(EVERY_RAMP, [0.0, 1.0], rows, inputs_per_request=4))
     first = [7.0, 3.5, 1.75, 5.25]  # 1.75 s for every block of four
     assert outcome.latency_s_N.tolist() == [*first, *(seconds + 6 for seconds in first)]
     assert outcome.exit_N.tolist() == [3, 1, 0, 2] * 2
     assert [(each.inputs, each.busy_s) for each in outcome.splits] == [(8, 14.0)]
-
-
-def test_answered_inputs_go_to_the_next_stage_with_the_others() -> None:
     served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4, ramps=(2,)))).with_after_answer("stay")
     outcome = simulate(scenario(served_by, [0.0], (AT_1, AT_2, AT_1), inputs_per_request=3))
     # Two blocks of three take 1.5 s each, the way to the next stage 0.5 s for each input, and its first block 1.5 s.
     assert outcome.latency_s_N.tolist() == [3.0, 6.0, 3.0]
     assert [(each.first, each.inputs) for each in outcome.splits] == [(0, 3), (2, 3)]
-
-
-def test_no_caller_waits_for_stages_where_all_were_answered_and_they_work_all_the_same() -> None:
+    # No caller waits for stages where all were answered, and they work all the same.
     served_by = plan(stage(1, split(0, 2, ramps=(0,))), stage(1, split(2, 4))).with_after_answer("stay")
     outcome = simulate(scenario(served_by, [0.0], (AT_0,), answer_s=5.0))
     assert (outcome.latency_s_N.tolist(), outcome.exit_N.tolist()) == ([6.0], [0])

@@ -55,20 +55,15 @@ def test_a_token_that_leaves_passes_what_left_before_on_to_its_own_block() -> No
     assert behind == {1: 3, 2: 1}
 
 
-def test_a_longer_context_costs_more() -> None:
+def test_a_longer_context_a_prompt_beside_steps_and_the_head_cost_what_was_measured() -> None:
     given = with_table(case(ALONE, (2, 3)), context=2, context_s=0.25)
     # The prompt 1.25 s a block, a step after 2 tokens 1 s, one after 3 tokens 1.25 s.
     assert told(generate(given)) == [(3, 5.0, (4.0 + 5.0) / 2)]
-
-
-def test_a_prompt_beside_steps_takes_what_was_measured_of_prompts() -> None:
     prompts = LatencyTable(batches=(1,), block_s_NB=np.full((4, 1), 2.0), ramp_s_EB=np.zeros((3, 1)), length=4)
     given = asking(case(ALONE, (1, 2), (4, 2), arrivals_s=(0.0, 0.5)), prefill={"cpu": prompts})
     # One at 4 s; then a step beside the prompt, 2 s a block and 0.25 s for one more of four.
     assert told(generate(given)) == [(2, 4.0, 9.0), (2, 12.5, 4.0)]
-
-
-def test_the_head_looks_at_one_token_of_every_input() -> None:
+    # The head looks at one token of every input.
     block_s_NB = case(ALONE, (1, 1)).problem.latency["cpu"].block_s_NB.copy()
     block_s_NB[-1] += [0.5, 1.0, 2.0]
     given = with_table(case(ALONE, (4, 1)), block_s_NB=block_s_NB)
@@ -88,16 +83,13 @@ def test_policies_that_decide_before_the_head_are_those_of_the_engine() -> None:
     assert all(each.foresees is not None for each in (ForeseenPolicy, SimilarPolicy))
 
 
-def test_steps_on_their_way_are_waited_for_a_moment() -> None:
+def test_steps_on_their_way_are_waited_for_a_moment_unless_their_sequence_is_over() -> None:
     call_s = 4.0 * SHARE / 2
     given = case(ALONE, (1, 3), (1, 3), arrivals_s=(0.0, 1.0))
     near = generate(replace(given, entry_s=call_s / 2, answer_s=call_s / 2))
     # The other one's prompt shares the batch of the second token, and its second token that of the third.
     assert near.tpot_s_K.tolist() == pytest.approx([5.0 + call_s, (5.0 + 4.0) / 2 + call_s])
     assert [(each.batches, each.inputs) for each in near.splits.values()] == [(4, 6)]
-
-
-def test_no_batch_waits_for_a_sequence_that_is_over() -> None:
     given = case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))
     assert told(generate(given))[1][1] == 4.0 - 1.0 + 4.0
 

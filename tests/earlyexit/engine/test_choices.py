@@ -378,7 +378,7 @@ def two_have_run(batch: int = 8) -> Engine:
     return engine
 
 
-def test_two_groups_of_sequences_become_one() -> None:
+def test_steps_are_waited_for_until_their_time_the_sequences_or_a_full_batch_is_over() -> None:
     engine = two_have_run()
     waits = engine.choose(1.0)
     assert (waits.batch, waits.wake_s) == (None, UNTIL_S)
@@ -386,9 +386,6 @@ def test_two_groups_of_sequences_become_one() -> None:
     assert engine.choose(1.01).wake_s == UNTIL_S
     engine.submit(0, [step("f", 2)], 1.02)
     assert names(chosen(engine, 1.02).members) == "c d e f"
-
-
-def test_the_wait_for_steps_ends_with_the_time_the_sequences_or_a_full_batch() -> None:
     engine = two_have_run()
     assert names(chosen(engine, UNTIL_S).members) == "c d"
     engine.submit(0, [step("e", 1)], 1.2)

@@ -57,31 +57,21 @@ def test_a_budget_of_tokens_bounds_them_too(name: str, expected: list[int]) -> N
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
-def test_who_is_past_the_deadline_goes_only_where_all_are(name: str) -> None:
+def test_the_overdue_go_first_within_their_quarter_and_those_past_the_deadline_only_where_all_are(name: str) -> None:
     queued = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
     assert picked(name, queued, Budget(inputs=1), now_s=0.6) == [7]
     assert picked(name, queued, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
-
-
-@pytest.mark.parametrize("name", ["shortest", "das"])
-def test_who_is_overdue_goes_first_the_oldest_before_all(name: str) -> None:
     queued = waiting((50, math.inf, 0.1), (60, math.inf, 0.0), (1, math.inf, 1.9), (2, math.inf, 1.9))
     budget = Budget(inputs=3, tokens=70)
     assert picked(name, queued, budget, now_s=0.9) == [1, 2, 50]
     assert picked(name, queued, budget, now_s=OVERDUE_S) == [60, 1, 2]
-
-
-@pytest.mark.parametrize("name", ["shortest", "das"])
-def test_a_quarter_of_a_batch_is_for_the_overdue(name: str) -> None:
+    # A quarter of a batch is for them.
     old = [(50 + k, math.inf, 0.01 * k) for k in range(6)]
     queued = waiting(*old, *[(1, math.inf, 5.0)] * 20)
     assert picked(name, queued, Budget(inputs=12), now_s=5.0)[:4] == [50, 51, 52, 1]
     assert picked(name, queued, Budget(inputs=12, tokens=420), now_s=5.0)[:3] == [50, 51, 1]
     assert picked(name, queued, Budget(inputs=12, tokens=40), now_s=5.0) == [50]
-
-
-@pytest.mark.parametrize("name", ["shortest", "das"])
-def test_of_the_overdue_with_deadlines_those_go_first_that_have_most_time_left(name: str) -> None:
+    # Of those with deadlines, the one with most time left.
     queued = waiting((50, 2.0, 0.0), (60, 2.5, 0.5), (70, 2.9, 0.9), (1, 3.5, 1.5), (40, math.inf, 0.2))
     assert picked(name, queued, Budget(inputs=4), now_s=1.5)[0] == 40
     assert picked(name, [each for each in queued if each.tokens != 40], Budget(inputs=4), now_s=1.5)[0] == 60
@@ -155,14 +145,11 @@ def test_what_the_default_takes_from_the_front_is_what_it_picks(
     assert [id(each) for each in take_from(queued, default, budget, 0.5)] == [id(each) for each in picks]
 
 
-def test_eta_and_q_say_each_other() -> None:
+def test_eta_and_q_say_each_other_and_an_order_is_named_in_one_word() -> None:
     assert OrderSpec(name="das").shares == (0.5, 0.5)
     assert OrderSpec(name="das", eta=0.3).shares == (0.3, 0.7)
     assert OrderSpec(name="das", q=0.25).shares == (0.75, 0.25)
     assert OrderSpec(name="das", eta=0.1, q=0.9).shares == (0.1, 0.9)
-
-
-def test_an_order_is_named_in_one_word() -> None:
     assert OrderSpec.parse("shortest") == OrderSpec(name="shortest")
     assert OrderSpec.parse("das:0.3") == OrderSpec(name="das", eta=0.3)
 
@@ -225,11 +212,14 @@ def by_das(length: int, eta: Fraction) -> Chooser:
     return choose
 
 
-def test_the_deadline_aware_part_prefers_the_earlier_deadline_to_the_shorter_input() -> None:
+def test_das_prefers_the_earlier_deadline_to_the_shorter_input_and_counts_inputs_without_a_token_budget() -> None:
     # 10, 11, 12, 13 saturate 48: p = 2, and half of their mean utility lets everything up to 20 go by deadline.
     lengths = [14, 18, 13, 12, 11, 10]
     row = das(lengths, range(6), Budget(inputs=99, tokens=48), eta=0.5, q=0.5)
     assert [lengths[position] for position in row] == [10, 11, 14, 13]  # 18 is passed over: 13 are left
+    # s = 4, so p = 2: the shortest two. Half of the mean of 1 and 1/2 is 3/8, so no other input is short enough.
+    lengths = [50, 1, 40, 2, 30]
+    assert das(lengths, range(5), Budget(inputs=4), eta=0.5, q=0.5) == [1, 3, 4, 2]
 
 
 @pytest.mark.parametrize("eta", ETAS, ids=str)
@@ -244,12 +234,6 @@ def test_it_reaches_its_bound_against_brute_force(eta: Fraction) -> None:
         worst = min(worst, utility_of(requests, batches, by_das(length, eta)) / best)
     assert worst >= eta * q / (eta * q + 1)
     assert worst >= eta / (1 + eta)
-
-
-def test_without_a_budget_of_tokens_an_input_takes_the_room_of_one() -> None:
-    # s = 4, so p = 2: the shortest two. Half of the mean of 1 and 1/2 is 3/8, so no other input is short enough.
-    lengths = [50, 1, 40, 2, 30]
-    assert das(lengths, range(5), Budget(inputs=4), eta=0.5, q=0.5) == [1, 3, 4, 2]
 
 
 # Slots of attention

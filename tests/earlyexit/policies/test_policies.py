@@ -128,28 +128,21 @@ def leaves_at(policy: ExitPolicy, labels: list[int]) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("patience", "labels", "ramp"),
+    ("policy", "labels", "ramp"),
     [
-        pytest.param(1, [0, 0], 1, id="one repetition"),
-        pytest.param(2, [0, 0, 0], 2, id="two repetitions"),
-        pytest.param(2, [0, 0, 1, 1, 1], 4, id="another label starts anew"),
-        pytest.param(1, [0, 1, 2, 0], None, id="never the same twice"),
+        pytest.param(PatiencePolicy(1), [0, 0], 1, id="one repetition"),
+        pytest.param(PatiencePolicy(2), [0, 0, 0], 2, id="two repetitions"),
+        pytest.param(PatiencePolicy(2), [0, 0, 1, 1, 1], 4, id="another label starts anew"),
+        pytest.param(PatiencePolicy(1), [0, 1, 2, 0], None, id="never the same twice"),
+        pytest.param(VotingPolicy(1), [2], 0, id="one vote"),
+        pytest.param(VotingPolicy(2), [0, 1, 0], 2, id="two votes, not in a row"),
+        pytest.param(VotingPolicy(3), [0, 1, 2, 0, 1, 2], None, id="votes spread too thin"),
     ],
 )
-def test_patience_waits_for_repetitions_in_a_row(patience: int, labels: list[int], ramp: int | None) -> None:
-    assert leaves_at(PatiencePolicy(patience), labels) == ramp
-
-
-@pytest.mark.parametrize(
-    ("votes", "labels", "ramp"),
-    [
-        pytest.param(1, [2], 0, id="one vote"),
-        pytest.param(2, [0, 1, 0], 2, id="two votes, not in a row"),
-        pytest.param(3, [0, 1, 2, 0, 1, 2], None, id="votes spread too thin"),
-    ],
-)
-def test_voting_counts_votes_in_a_row_or_not(votes: int, labels: list[int], ramp: int | None) -> None:
-    assert leaves_at(VotingPolicy(votes), labels) == ramp
+def test_patience_counts_repetitions_in_a_row_and_voting_all(
+    policy: ExitPolicy, labels: list[int], ramp: int | None
+) -> None:
+    assert leaves_at(policy, labels) == ramp
 
 
 def recorded() -> RecordedPolicy:
@@ -163,7 +156,7 @@ def recorded() -> RecordedPolicy:
     return RecordedPolicy(answers, EntropyPolicy({2: 0.5, 5: 0.5}))
 
 
-def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
+def test_recorded_decides_and_looks_by_the_records_whatever_the_logits_say() -> None:
     policy, state_BS = recorded(), torch.zeros(3, 0)
     verdict = policy.decide(2, OPINION, state_BS, ("y", "x", "y#7"))
     assert verdict.leave_B.tolist() == [False, True, False]
@@ -171,6 +164,10 @@ def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
     assert verdict.value_B.tolist() == [20, 10, 20]
     assert policy.decide(5, OPINION, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
     assert policy.conclude(OPINION, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
+    score_B, label_B = policy.look(5, OPINION, state_BS, ("y#3", "x", "y"))
+    assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
+    assert label_B.tolist() == [21, 11, 21]
+    assert [policy.can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
 
 
 def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
@@ -186,13 +183,6 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
 def test_no_score_passes_a_threshold_above_one_however_late() -> None:
     certain, late = torch.ones(1), torch.tensor([10_000], dtype=torch.int32)
     assert decayed(certain, late, 4.0).tolist() == [1.0]
-
-
-def test_looking_at_records_gives_what_was_recorded_at_ramps_that_were() -> None:
-    score_B, label_B = recorded().look(5, OPINION, torch.zeros(3, 0), ("y#3", "x", "y"))
-    assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
-    assert label_B.tolist() == [21, 11, 21]
-    assert [recorded().can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
 
 
 THREE = LabelTask(("a", "b", "c"))
@@ -217,22 +207,17 @@ def ended(policy: ExitPolicy, *said: tuple[int, Tensor]) -> Tensor:
     return state_BS
 
 
-def test_the_last_exit_says_equation_6() -> None:
+def test_the_last_exit_says_equation_6_to_which_every_networks_end_adds_its_part() -> None:
     policy = EnsemblePolicy(NEVER, {5: 0.25})
     labels_B, score_B = policy.conclude(says(LARGE), ended(policy, (5, SMALL)), PAIR)
     expected_BC = 0.75 * LARGE + 0.25 * SMALL  # (0.3, 0.4125, ...), (0.425, 0.275, 0.3)
     assert labels_B.tolist() == [1, 0]
     assert score_B.tolist() == pytest.approx(expected_BC.amax(1).tolist(), abs=HALF)
-
-
-def test_of_three_networks_every_end_adds_its_part() -> None:
     policy = EnsemblePolicy(NEVER, {5: 0.4, 11: 0.5})
     _, score_B = policy.conclude(says(LARGE), ended(policy, (5, SMALL), (11, MIDDLE)), PAIR)
     expected_BC = 0.5 * LARGE + 0.5 * (0.6 * MIDDLE + 0.4 * SMALL)
     assert score_B.tolist() == pytest.approx(expected_BC.amax(1).tolist(), abs=2 * HALF)
-
-
-def test_inputs_of_both_kinds_share_a_batch() -> None:
+    # An input that did not come through the first network shares a batch with one that did.
     policy = EnsemblePolicy(NEVER, {5: 0.4})
     state_BS = ended(policy, (5, SMALL))
     state_BS[0] = 0
@@ -303,9 +288,14 @@ def test_weights_in_proportion_give_every_network_its_part() -> None:
 CONFIDENCES = np.linspace(0, 1, 1001)
 
 
-def test_at_c_1_everything_goes_on() -> None:
+def test_the_band_is_equation_4_and_at_c_1_everything_goes_on() -> None:
     assert (reroute_probability(CONFIDENCES, 1.0) == 1).all()
     assert reroutes(CONFIDENCES, [f"{n}" for n in range(1001)], 5, 1.0).all()
+    c, k, con = 0.9, 8.0, 0.93
+
+    [found] = reroute_probability(np.array([con]), c, k)
+
+    assert found == pytest.approx(1 / (1 + math.exp(k * ((con - c) / (1 - c) - 0.5))), rel=1e-12)
 
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 0.9, 0.95])
@@ -318,14 +308,6 @@ def test_the_surer_an_input_the_less_likely_it_goes_on(c: float, k: float) -> No
     assert ((probability >= 0) & (probability <= 1)).all()
 
 
-def test_the_band_is_equation_4() -> None:
-    c, k, con = 0.9, 8.0, 0.93
-
-    [found] = reroute_probability(np.array([con]), c, k)
-
-    assert found == pytest.approx(1 / (1 + math.exp(k * ((con - c) / (1 - c) - 0.5))), rel=1e-12)
-
-
 @pytest.mark.parametrize(("c", "k"), [(0.9, 10.0), (0.5, 3.0)])
 def test_the_share_that_goes_on_is_the_mean_of_the_band(c: float, k: float) -> None:
     confidence = c + (1 - c) * (np.arange(100_000) + 0.5) / 100_000
@@ -336,8 +318,9 @@ def test_the_share_that_goes_on_is_the_mean_of_the_band(c: float, k: float) -> N
     assert share == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(100_000))
 
 
-def test_another_attempt_has_the_same_coin() -> None:
+def test_a_coin_is_the_same_for_every_attempt_and_in_every_process() -> None:
     assert coin("tweet#ingress-1.17.0", 5) == coin("tweet#ingress-1.17.12", 5)
+    assert coin("tweet#ingress-1.17.0", 5) == 0.0428821056667833
 
 
 @pytest.mark.parametrize(
@@ -352,10 +335,6 @@ def test_another_attempt_has_the_same_coin() -> None:
 )
 def test_others_have_a_coin_of_their_own(one: tuple[str, int], other: tuple[str, int]) -> None:
     assert coin(*one) != coin(*other)
-
-
-def test_coins_are_the_same_in_every_process() -> None:
-    assert coin("tweet#ingress-1.17.0", 5) == 0.0428821056667833
 
 
 def test_coins_are_uniform() -> None:
@@ -373,7 +352,7 @@ def mixed(num_sure: int) -> torch.Tensor:
     return torch.where(sure, SURE, UNSURE)
 
 
-def test_an_input_leaves_if_enough_of_its_pixels_are_sure_enough() -> None:
+def test_an_input_leaves_if_enough_of_its_pixels_are_as_sure_as_its_ramp_asks() -> None:
     policy = make_policy("share", thresholds=4 / 6, confidences=0.8)
     opinion = Opinion(STREET, torch.cat([mixed(3), mixed(4), mixed(5)]))
     assert isinstance(policy, SharePolicy)
@@ -382,6 +361,13 @@ def test_an_input_leaves_if_enough_of_its_pixels_are_sure_enough() -> None:
     assert verdict.leave_B.tolist() == [False, True, True]
     assert verdict.value_B is None
     assert verdict.score_B.tolist() == pytest.approx([0.75, 0.8, 0.85]), "how sure the exit is: the mean of all"
+    policy = SharePolicy({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.8, 2: 0.95})
+    opinion = Opinion(STREET, mixed(3))
+    assert [policy.score(ramp, opinion).item() for ramp in (0, 1, 2)] == [1.0, 0.5, 0.0]
+    assert [policy.can_decide(ramp) for ramp in (0, 1, 2, 3)] == [True, True, False, False]
+    assert [policy.can_look(ramp) for ramp in (2, 3)] == [True, False]
+    no_numbers = Opinion(STREET, mixed(6) * torch.nan)
+    assert SharePolicy(0.1, 0.0).score(0, no_numbers).tolist() == [0.0]
 
 
 def test_of_heatmaps_the_highest_values_are_counted() -> None:
@@ -392,14 +378,6 @@ def test_of_heatmaps_the_highest_values_are_counted() -> None:
     assert scores == pytest.approx([4 / 6, 3 / 6, 2 / 6, 0])
 
 
-def test_every_ramp_has_a_confidence_of_its_own() -> None:
-    policy = SharePolicy({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.8, 2: 0.95})
-    opinion = Opinion(STREET, mixed(3))
-    assert [policy.score(ramp, opinion).item() for ramp in (0, 1, 2)] == [1.0, 0.5, 0.0]
-    assert [policy.can_decide(ramp) for ramp in (0, 1, 2, 3)] == [True, True, False, False]
-    assert [policy.can_look(ramp) for ramp in (2, 3)] == [True, False]
-
-
 def test_counting_for_many_confidences_at_once_is_counting_for_each() -> None:
     values = torch.rand(5, 40, generator=torch.Generator().manual_seed(0)).round(decimals=2)
     values[0, 0] = torch.nan
@@ -407,11 +385,6 @@ def test_counting_for_many_confidences_at_once_is_counting_for_each() -> None:
     together = shares_above(values, levels)
     for column, level in enumerate(levels.tolist()):
         assert together[:, column].equal(share_above(values, round(level, 4)))
-
-
-def test_a_map_that_is_no_number_is_not_sure() -> None:
-    opinion = Opinion(STREET, mixed(6) * torch.nan)
-    assert SharePolicy(0.1, 0.0).score(0, opinion).tolist() == [0.0]
 
 
 def halves() -> SharePolicy:

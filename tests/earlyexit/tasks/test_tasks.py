@@ -66,13 +66,10 @@ def test_what_callers_get_is_what_is_declared(task: Task) -> None:
     assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) >= names
 
 
-def test_labels_agree_or_not() -> None:
+def test_labels_agree_or_not_and_numbers_cost_their_distance_up_to_the_scale() -> None:
     loss_B = LABELS.loss(np.array([0, 1, 2]), np.array([0, 2, 2]))
     assert loss_B.tolist() == [0.0, 1.0, 0.0]
     assert loss_B.dtype == np.float64
-
-
-def test_numbers_cost_their_distance_up_to_the_scale() -> None:
     early, full = np.array([3.0, 4.0, 9.0, -50.0], dtype=np.float32), np.array([3.0, 3.0, 5.0, 3.0], dtype=np.float32)
     loss_B = STARS.loss(early, full)
     assert loss_B.tolist() == [0.0, 0.25, 1.0, 1.0]
@@ -158,7 +155,7 @@ def places(*joints: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype
     return np.array([joints], dtype=np.float32)
 
 
-def test_a_joint_is_where_its_heatmap_is_highest_in_pixels_of_the_image() -> None:
+def test_a_joint_is_the_peak_of_its_heatmap_drawn_towards_the_higher_neighbours() -> None:
     answer = BODY.answer(peaks((0, 0, 0.5), (2, 3, 0.9), (7, 7, 1.0)))
     assert answer.dtype == torch.float32
     assert answer[0].tolist() == [
@@ -166,9 +163,6 @@ def test_a_joint_is_where_its_heatmap_is_highest_in_pixels_of_the_image() -> Non
         pytest.approx([9.5, 13.5, 0.9]),
         pytest.approx([29.5, 29.5, 1.0]),
     ]
-
-
-def test_a_joint_lies_a_quarter_of_a_pixel_towards_the_higher_neighbour_each_way() -> None:
     maps = peaks((2, 3, 0.9), (2, 3, 0.9), (0, 7, 0.9))
     maps[0, 0, 3, 3] = 0.2  # right of it
     maps[0, 0, 2, 2] = 0.2  # above
@@ -176,15 +170,11 @@ def test_a_joint_lies_a_quarter_of_a_pixel_towards_the_higher_neighbour_each_way
     maps[0, 1, 4, 2] = 0.1  # below
     maps[0, 2, 7, 1] = maps[0, 2, 6, 0] = 0.2  # at the edge nothing lies beyond
     assert BODY.answer(maps)[0, :, :2].tolist() == [[9.5 + 1, 13.5 - 1], [9.5, 13.5 + 1], [1.5, 29.5]]
-
-
-def test_the_neighbours_of_a_pixel_at_the_end_of_a_line_are_not_those_of_the_next_line() -> None:
+    # The neighbours of a pixel at the end of a line are not those of the next line.
     maps = peaks((7, 3, 0.9), (0, 3, 0.9), (1, 1, 0.9))
     maps[0, 0, 4, 0] = maps[0, 1, 2, 7] = 0.5
     assert BODY.answer(maps)[0, :2, :2].tolist() == [[29.5, 13.5], [1.5, 13.5]]
-
-
-def test_a_probability_is_the_peak_and_never_beyond_one_or_below_nothing() -> None:
+    # A probability is the peak, and never beyond one or below nothing.
     maps = peaks((1, 1, 1.5), (1, 1, 0.25), (1, 1, 0.75))
     maps[0, 1] -= 1
     assert BODY.answer(maps)[0, :, 2].tolist() == [1.0, 0.0, 0.75]
@@ -199,22 +189,16 @@ def test_principal_values_are_the_highest_of_each_heatmap() -> None:
     assert BODY.score(maps).tolist() == pytest.approx([1.75 / 6])
 
 
-def test_a_joint_counts_as_lost_beyond_the_tolerance_however_sure_it_is() -> None:
+def test_joints_that_can_be_seen_count_as_lost_beyond_the_tolerance_and_pck_is_of_all_of_them() -> None:
     right = places((10, 10), (20, 20), (5, 5))
     early = np.dstack([places((13, 10), (20, 24.1), (5, 5)), np.zeros((1, 3))])
     assert BODY.loss(early, right).tolist() == pytest.approx([1 / 3])
     assert BODY.loss(early[..., :2], np.dstack([right, np.ones((1, 3))])).tolist() == pytest.approx([1 / 3])
     assert BODY.loss(right, right).tolist() == [0.0]
-
-
-def test_joints_that_cannot_be_seen_do_not_count() -> None:
     right = places((10, 10), (NAN, NAN), (5, 5))
     early = places((30, 30), (30, 30), (5, 5))
     assert BODY.loss(early, right).tolist() == [0.5]
     assert BODY.loss(early, places(*[(NAN, NAN)] * 3)).tolist() == [0.0]
-
-
-def test_pck_is_of_all_joints_together_not_the_mean_of_the_inputs() -> None:
     right = np.concatenate([places((10, 10), (NAN, NAN), (NAN, NAN)), places((1, 1), (2, 2), (3, 3))])
     early = np.concatenate([places((30, 30), (0, 0), (0, 0)), places((1, 1), (2, 2), (3, 3))])
     tallies = BODY.tallies(early, right)
@@ -255,7 +239,7 @@ def test_what_training_asks_for_answers_where_the_joint_is() -> None:
     assert np.abs(answers - targets).max() <= 1.0 + 1e-4, "a quarter of a heatmap's pixel is one of the image"
 
 
-def test_joints_that_cannot_be_seen_teach_nothing() -> None:
+def test_joints_that_cannot_be_seen_teach_nothing_and_imitation_is_by_the_full_models_heatmaps() -> None:
     targets = torch.tensor([[[9.5, 13.5], [NAN, NAN], [NAN, NAN]]])
     right = BODY.heatmaps(targets)
     noisy = right.clone()
@@ -268,9 +252,6 @@ def test_joints_that_cannot_be_seen_teach_nothing() -> None:
     assert not noisy.grad.any()
     assert BODY.training_loss(right + 0.5, targets) == pytest.approx(0.25), "of the one joint that is seen"
     assert BODY.training_loss(right + 0.5, torch.full((1, 3, 2), NAN)) == 0
-
-
-def test_imitation_is_by_the_full_models_heatmaps() -> None:
     full = torch.rand(2, *BODY.output_shape)
     assert BODY.imitation_loss(full, full) == 0
     assert BODY.imitation_loss(full + 0.5, full) == pytest.approx(0.25)
@@ -280,7 +261,7 @@ ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
 
 
-def test_a_map_is_the_likeliest_class_of_every_pixel_of_the_image() -> None:
+def test_a_map_is_the_likeliest_class_of_every_pixel_of_the_image_by_its_logits() -> None:
     answer = STREET.answer(logits_of([[SKY, SKY, CAR], [ROAD, CAR, CAR]]))
     assert (answer.dtype, tuple(answer.shape)) == (torch.uint8, (1, STREET.height, STREET.width))
     assert answer[0].tolist() == [
@@ -289,9 +270,6 @@ def test_a_map_is_the_likeliest_class_of_every_pixel_of_the_image() -> None:
         [ROAD, ROAD, CAR, CAR, CAR, CAR],
         [ROAD, ROAD, CAR, CAR, CAR, CAR],
     ]
-
-
-def test_between_two_pixels_of_the_map_logits_count_not_classes() -> None:
     logits = torch.zeros(1, 4, 2, 3)
     logits[0, ROAD, :, 0], logits[0, CAR, :, 1:] = 1.0, 10.0
     # Between the first two pixels' middles: three quarters of 1 against a quarter of 10.
@@ -306,21 +284,18 @@ def test_principal_values_are_the_highest_probability_of_every_pixel_of_the_map(
     assert STREET.principal_values(1e4 * torch.eye(4).reshape(1, 4, 2, 2)).tolist() == [[1.0] * 4], "no overflow"
 
 
-def test_the_loss_is_the_share_of_pixels_of_another_class() -> None:
+def test_the_loss_is_the_share_of_pixels_of_another_class_where_the_right_one_counts() -> None:
     early = MASK.copy()
     early[0, :3] = CAR
     assert STREET.loss(early[None], MASK[None]).tolist() == [3 / 24]
     assert STREET.loss(MASK[None], MASK[None]).tolist() == [0.0]
-
-
-def test_pixels_whose_right_class_is_ignored_do_not_count() -> None:
     right, early = MASK.copy(), MASK.copy()
     right[0], early[0, 0], early[3, 0] = UNKNOWN, ROAD, UNKNOWN
     assert STREET.loss(early[None], right[None]).tolist() == [1 / 18]
     assert STREET.loss(early[None], np.full((1, 4, 6), UNKNOWN, dtype=np.uint8)).tolist() == [0.0]
 
 
-def test_mean_iou_is_over_the_classes_of_all_pixels_together() -> None:
+def test_mean_iou_is_over_the_classes_of_all_pixels_together_and_those_that_are_answered_elsewhere() -> None:
     right = ids([[ROAD] * 6, [ROAD] * 6, [CAR] * 6, [UNKNOWN] * 6])
     early = ids([[ROAD] * 6, [ROAD, ROAD, CAR, CAR, CAR, CAR], [CAR] * 6, [SKY] * 6])
     tallies = STREET.tallies(np.stack([early, right]), np.stack([right, right]))
@@ -331,9 +306,6 @@ def test_mean_iou_is_over_the_classes_of_all_pixels_together() -> None:
     both = STREET.figures(tallies.sum(0))
     assert both["mean_iou"] == pytest.approx((20 / 24 + 12 / 16) / 2)
     assert STREET.figures(np.zeros(12, dtype=np.int64)) == {"pixel_accuracy": 0.0, "mean_iou": 0.0}
-
-
-def test_a_class_that_is_answered_where_it_is_not_lowers_the_mean_iou() -> None:
     right, early = ids([[ROAD] * 6] * 4), ids([[ROAD] * 6] * 3 + [[SKY] * 6])
     assert STREET.figures(STREET.tallies(early[None], right[None])[0])["mean_iou"] == pytest.approx((18 / 24 + 0) / 2)
     early[3] = UNKNOWN  # an ignored class, which is left out of the mean
