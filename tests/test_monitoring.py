@@ -73,14 +73,11 @@ def test_a_panel_has_expressions_a_unit_a_description_and_the_chosen_data_source
             assert each["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, title
 
 
-def test_a_legend_names_labels_that_are_left() -> None:
+def test_a_legend_names_labels_that_are_left_and_panels_do_not_overlap() -> None:
     for target in (target for panel in GRAPHS for target in panel["targets"]):
         named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         grouped = {label for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in group.split(", ")}
         assert named == grouped - {"le"}, target["expr"]
-
-
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
     boxes = [panel["gridPos"] for panel in PANELS]
     assert all(box["x"] >= 0 and box["x"] + box["w"] <= 24 for box in boxes)
@@ -93,14 +90,11 @@ def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
     return across and down
 
 
-def test_data_source_and_services_are_chosen_on_the_dashboard() -> None:
+def test_data_source_and_services_are_chosen_and_prometheus_scrapes_what_ray_writes() -> None:
     assert (VARIABLES["datasource"]["type"], VARIABLES["datasource"]["query"]) == ("datasource", "prometheus")
     assert VARIABLES["application"]["definition"] == "label_values(ray_offramp_requests_total, application)"
     variables = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD)))
     assert variables == {*VARIABLES, "__rate_interval", "__all"}
-
-
-def test_prometheus_scrapes_a_fixed_address_and_the_file_that_ray_writes() -> None:
     config = yaml.safe_load((MONITORING / "prometheus.yaml").read_text(encoding="utf-8"))
     static, discovered = config["scrape_configs"]
     assert static["static_configs"] == [{"targets": ["127.0.0.1:9090"]}]

@@ -34,11 +34,8 @@ BATCHES = {"size": 2, "sure": [3, 0, 2, 0], "lost": [0] * 4}
 """One of four leaves after block 0, another after block 1."""
 
 
-def test_survival_may_be_rounded() -> None:
-    assert parse_problem({**THREE, "survival": [1.0, 0.752, 0.499], "batches": BATCHES}).problem.batches is not None
-
-
 def test_an_input_is_one_number_whose_bits_are_the_ramps() -> None:
+    assert parse_problem({**THREE, "survival": [1.0, 0.752, 0.499], "batches": BATCHES}).problem.batches is not None
     batches = parse_problem(
         {
             **THREE,
@@ -49,13 +46,10 @@ def test_an_input_is_one_number_whose_bits_are_the_ramps() -> None:
     assert batches is not None
     assert batches.remaining((0, 1)).tolist() == [[1, 1], [2, 0]]
     assert batches.losses_NR.tolist() == [[1, 0], [0, 0], [0, 1], [0, 0]]
-
-
-def test_a_problem_without_batches_is_written_without_a_word_of_them() -> None:
     assert "batches" not in problem_document(parse_problem(THREE).problem)
 
 
-def test_exit_records_bring_their_batches_along(tmp_path: Path) -> None:
+def test_exit_records_bring_their_batches_along_and_their_own_calibration(tmp_path: Path) -> None:
     scores = [[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]]
     exit_records(scores, score="entropy").save(tmp_path / "records.npz")
     survival = {"records": "records.npz", "thresholds": 0.4}
@@ -64,9 +58,6 @@ def test_exit_records_bring_their_batches_along(tmp_path: Path) -> None:
     assert problem.batches.size == 2  # the largest that is measured
     assert problem.batches.remaining((0, 1)).tolist() == [[1, 0], [1, 1]]
     assert problem_document(parse_problem(problem_document(problem)).problem) == problem_document(problem)
-
-
-def test_a_calibration_goes_with_records_of_its_own_confidences(tmp_path: Path) -> None:
     shares = exit_records(np.zeros((2, 2)), score="share", confidences={0: 0.7, 1: 0.7})
     shares.save(tmp_path / "records.npz")
     survival = {"records": "records.npz", "calibration": "calibration.json"}

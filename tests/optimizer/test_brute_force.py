@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 from numpy.random import default_rng
 
@@ -12,7 +15,8 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.layouts import layouts, plan_of
-from tests.optimizer.random_problems import random_problem
+from tests.optimizer.random_chains import random_chain
+from tests.optimizer.random_problems import random_latency_problem, random_problem
 from tests.optimizer.two_blocks import DOCUMENT
 
 
@@ -64,16 +68,20 @@ def test_the_space_of_four_blocks_is_whole() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 60), marks=pytest.mark.slow)], ids=str)
-def test_the_twin_scores_as_the_cost_model_does(seeds: range) -> None:
+@pytest.mark.parametrize("random", [random_problem, random_latency_problem, random_chain])
+def test_the_twin_scores_as_the_cost_model_does(random: Callable[[int], PlanProblem], seeds: range) -> None:
     for seed in seeds:
-        random, rng = random_problem(seed), default_rng(seed)
-        twin, spaces = Twin(random), list(layouts(random, "best"))
+        problem, rng = random(seed), default_rng(seed)
+        twin, spaces = Twin(problem), list(layouts(problem, "best"))
         chosen = [spaces[index] for index in rng.permutation(len(spaces))[:30]]
         scored = [(layout, scores) for layout in chosen for scores in [twin.scores(layout)] if len(scores.replicas_QG)]
         assert scored or not spaces, seed
         for layout, scores in scored:
             p, q = rng.integers(len(scores.batch_PS)), rng.integers(len(scores.replicas_QG))
-            figures = evaluate(random, plan_of(layout, scores.batch_PS[p], scores.replicas_QG[q]))
+            figures = evaluate(problem, plan_of(layout, scores.batch_PS[p], scores.replicas_QG[q]))
             assert scores.rate_per_s_PQ[p, q] == pytest.approx(figures.rate_per_s, rel=1e-12), seed
             assert scores.latency_s_PQ[p, q] == pytest.approx(figures.latency_s, rel=1e-12), seed
+            if np.isfinite(figures.latency_s):  # no plan may have a split that nothing reaches
+                assert scores.mean_s_PQ[p, q] == pytest.approx(figures.mean_latency_s, rel=1e-12), seed
+            assert scores.overhead_P[p] == pytest.approx(figures.ramp_overhead, rel=1e-12), seed
             assert scores.usd_per_hour_Q[q] == pytest.approx(figures.usd_per_hour, rel=1e-12), seed

@@ -13,12 +13,13 @@ from optimizer.evaluate import evaluate, sought, violations
 from optimizer.networks import Part
 from optimizer.plan import Stage
 from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problem import Link, PlanProblem, Slo, Supply
 from optimizer.tokens import with_budgets
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.optimizer.answers import planned
 from tests.optimizer.brute_force import Twin
+from tests.optimizer.plain_problem import plain_problem
 from tests.optimizer.random_chains import random_chain
 
 
@@ -46,52 +47,19 @@ def test_the_best_plan_of_a_chain_is_the_twins(seeds: range, strategy: Strategy)
 
 def two_networks(**changes: object) -> PlanProblem:
     """A block of 4 ms before one of 20 ms, batches of 4, half of the inputs leave between; a hop takes 1 ms."""
-    problem = PlanProblem(
-        num_blocks=2,
-        ramps=(0,),
-        survival_N=(1.0, 0.5),
-        latency={
-            "cpu": LatencyTable(batches=(4,), block_s_NB=np.array([[0.004], [0.020]]), ramp_s_EB=np.array([[0.0]]))
-        },
-        devices={"cpu": Supply(count=2, usd_per_hour=3.0)},
-        link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.001),
-        bytes_per_sample_N=(0.0, 0.0),
-        slo=Slo(latency_s=1.0, slack=0.0),
-        objective=MaximizeRate(),
-        networks=(1, 2),
-        crossing_s=0.002,
-    )
-    return replace(problem, **changes)  # type: ignore[arg-type]  # whatever a test changes
+    facts = {
+        "survival_N": (1.0, 0.5),
+        "latency": {"cpu": LatencyTable.of_rows((4,), [[0.004], [0.020]], [[0.0]])},
+        "devices": {"cpu": Supply(count=2, usd_per_hour=3.0)},
+        "link": Link(bandwidth_bytes_per_s=1e9, delay_s=0.001),
+        "slo": Slo(latency_s=1.0, slack=0.0),
+        "networks": (1, 2),
+        "crossing_s": 0.002,
+    }
+    return plain_problem(**facts | changes)
 
 
 SMALL, LARGE = Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4)
-
-
-def test_a_crossing_takes_a_hop_in_the_middle_of_a_stage_where_it_bounds_no_rate() -> None:
-    figures = evaluate(two_networks(), [Stage(device="cpu", replicas=2, splits=(SMALL, LARGE))])
-    # Work: 4 ms and half of 20 ms for 4 inputs. Both batches are filled by all that comes: behind the crossing as well.
-    assert figures.rate_per_s == pytest.approx(2 * 4 / 0.014)
-    assert [split.crossing_s for split in figures.splits] == pytest.approx([0.003, 0.0])
-    waits_s = 4 / figures.rate_per_s + 4 / (0.5 * figures.rate_per_s)
-    assert figures.latency_s == pytest.approx(waits_s + 0.004 + 0.003 + 0.020)
-    mean_s = 4 / figures.rate_per_s / 2 + 0.004 + 0.5 * (0.003 + 4 / (0.5 * figures.rate_per_s) / 2 + 0.020)
-    assert figures.mean_latency_s == pytest.approx(mean_s)
-
-
-def test_a_crossing_between_stages_is_a_hop_and_more() -> None:
-    stages = [Stage(device="cpu", replicas=1, splits=(SMALL,)), Stage(device="cpu", replicas=1, splits=(LARGE,))]
-    figures = evaluate(two_networks(link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.008)), stages)
-    assert figures.rate_per_s == pytest.approx(4 / 0.010)
-    assert figures.stages[0].hop_rate_per_s == pytest.approx(4 / 0.008)
-    waits_s = 4 / 400 + 4 / 200
-    assert figures.latency_s == pytest.approx(waits_s + 0.004 + 0.008 + 0.002 + 0.020)
-
-
-def test_a_network_that_is_left_out_takes_nothing() -> None:
-    figures = evaluate(two_networks(), [Stage(device="cpu", replicas=2, splits=(LARGE,))])
-    assert figures.rate_per_s == pytest.approx(2 * 4 / 0.020)
-    assert figures.splits[0].split == LARGE
-    assert figures.splits[0].reached_by == 1.0
 
 
 def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> None:
@@ -115,18 +83,6 @@ def test_of_equal_plans_the_one_of_fewer_networks_is_taken() -> None:
     table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.010], [0.020]]), ramp_s_EB=np.array([[0.0]]))
     found = planned(two_networks(latency={"cpu": table}))
     assert [split.first for stage in found.stages for split in stage.splits] == [1]
-
-
-def test_words_pruned_at_a_crossing_make_the_network_behind_it_quicker_and_no_other() -> None:
-    table = LatencyTable(
-        batches=(2, 4), block_s_NB=np.array([[0.002, 0.004], [0.010, 0.020]]), ramp_s_EB=np.array([[0.0, 0.0]])
-    )
-    problem = two_networks(latency={"cpu": table}, crossing_tokens=(1.0, 0.75))
-    assert Part(whole=problem, used=(0, 1)).problem.latency["cpu"].block_s_NB.tolist() == [
-        [0.002, 0.004],
-        [0.010, 0.015],
-    ]
-    assert Part(whole=problem, used=(1,)).problem.latency["cpu"].block_s_NB.tolist() == [[0.010, 0.020]]
 
 
 def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.compiled import compiled
 from optimizer.decision import Decision, Planned
 from optimizer.exact.solve import solve_exactly
 from optimizer.kernels import PARTS, small_problem
@@ -30,10 +29,6 @@ def add(one: int, other: int) -> int:
 
 def half(of: float) -> float:
     return of / 2
-
-
-def test_a_kernel_computes_what_its_python_does() -> None:
-    assert compiled(half)(3.0) == half(3.0) == 1.5
 
 
 def test_machine_code_is_kept_between_processes(tmp_path: Path) -> None:

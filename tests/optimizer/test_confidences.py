@@ -16,9 +16,6 @@ def test_ten_confidences_are_looked_at_where_the_principal_values_lie() -> None:
     found = [float(LEVELS[k]) for k in candidates(shares_above(values)[:, 0])]
     assert len(found) == NUM_CONFIDENCES
     np.testing.assert_allclose(found, np.linspace(0.51, 0.69, 10), atol=0.011)
-
-
-def test_values_that_are_all_one_have_one_confidence() -> None:
     assert len(candidates(shares_above(np.full((3, 1, 5), 0.305))[:, 0])) == 2, "below it all count, above it none"
 
 
@@ -35,21 +32,18 @@ def test_the_confidence_is_taken_that_tells_the_lost_from_the_kept() -> None:
     assert score_D[~lost_D].min() > score_D[lost_D].max()
 
 
-def test_each_ramp_has_its_own() -> None:
+def test_each_ramp_has_its_own_and_inputs_of_equal_scores_leave_together() -> None:
     lost_D = np.array([False, True] * 20)
     tells, tells_not = np.where(lost_D, 0.3, 0.6), np.full(40, 0.6)
     values = np.stack([np.stack([tells, tells_not], 1), np.stack([tells_not, tells + 0.3], 1)], axis=1)
     chosen = choose_confidences(shares_above(values), np.stack([lost_D] * 2, 1).astype(float), budget=0.0)
     assert 0.3 <= LEVELS[chosen[0]] < 0.6
     assert 0.6 <= LEVELS[chosen[1]] < 0.9
-
-
-def test_inputs_of_equal_scores_leave_together_or_not_at_all() -> None:
-    """At 0.5 all have the same share, and one of them is lost: none could leave."""
+    # At 0.5 all have the same share, and one of them is lost: none could leave.
     values = np.full((4, 1, 10), 0.55)
     values[:3, :, 0] = 0.75
-    (chosen,) = choose_confidences(shares_above(values), np.array([[0.0], [0.0], [0.0], [1.0]]), budget=0.1)
-    assert 0.55 <= LEVELS[chosen] < 0.75
+    (alone,) = choose_confidences(shares_above(values), np.array([[0.0], [0.0], [0.0], [1.0]]), budget=0.1)
+    assert 0.55 <= LEVELS[alone] < 0.75
 
 
 def test_a_share_has_a_sureness_and_a_sureness_its_share() -> None:

@@ -44,6 +44,8 @@ def test_a_gain_counts_what_was_fixed_and_what_was_spoilt() -> None:
     found = gain(flags("1100011111"), flags("1111101111"))
     assert (found.num_inputs, found.fixed, found.spoilt) == (10, 3, 1)
     assert found.points == pytest.approx(20)
+    found = gain(flags("1101"), flags("1101"))
+    assert (found.low, found.high, found.is_sure) == (0, 0, False)
 
 
 @pytest.mark.parametrize(("fixed", "spoilt"), [(5, 0), (6, 0), (9, 2), (10, 2), (20, 8), (0, 7)])
@@ -57,27 +59,19 @@ def test_the_interval_contains_0_where_mcnemars_exact_test_does_not_reject(fixed
     assert found.low - 1e-9 <= found.points / 100 <= found.high + 1e-9
 
 
-def test_where_no_answer_changes_nothing_is_gained_for_certain() -> None:
-    found = gain(flags("1101"), flags("1101"))
-    assert (found.low, found.high, found.is_sure) == (0, 0, False)
-
-
 def test_what_networks_say_together_is_a_mean_by_their_weights() -> None:
     said = [of([1.0, 0.0]), of([0.0, 1.0]), of([0.5, 0.5])]
     assert together(said, {5: 0.4, 11: 0.5}, ENDS) == pytest.approx(of([0.45, 0.55]))  # .2 of the first, .3, .5
     assert together(said, {5: 0.4}, ENDS) == pytest.approx(of([0.5, 0.5]))
 
 
-def test_in_proportion_to_accuracy() -> None:
+def test_weights_are_in_proportion_to_accuracy_or_the_likeliest() -> None:
     truth_N = np.array([0, 0, 0, 1])
     small = of([0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.1])  # 2 of 4
     large = of([0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1])  # 3 of 4
     assert by_accuracy([small, large], small, truth_N) == pytest.approx(2 / 5)
     assert by_accuracy([small, small, large], small, truth_N) == pytest.approx(4 / 7)
     assert by_accuracy([large, 1 - large], large, np.zeros(4, dtype=np.int64)) == 0
-
-
-def test_the_likeliest_weight_is_where_the_likelihood_is_flat() -> None:
     truth_N = np.zeros(3, dtype=np.int64)
     small, large = of([0.9, 0.1], [0.2, 0.8], [0.5, 0.5]), of([0.2, 0.8], [0.9, 0.1], [0.6, 0.4])
     weight = by_likelihood([small, large], small, truth_N)
@@ -110,6 +104,8 @@ def test_networks_of_one_skill_with_errors_of_their_own_gain_together() -> None:
     assert found is not None
     assert found.is_sure
     assert found.points > 5
+    said, truth_N = random_networks(3, 50, (1.0, 2.0))
+    assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1], by_accuracy) is None
 
 
 def test_what_gains_only_on_what_it_was_fitted_on_is_not_believed() -> None:
@@ -122,8 +118,3 @@ def test_what_gains_only_on_what_it_was_fitted_on_is_not_believed() -> None:
         assert found is not None
         sure += found.is_sure
     assert sure <= 2
-
-
-def test_without_rerouted_inputs_nothing_is_said() -> None:
-    said, truth_N = random_networks(3, 50, (1.0, 2.0))
-    assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1], by_accuracy) is None

@@ -13,8 +13,9 @@ from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.evaluate import Evaluation, evaluate, promised, violations
 from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
+from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
 from profiles.table import LatencyTable
+from tests.optimizer.plain_problem import plain_problem
 
 # Three blocks. On the fast device a batch of 4 takes twice as long as one of 2, on the slow one (which only knows 4)
 # every batch takes the same. Half of the inputs leave at ramp 0, half of the rest at ramp 1.
@@ -24,16 +25,13 @@ FAST = LatencyTable(
     ramp_s_EB=np.array([[0.001, 0.003], [0.002, 0.004]]),
 )
 SLOW = LatencyTable(batches=(4,), block_s_NB=np.array([[0.1], [0.2], [0.3]]), ramp_s_EB=np.array([[0.01], [0.02]]))
-PROBLEM = PlanProblem(
-    num_blocks=3,
-    ramps=(0, 1),
+PROBLEM = plain_problem(
     survival_N=(1.0, 0.5, 0.25),
     latency={"fast": FAST, "slow": SLOW},
     devices={"fast": Supply(count=4, usd_per_hour=3.0), "slow": Supply(count=2, usd_per_hour=0.5)},
     link=Link(bandwidth_bytes_per_s=1e6, delay_s=0.001),
     bytes_per_sample_N=(1000.0, 2000.0, 0.0),
     slo=Slo(latency_s=1.0, slack=0.2),
-    objective=MaximizeRate(),
 )
 
 
@@ -53,29 +51,12 @@ def at_rate(rate_per_s: float) -> PlanProblem:
     return replace(PROBLEM, objective=MinimizeCost(rate_per_s=rate_per_s))
 
 
-def test_without_ramps_every_block_runs_the_whole_batch() -> None:
-    assert seconds(stage(split(0, 3))) == pytest.approx([0.020 + 0.060 + 0.030])
-    assert seconds(stage(split(0, 3, batch=2))) == pytest.approx([0.010 + 0.030 + 0.010])
-
-
 def test_a_ramp_inside_a_split_shrinks_the_batch_of_the_blocks_after_it() -> None:
     figures = evaluate(PROBLEM, (stage(split(0, 3, 0)),))
     # Blocks 1 and 2 run at 4 * 0.5 = 2 inputs.
     assert list(figures.splits[0].batch_at_block) == [4, 2, 2]
     assert figures.splits[0].seconds == pytest.approx(0.020 + 0.003 + 0.030 + 0.010)
     assert figures.splits[0].fill == pytest.approx((4 + 2 + 2) / 3 / 4)
-
-
-def test_seconds_are_constant_below_the_smallest_measured_batch() -> None:
-    # 4, 2 and 1 inputs; the ramp after block 1 sees what block 1 saw.
-    assert seconds(stage(split(0, 3, 0, 1))) == pytest.approx([0.020 + 0.003 + 0.030 + 0.002 + 0.010])
-    assert seconds(stage(split(0, 3, 0, 1), device="slow")) == pytest.approx([0.6 + 0.03])
-
-
-def test_seconds_are_linear_between_measured_batches() -> None:
-    problem = replace(PROBLEM, survival_N=(1.0, 0.75, 0.75))
-    # 4 * 0.75 = 3 inputs lie half way between 2 and 4.
-    assert seconds(stage(split(0, 3, 0)), problem=problem) == pytest.approx([0.020 + 0.003 + 0.045 + 0.020])
 
 
 def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
@@ -88,28 +69,13 @@ def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
         assert split_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size) == pytest.approx(seconds)
 
 
-def test_a_new_split_is_fused_to_its_own_batch() -> None:
-    # Survivors of ramp 0 are collected until they are 4 again; ramp 1 halves them.
-    figures = evaluate(PROBLEM, (stage(split(0, 1, 0), split(1, 3, 1)),))
-    assert [each.batch_at_block for each in figures.splits] == [(4,), (4, 2)]
-    assert [each.seconds for each in figures.splits] == pytest.approx([0.020 + 0.003, 0.060 + 0.004 + 0.010])
-
-
-def test_a_ramp_that_is_off_lets_nobody_out() -> None:
-    figures = evaluate(PROBLEM, (stage(split(0, 1), split(1, 2), split(2, 3)),))
-    assert [each.reached_by for each in figures.splits] == [1, 1, 1]
-    assert [each.seconds for each in figures.splits] == pytest.approx([0.020, 0.060, 0.030])
-
-
-def test_the_last_active_ramp_decides_who_is_left() -> None:
+def test_the_last_active_ramp_decides_who_is_left_or_joint_exit_records_do() -> None:
     # Survival is nested: the inputs that pass ramp 1 alone pass both.
     assert list(nested_reach(PROBLEM)((1,))) == [1.0, 1.0, 0.25]
     assert list(nested_reach(PROBLEM)((0,))) == [1.0, 0.5, 0.5]
     figures = evaluate(PROBLEM, (stage(split(0, 2, 1), split(2, 3)),))
     assert [each.reached_by for each in figures.splits] == [1.0, 0.25]
 
-
-def test_joint_exit_records_may_replace_nested_survival() -> None:
     def reach(active: Sequence[int]) -> Sequence[float]:
         assert list(active) == [1]
         return (1.0, 1.0, 0.5)
@@ -119,69 +85,17 @@ def test_joint_exit_records_may_replace_nested_survival() -> None:
     assert figures.stages[0].work_s == pytest.approx(0.084 / 4 + 0.5 * 0.030 / 4)
 
 
-def test_replicas_share_the_work_of_their_stage() -> None:
-    # 0.023 s for every 4 inputs, and 0.090 s for every 4 of the half that goes on.
-    work_s = 0.023 / 4 + 0.5 * 0.090 / 4
-    one, three = (evaluate(PROBLEM, (stage(split(0, 1, 0), split(1, 3), replicas=replicas),)) for replicas in (1, 3))
-    assert one.stages[0].work_s == pytest.approx(work_s)
-    assert one.rate_per_s == pytest.approx(1 / work_s)
-    assert three.rate_per_s == pytest.approx(3 / work_s)
-
-
-def test_the_slowest_stage_decides_the_rate() -> None:
-    stages = (stage(split(0, 1, 0), replicas=3), stage(split(1, 3), device="slow", replicas=2))
-    figures = evaluate(PROBLEM, stages)
-    assert [each.rate_per_s for each in figures.stages] == pytest.approx([3 * 4 / 0.023, 2 * 4 / (0.5 * 0.5)])
-    assert figures.rate_per_s == figures.served_per_s == pytest.approx(32)
-
-
-def test_a_hop_carries_the_survivors_of_one_batch() -> None:
+def test_a_hop_carries_survivors_and_first_splits_fill_over_all_replicas() -> None:
     figures = evaluate(PROBLEM, (stage(split(0, 1, 0), replicas=2), stage(split(1, 2)), stage(split(2, 3))))
     # 4 * 0.5 survivors of 1000 bytes; then 4 inputs of 2000 bytes, none of which left; nothing leaves the last stage.
     assert [each.hop_s for each in figures.stages] == pytest.approx([0.001 + 0.002, 0.001 + 0.008, 0])
     assert [each.hop_rate_per_s for each in figures.stages] == pytest.approx(
         [2 * 4 / 0.003, 4 / (0.5 * 0.009), math.inf]
     )
-
-
-def test_a_slow_link_decides_the_rate() -> None:
-    problem = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e4))
-    figures = evaluate(problem, (stage(split(0, 1, 0), replicas=2), stage(split(1, 3), replicas=2)))
-    # 2000 bytes take 0.2 s, and two replicas send 4 inputs' worth each in that time.
-    assert figures.rate_per_s == pytest.approx(2 * 4 / 0.2)
-
-
-def test_a_hop_that_takes_no_time_bounds_nothing() -> None:
-    problem = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1.0), bytes_per_sample_N=(0.0,) * 3)
-    figures = evaluate(problem, (stage(split(0, 1)), stage(split(1, 3))))
-    assert (figures.stages[0].hop_s, figures.stages[0].hop_rate_per_s) == (0, math.inf)
-
-
-def test_the_first_split_of_a_stage_fills_over_all_replicas_and_further_ones_in_each() -> None:
     stages = (stage(split(0, 1, 0), split(1, 2, 1, batch=2), replicas=3), stage(split(2, 3), replicas=2))
     waits = [each.wait_s for each in evaluate(at_rate(10), stages).splits]
     # 4 inputs at 10/s; 3 replicas wait for 2 each of the 5/s that go on; 4 of the 2.5/s that reach the next stage.
     assert waits == pytest.approx([4 / 10, 3 * 2 / (10 * 0.5), 4 / (10 * 0.25)])
-
-
-def test_latency_sums_waits_batches_and_hops() -> None:
-    stages = (stage(split(0, 1, 0), split(1, 2), replicas=2), stage(split(2, 3)))
-    figures = evaluate(at_rate(20), stages)
-    waits_s = 4 / 20 + 2 * 4 / (20 * 0.5) + 4 / (20 * 0.5)
-    hop_s = 0.001 + 4 * 2000 / 1e6
-    assert figures.served_per_s == 20
-    assert figures.latency_s == pytest.approx(waits_s + 0.023 + 0.060 + 0.030 + hop_s)
-
-
-def test_at_its_highest_rate_a_lone_replica_waits_as_long_as_it_works() -> None:
-    figures = evaluate(PROBLEM, (stage(split(0, 3)),))
-    assert figures.rate_per_s == pytest.approx(4 / 0.110)
-    assert figures.latency_s == pytest.approx(0.110 + 0.110)
-
-
-def test_every_replica_costs() -> None:
-    stages = (stage(split(0, 1), replicas=3), stage(split(1, 3), device="slow", replicas=2))
-    assert evaluate(PROBLEM, stages).usd_per_hour == pytest.approx(3 * 3.0 + 2 * 0.5)
 
 
 def test_a_split_that_nothing_reaches_never_fills() -> None:
@@ -201,16 +115,6 @@ def staying(stage: Stage) -> Stage:
 THREE_SPLITS = (stage(split(0, 1, 0), split(1, 2, 1), replicas=2), stage(split(2, 3), device="slow"))
 
 
-def test_the_mean_answer_time_counts_who_has_no_answer_yet() -> None:
-    figures = evaluate(at_rate(40), THREE_SPLITS)
-    first = 0.1 / 2 + 0.023  # four inputs come in 0.1 s
-    second = 0.5 * (0.4 / 2 + 0.064)  # half of the inputs, shared out to two replicas
-    hop = 0.25 * (0.001 + 2 * 2000 / 1e6)
-    third = 0.25 * (0.4 / 2 + 0.3)
-    assert figures.mean_latency_s == pytest.approx(first + second + hop + third)
-    assert figures.ramp_overhead == pytest.approx((0.003 + 0.004) / (0.020 + 0.060 + 0.3))
-
-
 def test_where_inputs_stay_batches_neither_shrink_nor_wait_for_fewer() -> None:
     figures = evaluate(at_rate(40), [staying(each) for each in THREE_SPLITS])
     assert [each.wait_s for each in figures.splits] == pytest.approx([0.1, 0.2, 0.1])
@@ -224,38 +128,25 @@ def test_where_inputs_stay_batches_neither_shrink_nor_wait_for_fewer() -> None:
     assert figures.stages[0].work_s == pytest.approx((0.023 + 0.064) / 4)
 
 
-def test_in_a_split_that_stays_blocks_after_a_ramp_run_the_whole_batch() -> None:
-    assert seconds(staying(stage(split(0, 3, 0, 1)))) == pytest.approx([0.020 + 0.003 + 0.060 + 0.004 + 0.030])
-
-
-def test_ramps_that_take_more_than_their_budget_are_told() -> None:
+def test_a_plan_that_meets_its_problem_breaks_nothing_and_dear_ramps_do() -> None:
     problem = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10, ramp_budget=0.02))
     assert broken(problem, stage(split(0, 3))) == []
     assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, 2.000% are allowed"
-
-
-def test_the_mean_answer_time_is_promised_only_where_it_is_sought() -> None:
     sooner = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10))
     figures = evaluate(sooner, (stage(split(0, 3)),))
     assert promised(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
     assert promised(sooner, figures).keys() - promised(PROBLEM, figures).keys() == {"mean_latency_s", "ramp_overhead"}
+    assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all there are
+    assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
+    stages = (stage(split(0, 1), replicas=3), stage(split(1, 2), replicas=1), stage(split(2, 3), replicas=1))
+    assert broken(PROBLEM, *stages) == ["5 fast used, 4 there"]
 
 
 def broken(problem: PlanProblem, *stages: Stage) -> list[str]:
     return violations(problem, stages, evaluate(problem, stages))
 
 
-def test_a_plan_that_meets_its_problem_breaks_nothing() -> None:
-    assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all there are
-    assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
-
-
-def test_devices_are_counted_over_all_stages() -> None:
-    stages = (stage(split(0, 1), replicas=3), stage(split(1, 2), replicas=1), stage(split(2, 3), replicas=1))
-    assert broken(PROBLEM, *stages) == ["5 fast used, 4 there"]
-
-
-def test_every_broken_promise_is_told_with_both_numbers() -> None:
+def test_every_broken_promise_is_told_with_both_numbers_and_an_endless_wait_as_such() -> None:
     problem = replace(at_rate(50), budget_usd_per_hour=2.5, slo=Slo(latency_s=0.1, slack=0.2))
     # The lone replica does 4 / 0.110 = 36.3636/s; at 50/s its batch would fill in 0.08 s.
     assert broken(problem, stage(split(0, 3))) == [
@@ -263,6 +154,12 @@ def test_every_broken_promise_is_told_with_both_numbers() -> None:
         "does 36.3636/s, 50/s are asked for",
         "takes 190 ms, 80 ms are allowed",
     ]
+    problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
+    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["takes an endless time, 800 ms are allowed"]
+    # At 50/s the only replica, which does 36.3636/s, is always busy: its queue grows without end.
+    problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
+    late = "takes 190 ms and an endless time in queues, 800 ms are allowed"
+    assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]
 
 
 def test_sums_in_another_order_break_nothing() -> None:
@@ -278,12 +175,3 @@ def test_sums_in_another_order_break_nothing() -> None:
     problem, stages = replace(at_rate(50), budget_usd_per_hour=3.0), (stage(split(0, 3)),)
     assert violations(problem, stages, figures(1e-12)) == []
     assert len(violations(problem, stages, figures(1e-6))) == 3
-
-
-def test_an_endless_wait_breaks_the_slo() -> None:
-    problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
-    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["takes an endless time, 800 ms are allowed"]
-    # At 50/s the only replica, which does 36.3636/s, is always busy: its queue grows without end.
-    problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
-    late = "takes 190 ms and an endless time in queues, 800 ms are allowed"
-    assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]

@@ -16,6 +16,7 @@ from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo
 from optimizer.scale.solve import solve_at_scale
 from profiles.table import LatencyTable
 from tests.optimizer.answers import planned, refused
+from tests.optimizer.plain_problem import plain_problem
 
 FEW = 40
 """Labels, of the hundreds that the problem below takes."""
@@ -28,28 +29,22 @@ def problem() -> PlanProblem:
         "V100": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds, ramp_s_EB=seconds[:5] / 20),
         "T4": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds * 1.7, ramp_s_EB=seconds[:5] / 12),
     }
-    return PlanProblem(
-        num_blocks=6,
-        ramps=(0, 1, 2, 3, 4),
+    return plain_problem(
         survival_N=(1.0, 0.8, 0.6, 0.5, 0.4, 0.35),
         latency=latency,
         devices={"V100": Supply(count=5, usd_per_hour=3.0), "T4": Supply(count=7, usd_per_hour=1.0)},
         link=Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4),
         bytes_per_sample_N=(196608.0,) * 6,
         slo=Slo(latency_s=0.03, slack=0.2),
-        objective=MaximizeRate(),
     )
 
 
-def test_a_search_that_gives_up_says_so_and_keeps_a_bound() -> None:
+def test_a_search_with_room_proves_its_plan_and_else_keeps_a_bound() -> None:
     search = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True, most_labels=FEW)
     answer = search.highest_rate()
     best = planned(problem())
     assert not answer.proven
     assert answer.bound >= best.figures.rate_per_s
-
-
-def test_a_search_with_room_enough_proves_its_plan() -> None:
     answer = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True).highest_rate()
     assert answer.proven
     assert answer.found is not None
@@ -79,26 +74,20 @@ def test_of_plans_that_cost_the_same_a_quicker_one_is_taken() -> None:
     decision = planned(asked)
     assert decision.figures.usd_per_hour == 1.0
     assert decision.figures.latency_s < 0.05
-
-
-def test_a_budget_below_the_cheapest_device_is_what_binds() -> None:
-    decision = refused(replace(problem(), budget_usd_per_hour=0.5))
-    assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
-
-
-def test_a_rate_so_low_that_batches_take_days_is_bound_by_latency() -> None:
-    # The first input of a batch of 1 waits 1e5 s for it at 1e-5/s, in a single split; the slack of 20 % adds a quarter.
-    decision = refused(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5)))
-    assert decision.binding == "latency"
-    assert decision.nearest_slo_s == pytest.approx(1e5 / 0.8, rel=1e-3)
-
-
-def test_of_plans_as_fast_and_as_cheap_best_is_not_much_slower_than_stock() -> None:
     # No input leaves, so no plan does more than stock; plans of several splits would only wait longer.
     asked = replace(problem(), survival_N=(1.0,) * 6, devices={"V100": Supply(count=5, usd_per_hour=3.0)})
     best, stock = planned(asked), planned(asked, "stock")
     assert best.figures.rate_per_s == pytest.approx(stock.figures.rate_per_s)
     assert best.figures.latency_s < 2 * stock.figures.latency_s
+
+
+def test_a_budget_below_the_cheapest_device_binds_and_latency_where_batches_take_days() -> None:
+    decision = refused(replace(problem(), budget_usd_per_hour=0.5))
+    assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
+    # The first input of a batch of 1 waits 1e5 s for it at 1e-5/s, in a single split; the slack of 20 % adds a quarter.
+    decision = refused(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5)))
+    assert decision.binding == "latency"
+    assert decision.nearest_slo_s == pytest.approx(1e5 / 0.8, rel=1e-3)
 
 
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:

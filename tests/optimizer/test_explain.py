@@ -26,9 +26,15 @@ def texts(problem: PlanProblem, stages: tuple[Stage, ...] = BEST) -> list[str]:
     return [each.text for each in binds(problem, stages, evaluate(problem, stages))]
 
 
-def test_the_slowest_stage_binds() -> None:
+def test_the_slowest_stage_a_slow_link_or_devices_that_are_all_used_bind() -> None:
     [bind] = binds(PROBLEM, BEST, evaluate(PROBLEM, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 does at most 4000/s")
+    slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
+    [bind] = binds(slow, BEST, evaluate(slow, BEST))
+    assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 does at most 2000/s")
+    devices = {"V100": Supply(count=3), "T4": Supply(count=0)}
+    three = replace(PROBLEM, devices=devices, latency=dict.fromkeys(devices, PROBLEM.latency["V100"]))
+    assert texts(three) == ["stage 0 does at most 4000/s", "all 3 V100 are used"]
 
 
 def test_where_a_cost_is_sought_the_stages_that_can_spare_no_replica_bind() -> None:
@@ -44,22 +50,10 @@ def test_where_a_cost_is_sought_the_stages_that_can_spare_no_replica_bind() -> N
     ]
 
 
-def test_a_slow_link_binds() -> None:
-    slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
-    [bind] = binds(slow, BEST, evaluate(slow, BEST))
-    assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 does at most 2000/s")
-
-
 @pytest.mark.parametrize(("above", "is_bound"), [(1.019, True), (1.03, False)])
 def test_a_latency_near_its_limit_binds(above: float, is_bound: bool) -> None:
     near = replace(PROBLEM, slo=Slo(latency_s=LATENCY_S * above, slack=0.0))
     assert any(text.startswith("the latency of 4.002 ms is at its limit of 4.0") for text in texts(near)) is is_bound
-
-
-def test_devices_that_are_all_used_bind() -> None:
-    devices = {"V100": Supply(count=3), "T4": Supply(count=0)}
-    three = replace(PROBLEM, devices=devices, latency=dict.fromkeys(devices, PROBLEM.latency["V100"]))
-    assert texts(three) == ["stage 0 does at most 4000/s", "all 3 V100 are used"]
 
 
 @pytest.mark.parametrize(("budget", "is_bound"), [(11.9, True), (12.0, False)])
@@ -80,7 +74,7 @@ def test_an_explanation_holds_fills_and_comparisons() -> None:
     assert comparison.times_better == pytest.approx(1.0)  # 2 x 4 in 2 ms is 4000/s, too
 
 
-def test_a_rate_is_compared_by_its_share_and_a_cost_by_its_excess() -> None:
+def test_rates_and_costs_are_compared_where_there_are_plans_and_prices() -> None:
     half = (replace(BEST[0], splits=(Split(first=0, end=1, batch=2, ramps=(0,)),)), BEST[1])  # 2 inputs in 1 ms
     dear = (BEST[0], replace(BEST[1], replicas=3))  # 4 devices, not 3
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=2000))
@@ -88,9 +82,6 @@ def test_a_rate_is_compared_by_its_share_and_a_cost_by_its_excess() -> None:
     [by_cost] = compare(cheapest, {"best": planned(cheapest), "stock": planned(cheapest, dear)})
     assert by_rate.times_better == pytest.approx(2.0)
     assert by_cost.times_better == pytest.approx(4 / 3)
-
-
-def test_without_a_plan_or_a_price_nothing_is_compared() -> None:
     free = replace(PROBLEM, devices={"V100": Supply(count=4)}, objective=MinimizeCost(rate_per_s=2000))
     none = NoPlan(strategy="stock", binding="latency")
     assert [each.times_better for each in compare(PROBLEM, {"best": planned(PROBLEM), "stock": none})] == [None]
@@ -98,12 +89,17 @@ def test_without_a_plan_or_a_price_nothing_is_compared() -> None:
     assert [each.times_better for each in compare(free, {"best": planned(free), "e3": planned(free)})] == [None]
 
 
-def test_a_latency_that_cannot_be_kept_is_said_with_the_nearest_that_can() -> None:
+def test_a_latency_that_cannot_be_kept_is_said_with_the_nearest() -> None:
     tight = replace(PROBLEM, slo=Slo(latency_s=0.005, slack=0.2))
     decision = NoPlan(strategy="best", binding="latency", nearest_slo_s=0.0073)
     assert no_plan_text(tight, decision) == (
         "no plan: the SLO of 5 ms (4 ms after 20 % slack) binds; the nearest SLO that would do is 7.3 ms"
     )
+    none = replace(PROBLEM, devices={"V100": Supply(count=0)}, slo=Slo(latency_s=0.1, slack=0))
+    said = no_plan_text(none, NoPlan(strategy="best", binding="devices"))
+    assert said == "no plan: the devices (0 V100) are too few; no other SLO or rate would do"
+    slo = no_plan_text(none, NoPlan(strategy="best", binding="latency"))
+    assert slo == "no plan: the SLO of 100 ms binds; no other SLO or rate would do"
 
 
 @pytest.mark.parametrize(
@@ -121,14 +117,6 @@ def test_too_few_devices_and_too_little_money_are_said_with_the_rate_that_would_
     assert no_plan_text(asked, replace(decision, more=("V100", 2))) == f"no plan: {said}; {more}"
 
 
-def test_where_nothing_would_do_that_is_said() -> None:
-    none = replace(PROBLEM, devices={"V100": Supply(count=0)}, slo=Slo(latency_s=0.1, slack=0))
-    said = no_plan_text(none, NoPlan(strategy="best", binding="devices"))
-    assert said == "no plan: the devices (0 V100) are too few; no other SLO or rate would do"
-    slo = no_plan_text(none, NoPlan(strategy="best", binding="latency"))
-    assert slo == "no plan: the SLO of 100 ms binds; no other SLO or rate would do"
-
-
 def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
     """Half of the inputs leave at the first block, which is a network of its own here; or no input enters it."""
     chain = replace(PROBLEM, networks=(1, 2))
@@ -137,11 +125,7 @@ def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
     assert answered_by(chain, (both,)) == {0: 0.5, 1: 0.5}
     assert answered_by(chain, (alone,)) == {1: 1.0}
     assert answered_by(PROBLEM, BEST) == {}
-
-
-def test_who_stays_is_answered_where_it_would_have_left() -> None:
-    """Every input is computed in the second network; half of them have their answer by then."""
-    chain = replace(PROBLEM, networks=(1, 2))
+    # Every input is computed in the second network; half of them have their answer by then.
     splits = (Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2))
     stays = Stage(device="V100", replicas=1, splits=tuple(replace(each, after_answer="stay") for each in splits))
     assert [each.reached_by for each in evaluate(chain, (stays,)).splits] == [1, 1]

@@ -46,20 +46,14 @@ def test_a_ramp_is_taken_where_it_saves_much_beside_the_others(
     assert few_ramps(records(sure, wrong), BUDGET, ROWS, (2,)) == chosen
 
 
-def test_the_best_of_a_network_alone_is_taken_whatever_it_saves() -> None:
+def test_a_network_alone_has_its_best_ramp_by_what_blocks_cost() -> None:
     known = records({3: 0.05, 4: 0.1}, {3: 0.0, 4: 0.0})
     assert few_ramps(known, BUDGET, ROWS, (), first=3) == (3,)
-
-
-def test_what_blocks_cost_decides_which() -> None:
-    known = records({3: 0.5, 4: 0.8}, {3: 0.0, 4: 0.0})
-    dear, cheap = ((1.0, 1.0, 1.0, 1.0, seconds, 1.0) for seconds in (9.0, 0.1))
-    assert few_ramps(known, BUDGET, ROWS, (), first=3, block_costs=dear) == (3,)
-    assert few_ramps(known, BUDGET, ROWS, (), first=3, block_costs=cheap) == (4,)
-
-
-def test_a_test_of_few_rows_allows_less_so_that_nobody_may_leave() -> None:
     known = records({2: 0.8}, {2: 0.06})
     assert few_ramps(known, BUDGET, ROWS, ()) == (2,)
     [alone] = few_ramps(known, BUDGET, BUDGET.least_inputs, ())
     assert alone == 2, "one at least"
+    known = records({3: 0.5, 4: 0.8}, {3: 0.0, 4: 0.0})
+    dear, cheap = ((1.0, 1.0, 1.0, 1.0, seconds, 1.0) for seconds in (9.0, 0.1))
+    assert few_ramps(known, BUDGET, ROWS, (), first=3, block_costs=dear) == (3,)
+    assert few_ramps(known, BUDGET, ROWS, (), first=3, block_costs=cheap) == (4,)

@@ -32,11 +32,8 @@ def test_no_other_cuts_give_a_shorter_longest_block_or_more_equal_ones(seed: int
     assert (max(blocks), sum(each**2 for each in blocks)) == pytest.approx(of_all_ways(shares, num_blocks))
 
 
-def test_even_sites_give_even_blocks() -> None:
+def test_even_sites_give_even_blocks_and_no_more_than_there_are_sites() -> None:
     assert balanced_cuts([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], 5) == (1, 3, 5, 7)
-
-
-def test_as_many_blocks_as_sites_allow_and_no_more() -> None:
     assert balanced_cuts([0.5], 2) == (0,)
     with pytest.raises(ValueError, match="3 blocks need 2 sites; there are 1"):
         balanced_cuts([0.5], 3)

@@ -38,9 +38,6 @@ def test_the_answer_tells_mean_overhead_and_what_answered_inputs_do() -> None:
     assert found["baselines"]["stock"]["mean_latency_s"] == pytest.approx(0.003)
     assert found["baselines"]["stock"]["times_better"] == pytest.approx(0.003 / 0.0025)
     assert "after_answer" not in found["baselines"]["stock"]
-
-
-def test_other_objectives_tell_nothing_of_it() -> None:
     found = told(parse_problem(DOCUMENT))
     assert not {"mean_latency_s", "ramp_overhead", "after_answer"} & found.keys()
     assert found["baselines"].keys() == {"stock", "early-exit", "e3", "serial"}
@@ -53,9 +50,6 @@ def test_what_binds_where_there_is_none() -> None:
     assert found.message == (
         "no plan: the devices (4 V100) are too few for 100000/s; the highest rate that would do is 8000/s"
     )
-
-
-def test_ramps_that_must_all_be_on_are_said_to_take_too_long() -> None:
     dear = {"V100": {"batch": [1], "block_s": [[0.001]] * 2, "ramp_s": [[0.001]]}}
     sought = document(minimize="latency", rate_per_s=100, ramp_budget=0.02)
     found = answer(parse_problem({**sought, "latency": dear}), "early-exit", solve, compared=())

@@ -40,7 +40,9 @@ objective: {maximize: rate}
 """
 
 
-def test_models_make_a_chain_with_blocks_numbered_through(tmp_path: Path) -> None:
+def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_network(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "problem.yaml"
     path.write_text(TWO)
     problem = read_problem(path).problem
@@ -53,10 +55,6 @@ def test_models_make_a_chain_with_blocks_numbered_through(tmp_path: Path) -> Non
     assert problem.crossing_tokens == (1.0, 0.86)
     assert problem.crossing_s == 0.001
     assert problem.survival_of == {(1,): (1.0,) * 5}
-
-
-def test_one_model_is_a_problem_of_one_network(tmp_path: Path) -> None:
-    path = tmp_path / "problem.yaml"
     small = TWO.replace("  crossing_bytes: 8\n", "").split("- name: large")[0]
     rest = "devices:" + TWO.split("devices:")[1]
     path.write_text(f"{small}survival: [1.0, 0.8]\n{rest}")
@@ -94,16 +92,13 @@ def recorded(path: Path, records: str) -> Path:
     return path
 
 
-def test_of_an_ensemble_the_networks_alone_are_as_the_records_beside_say(tmp_path: Path) -> None:
+def test_of_an_ensemble_and_of_pruned_texts_plans_know_what_the_records_beside_say(tmp_path: Path) -> None:
     path = recorded(tmp_path / "problem.yaml", "r.npz")
     of_three_inputs(tmp_path / "r.npz", 0.9, weights={1: 0.3})
     of_three_inputs(tmp_path / ALONE_FILE, 0.1)
     file = read_problem(path)
     assert file.problem.survival_of == {(1,): (1, 1, 1, 1, 1), (0, 1): pytest.approx((1, 1, 2 / 3, 2 / 3, 2 / 3))}
     assert serving_plan(file, planned(file.problem)).prune == {}
-
-
-def test_of_pruned_texts_plans_say_by_which_alphas_and_know_what_is_left(tmp_path: Path) -> None:
     path = recorded(tmp_path / "problem.yaml", "pruned/r.npz")
     facts = {"prune": {1: 0.6}, "tokens_kept": [1.0, 0.5], "measuring": [1.25]}
     of_three_inputs(tmp_path / "pruned" / "r.npz", 0.9, **facts)

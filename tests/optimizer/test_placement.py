@@ -33,12 +33,9 @@ def two_stages() -> Plan:
     )
 
 
-def test_names_travel_in_urls() -> None:
+def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
     assert deployment_name("emulated:V100") == "split-emulated-V100"
     assert slot_name("emulated:V100", 2) == "split-emulated-V100-2"
-
-
-def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
     devices = ("cpu", "V100", "cpu")
     stages = tuple(
         Stage(device=device, replicas=1, splits=(Split(first=index, end=index + 1, batch=1),))
@@ -47,24 +44,18 @@ def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
     assert PlacedPlan(plan=Plan(stages=stages)).slots == ("split-cpu-0", "split-V100-0", "split-cpu-1")
 
 
-def test_avoided_replicas_occupy_accelerators_beside_the_replicas_needed() -> None:
+def test_avoided_replicas_host_a_stage_only_where_others_are_too_few() -> None:
     placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4", "c": "V100"})
     assert placed.needed("T4") == {FIRST: 3, SECOND: 1}
     assert placed.occupied == {"T4": 6, "V100": 1}
-
-
-def test_a_document_holds_all_of_it() -> None:
-    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4"}, hosted={"b": SECOND})
-    read = parse_placed(json.loads(json.dumps(placed_document(placed))))
-    assert read == placed
-    assert read.epoch == 7
-
-
-def test_avoided_replicas_host_a_stage_only_where_others_are_fewer_than_stages() -> None:
     placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4"})
     assert placed.roles("T4", ["a", "b", "c", "d"]) == {"c": FIRST, "d": SECOND}
     assert placed.roles("T4", ["a", "b", "c"]) == {"a": FIRST, "b": FIRST, "c": SECOND}
     assert placed.roles("V100", ["e"]) == {}
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4"}, hosted={"b": SECOND})
+    read = parse_placed(json.loads(json.dumps(placed_document(placed))))
+    assert read == placed
+    assert read.epoch == 7
 
 
 @pytest.mark.parametrize(

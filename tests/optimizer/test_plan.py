@@ -14,23 +14,12 @@ def stage(*splits: Split, replicas: int = 1) -> Stage:
     return Stage(device="cpu", replicas=replicas, splits=splits)
 
 
-def test_a_plan_knows_its_splits_ramps_and_blocks() -> None:
-    plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6, 4, 5))), policy=ENTROPY)
-    assert [(each.first, each.end) for each in plan.splits] == [(0, 2), (2, 4), (4, 6)]
-    assert (plan.ramps, plan.num_blocks) == ((1, 4, 5), 6)
-    assert [(each.first, each.end) for each in plan.stages] == [(0, 4), (4, 6)]
-
-
-def test_what_inputs_do_after_their_answer_is_one_thing_in_a_whole_plan() -> None:
+def test_after_answers_and_overlap_are_one_thing_in_a_whole_plan() -> None:
     plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6))), policy=ENTROPY)
     assert plan.after_answer == "stop"
     staying = plan.with_after_answer("stay")
     assert (staying.after_answer, [each.stays for each in staying.splits]) == ("stay", [True] * 3)
     assert staying.with_after_answer("stop") == plan
-
-
-def test_when_batches_overlap_is_one_thing_in_a_whole_plan_and_no_choice_of_the_planner() -> None:
-    plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6))), policy=ENTROPY)
     overlapping = plan.with_overlap(4)
     assert (plan.overlap_below, overlapping.overlap_below) == (None, 4)
     assert [each.overlap_below for each in overlapping.splits] == [4] * 3
@@ -41,13 +30,10 @@ def test_an_own_policy_may_be_in_a_module_of_a_package() -> None:
     assert PolicySpec(name="own", own="package.module:rule").own == "package.module:rule"
 
 
-def test_the_stock_plan_is_one_split_without_ramps() -> None:
+def test_a_stock_plan_is_one_split_and_splits_end_where_networks_end() -> None:
     plan = stock_plan(6, batch=8, device="V100", replicas=3)
     assert plan.splits == (Split(first=0, end=6, batch=8),)
     assert (plan.stages[0].device, plan.stages[0].replicas, plan.policy) == ("V100", 3, None)
-
-
-def test_of_a_chain_built_in_plans_end_splits_where_networks_end_and_two_are_of_the_reference_alone() -> None:
     chain = (3, 5, 9)
     stock, early, serial = (
         stock_plan(9, batch=8, networks=chain),

@@ -42,25 +42,19 @@ def test_a_plan_may_leave_out_networks(stages: list[Stage], entry: int, used: tu
     assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
 
 
-def test_a_stage_says_which_blocks_it_runs_without_a_gap() -> None:
+def test_a_stage_says_its_blocks_without_a_gap_and_one_network_is_not_named() -> None:
     assert stage((0, 1), (1, 2), (5, 9)).ranges == ((0, 2), (5, 9))
     assert stage((2, 5)).ranges == ((2, 5),)
-
-
-def test_of_one_network_nothing_is_said() -> None:
     one = plan(stage((0, 9)), networks=())
     assert (one.entry, one.used) == (0, (0,))
     assert "networks" not in plan_document(one)
 
 
-def test_weights_of_an_ensemble_are_of_the_networks_ends(tmp_path: Path) -> None:
+def test_weights_and_pruning_are_of_the_networks_ends(tmp_path: Path) -> None:
     policy = PolicySpec(name="entropy", thresholds=0.4, weights={1: 0.2, 4: 0.5})
     made = Plan(stages=(stage((0, 2), (5, 9)),), networks=NETWORKS, policy=policy)
     write_plan(made, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
-
-
-def test_words_are_pruned_by_an_alpha_after_each_network_that_inputs_leave(tmp_path: Path) -> None:
     made = replace(plan(stage((0, 2), (2, 5)), stage((5, 9))), prune={1: 0.7, 4: 0.9})
     write_plan(made, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml", SHAPE) == made

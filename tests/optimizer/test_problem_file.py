@@ -10,10 +10,11 @@ from optimizer.plan import PolicySpec
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem, problem_document, read_problem
 from profiles.catalogue import published_profile
-from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
+from tests.latency_profile import latency_profile
+from tests.offramp.cli.runs import written
 
 GOOD = """\
 blocks: 3
@@ -37,14 +38,8 @@ objective: {maximize: rate}
 TABLE = LatencyTable(batches=(1, 2), block_s_NB=np.array([[0.001, 0.0015]] * 3), ramp_s_EB=np.array([[1e-4, 1e-4]] * 2))
 
 
-def write(folder: Path, text: str) -> Path:
-    path = folder / "problem.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def read(folder: Path, text: str) -> PlanProblem:
-    return read_problem(write(folder, text)).problem
+    return read_problem(written(folder / "problem.yaml", text)).problem
 
 
 def changed(before: str, after: str) -> str:
@@ -52,7 +47,7 @@ def changed(before: str, after: str) -> str:
     return GOOD.replace(before, after)
 
 
-def test_a_problem_is_read_from_yaml(tmp_path: Path) -> None:
+def test_a_problem_is_read_from_yaml_and_from_json(tmp_path: Path) -> None:
     problem = read(tmp_path, GOOD)
     assert (problem.num_blocks, problem.ramps, problem.survival_N) == (3, (0, 1), (1.0, 0.5, 0.25))
     assert dict(problem.devices) == {"V100": Supply(count=4, usd_per_hour=2.93)}
@@ -63,9 +58,10 @@ def test_a_problem_is_read_from_yaml(tmp_path: Path) -> None:
     assert problem.latency["V100"].batches == (1, 2)
     np.testing.assert_array_equal(problem.latency["V100"].block_s_NB, TABLE.block_s_NB)
     np.testing.assert_array_equal(problem.latency["V100"].ramp_s_EB, TABLE.ramp_s_EB)
-
-
-def test_a_problem_is_read_from_json(tmp_path: Path) -> None:
+    assert read_problem(written(tmp_path / "problem.yaml", GOOD)).policy((0,)) is None
+    problem = read(tmp_path, changed("[1.0, 0.5, 0.25]", "[1.0, 1.0, 0.0]").replace("count: 4", "count: 0"))
+    assert problem.devices["V100"] == Supply(count=0, usd_per_hour=2.93)
+    assert [problem.share_after(ramp) for ramp in (None, 0, 1)] == [1.0, 1.0, 0.0]
     path = tmp_path / "problem.json"
     path.write_text(json.dumps(problem_document(read(tmp_path, GOOD))), encoding="utf-8")
     assert problem_document(read_problem(path).problem) == problem_document(read(tmp_path, GOOD))
@@ -74,13 +70,12 @@ def test_a_problem_is_read_from_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param(GOOD, id="rate"),
-        pytest.param(changed("{maximize: rate}", "{minimize: cost, rate_per_s: 6000}"), id="cost"),
-        pytest.param(GOOD + "budget: {usd_per_hour: 40}\n", id="budget"),
-        pytest.param(
-            changed("ramps: [0, 1]", "ramps: []").replace("[[1.0e-4, 1.0e-4], [1e-4, 1e-4]]", "[]"), id="no ramps"
-        ),
+        GOOD,
+        changed("{maximize: rate}", "{minimize: cost, rate_per_s: 6000}"),
+        GOOD + "budget: {usd_per_hour: 40}\n",
+        changed("ramps: [0, 1]", "ramps: []").replace("[[1.0e-4, 1.0e-4], [1e-4, 1e-4]]", "[]"),
     ],
+    ids=["rate", "cost", "budget", "no ramps"],
 )
 def test_what_is_written_is_read_back(text: str, tmp_path: Path) -> None:
     document = problem_document(read(tmp_path, text))
@@ -90,11 +85,8 @@ def test_what_is_written_is_read_back(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "read_as"),
-    [
-        pytest.param("7", (7.0, 7.0, 7.0), id="one for all"),
-        pytest.param("[1, 2]", (1.0, 2.0, 0.0), id="none after the last block"),
-        pytest.param("[1, 2, 3]", (1.0, 2.0, 3.0), id="one per block"),
-    ],
+    [("7", (7.0, 7.0, 7.0)), ("[1, 2]", (1.0, 2.0, 0.0)), ("[1, 2, 3]", (1.0, 2.0, 3.0))],
+    ids=["one for all", "none after the last block", "one per block"],
 )
 def test_bytes_per_sample_come_in_three_forms(given: str, read_as: tuple[float, ...], tmp_path: Path) -> None:
     assert read(tmp_path, changed("[10, 20, 30]", given)).bytes_per_sample_N == read_as
@@ -105,27 +97,12 @@ PROFILED = (
 )
 
 
-def profile(*, num_blocks: int = 3, ramps: tuple[int, ...] = (0, 1)) -> LatencyProfile:
-    table = LatencyTable(
-        batches=(1, 2), block_s_NB=np.full((num_blocks, 2), 0.001), ramp_s_EB=np.full((len(ramps), 2), 1e-4)
-    )
-    return LatencyProfile(
-        model="m",
-        num_blocks=num_blocks,
-        ramps=ramps,
-        device="V100",
-        backend="torch",
-        dtype="float16",
-        kind="measured",
-        tables={32: table},
-        provenance={},
-    )
-
-
-def test_latency_is_taken_from_a_profile_beside_the_problem(tmp_path: Path) -> None:
-    profile().save(tmp_path / "v100.json")
+def test_latency_is_taken_from_a_profile_beside_the_problem_or_from_published_figures(tmp_path: Path) -> None:
+    latency_profile().save(tmp_path / "v100.json")
     table = read(tmp_path, PROFILED).latency["V100"]
     assert (table.batches, table.block_s_NB.tolist()) == ((1, 2), [[0.001, 0.001]] * 3)
+    table = read(tmp_path, PUBLISHED).latency["V100"]
+    assert table.block_s_NB.tolist() == published_profile("bert-base", "V100").at(128).block_s_NB.tolist()
 
 
 PUBLISHED = """\
@@ -142,11 +119,6 @@ objective: {maximize: rate}
 """
 
 
-def test_latency_is_taken_from_published_figures(tmp_path: Path) -> None:
-    table = read(tmp_path, PUBLISHED).latency["V100"]
-    assert table.block_s_NB.tolist() == published_profile("bert-base", "V100").at(128).block_s_NB.tolist()
-
-
 def problem_records(*, ramps: tuple[int, ...] = (0, 1)) -> ExitRecords:
     """Four inputs: one is sure at ramp 0, one at ramp 1 only, one at both, one never."""
     scores = np.array([[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]], dtype=np.float32)[:, : len(ramps)]
@@ -158,26 +130,13 @@ def recorded(thresholds: str) -> str:
     return changed("[1.0, 0.5, 0.25]", f"\n  records: records.npz\n  thresholds: {thresholds}")
 
 
-def test_survival_is_taken_from_exit_records_with_every_ramp_active(tmp_path: Path) -> None:
+def test_survival_is_taken_from_exit_records_with_one_threshold_or_one_per_ramp(tmp_path: Path) -> None:
     problem_records().save(tmp_path / "records.npz")
-    file = read_problem(write(tmp_path, recorded("0.4")))
+    file = read_problem(written(tmp_path / "problem.yaml", recorded("0.4")))
     assert file.problem.survival_N == (1.0, 0.5, 0.25)
     assert file.records is not None
     assert len(file.records) == 4
     assert file.policy((1,)) == PolicySpec(name="entropy", thresholds={1: 0.4})
-
-
-def test_survival_is_taken_from_exit_records_with_a_threshold_per_ramp(tmp_path: Path) -> None:
     problem_records().save(tmp_path / "records.npz")
-    file = read_problem(write(tmp_path, recorded("{0: 0.0, 1: 0.4}")))
+    file = read_problem(written(tmp_path / "problem.yaml", recorded("{0: 0.0, 1: 0.4}")))
     assert file.problem.survival_N == (1.0, 1.0, 0.5)
-
-
-def test_a_problem_without_records_has_no_policy(tmp_path: Path) -> None:
-    assert read_problem(write(tmp_path, GOOD)).policy((0,)) is None
-
-
-def test_survival_may_stay_and_end_at_nothing_and_devices_may_be_absent(tmp_path: Path) -> None:
-    problem = read(tmp_path, changed("[1.0, 0.5, 0.25]", "[1.0, 1.0, 0.0]").replace("count: 4", "count: 0"))
-    assert problem.devices["V100"] == Supply(count=0, usd_per_hour=2.93)
-    assert [problem.share_after(ramp) for ramp in (None, 0, 1)] == [1.0, 1.0, 0.0]

@@ -35,11 +35,15 @@ def one_split(after_answer: AfterAnswer = "stop", batch: int = 4) -> tuple[Stage
     return (Stage(device="V100", replicas=2, splits=(split,)),)
 
 
-def test_batches_that_shrink_alike_take_what_the_mean_takes() -> None:
+def test_batches_that_shrink_alike_or_that_too_few_come_to_take_what_the_mean_takes() -> None:
     asked = problem(HALF_LEAVE_EVENLY)
     on_records, by_mean = evaluate_on(asked, one_split(), _batches(asked)), evaluate(asked, one_split())
     assert on_records.mean_latency_s == pytest.approx(by_mean.mean_latency_s)
     assert on_records.rate_per_s == pytest.approx(by_mean.rate_per_s)
+    asked = problem([1, 1, 1, 1, 1, 1, 0, 0], survival=[1.0, 0.25])
+    splits = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))
+    found = evaluate_on(asked, (Stage(device="V100", replicas=1, splits=splits),), _batches(asked))
+    assert found.splits[1].seconds == pytest.approx(0.004)
 
 
 def test_the_same_mean_of_other_batches_takes_longer() -> None:
@@ -49,28 +53,13 @@ def test_the_same_mean_of_other_batches_takes_longer() -> None:
     assert found.splits[0].seconds == pytest.approx(0.005 + 0.004 / 2)
     assert found.mean_latency_s == pytest.approx(4 / 100 / 2 + 0.005 + 0.004 / 2)
     assert evaluate(asked, one_split()).mean_latency_s == pytest.approx(4 / 100 / 2 + 0.005 + 0.001 / 2)
-
-
-def test_survivors_of_several_batches_fill_the_next_split() -> None:
-    asked = problem(HALF_LEAVE_TOGETHER)
     splits = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=2, batch=4))
     found = evaluate_on(asked, (Stage(device="V100", replicas=1, splits=splits),), _batches(asked))
     assert [each.seconds for each in found.splits] == pytest.approx([0.005, 0.004])
     assert found.splits[1].reached_by == 0.5
-
-
-def test_where_inputs_stay_batches_stay_full() -> None:
-    asked = problem(HALF_LEAVE_TOGETHER)
     found = evaluate_on(asked, one_split("stay"), _batches(asked))
     assert found.splits[0].seconds == pytest.approx(0.009)
     assert found.mean_latency_s == pytest.approx(4 / 100 / 2 + 0.005 + 0.004 / 2)
-
-
-def test_a_split_that_too_few_come_to_keeps_the_means_seconds() -> None:
-    asked = problem([1, 1, 1, 1, 1, 1, 0, 0], survival=[1.0, 0.25])
-    splits = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))
-    found = evaluate_on(asked, (Stage(device="V100", replicas=1, splits=splits),), _batches(asked))
-    assert found.splits[1].seconds == pytest.approx(0.004)
 
 
 def test_best_is_chosen_by_recorded_batches_where_early_answers_are_sought() -> None:

@@ -39,6 +39,7 @@ from optimizer.what_if import Axis, variants, with_batch_limit
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.exit_records import share_card
+from tests.latency_profile import latency_profile
 from tests.optimizer.generation import test_file as generation
 from tests.optimizer.generation.sequences import asking, two_blocks
 from tests.optimizer.live import test_changeover as changeover
@@ -60,7 +61,7 @@ from tests.optimizer.test_plan_of_chain import NETWORKS, plan
 from tests.optimizer.test_plan_of_chain import SHAPE as OF_CHAIN
 from tests.optimizer.test_plan_of_chain import stage as of_chain
 from tests.optimizer.test_problem_file import GOOD as PROBLEM_FILE
-from tests.optimizer.test_problem_file import PROFILED, PUBLISHED, problem_records, profile
+from tests.optimizer.test_problem_file import PROFILED, PUBLISHED, problem_records
 from tests.optimizer.test_rescore import RECORDS
 from tests.optimizer.test_sequences import THREE as GENERATIONS
 from tests.optimizer.test_thresholds import synthetic
@@ -329,17 +330,12 @@ def beside(name: str, save: Reader, text: str) -> Reader:
 
 
 def of_another_schema(path: Path) -> None:
-    profile().save(path)
+    latency_profile().save(path)
     path.write_text(path.read_text(encoding="utf-8").replace('"schema_version": 1', '"schema_version": 9'))
 
 
 def of_records(survival: str) -> str:
     return PROBLEM_FILE.replace("[1.0, 0.5, 0.25]", f"{{records: r.npz, {survival}}}")
-
-
-def of_profile(**changed: Any) -> Reader:
-    """Saves a profile with some facts changed."""
-    return replace(profile(), **changed).save
 
 
 def shares(folder: Path) -> object:
@@ -356,12 +352,14 @@ def an_ensemble(folder: Path) -> object:
 
 
 FOLDERS: dict[str, Reader] = {
-    "profile: absent": beside("other.json", profile().save, PROFILED),
-    "profile: a long name": beside("v100.json", profile().save, PROFILED.replace("v100.json", "p" * 300)),
-    "profile: four blocks": beside("v100.json", profile(num_blocks=4).save, PROFILED),
-    "profile: one ramp": beside("v100.json", profile(ramps=(0,)).save, PROFILED),
-    "profile: large batches": beside("v100.json", of_profile(tables={32: rows(3, 2, (1, 2**70))}), PROFILED),
-    "profile: another length": beside("v100.json", profile().save, PROFILED.replace("length: 32", "length: 64")),
+    "profile: absent": beside("other.json", latency_profile().save, PROFILED),
+    "profile: a long name": beside("v100.json", latency_profile().save, PROFILED.replace("v100.json", "p" * 300)),
+    "profile: four blocks": beside("v100.json", latency_profile(num_blocks=4).save, PROFILED),
+    "profile: one ramp": beside("v100.json", latency_profile(ramps=(0,)).save, PROFILED),
+    "profile: large batches": beside("v100.json", latency_profile(tables={32: rows(3, 2, (1, 2**70))}).save, PROFILED),
+    "profile: another length": beside(
+        "v100.json", latency_profile().save, PROFILED.replace("length: 32", "length: 64")
+    ),
     "profile: another schema": beside("v100.json", of_another_schema, PROFILED),
     "records: one ramp": beside("r.npz", problem_records(ramps=(0,)).save, of_records("thresholds: 0.4")),
     "records: a threshold of one ramp": beside("r.npz", problem_records().save, of_records("thresholds: {1: 0.4}")),

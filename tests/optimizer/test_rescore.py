@@ -13,24 +13,17 @@ from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import parse_problem
 from optimizer.rescore import by_networks, joint_reach, rechosen, rescore
 from tests.exit_records import exit_records
+from tests.optimizer.two_blocks import DOCUMENT
 
 RECORDS = exit_records(
     [[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], answers_NE=np.zeros((4, 3), dtype=np.int64), score="entropy"
 )
 """Two inputs are sure at ramp 0 and not at ramp 1, one at ramp 1 only, one never."""
 THRESHOLDS = {0: 0.4, 1: 0.4}
+LATENCY = {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 3, "ramp_s": [[0.0] * 3] * 2}}
+THREE_BLOCKS = {"blocks": 3, "ramps": [0, 1], "survival": [1.0, 0.5, 0.25], "latency": LATENCY}
 PROBLEM = parse_problem(
-    {
-        "blocks": 3,
-        "ramps": [0, 1],
-        "survival": [1.0, 0.5, 0.25],
-        "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 3, "ramp_s": [[0.0] * 3] * 2}},
-        "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
-        "link": {"bandwidth_bytes_per_s": 1e9},
-        "bytes_per_sample": 0,
-        "slo": {"latency_s": 1, "slack": 0},
-        "objective": {"maximize": "rate"},
-    }
+    {**DOCUMENT, **THREE_BLOCKS, "bytes_per_sample": 0, "slo": {"latency_s": 1, "slack": 0}}
 ).problem
 LATE = (
     Stage(
@@ -58,16 +51,17 @@ def test_joint_survival_counts_who_an_inactive_ramp_would_have_let_out() -> None
     assert tuple(REACH((0, 1))) == (1.0, 0.5, 0.25)
     assert tuple(REACH((1,))) == (1.0, 1.0, 0.75)  # nested would say 0.25
     assert tuple(REACH(())) == (1.0, 1.0, 1.0)
+    problem = replace(PROBLEM, networks=(1, 3))
+    reach = by_networks(problem, REACH, lambda active: (1.0, 1.0, 0.1))
+    assert list(reach((0, 1))) == [1.0, 0.5, 0.25]
+    assert list(reach((1,))) == [1.0, 1.0, 0.1]
 
 
-def test_both_views_of_a_plan_are_reported() -> None:
+def test_both_views_are_reported_and_the_candidate_of_the_records_is_chosen() -> None:
     [only] = rescore(PROBLEM, planned(), REACH).candidates
     assert only.nested.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.25 * 0.001))
     assert only.joint.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.75 * 0.001))
     assert only.broken == ()
-
-
-def test_the_candidate_that_the_records_prefer_is_chosen() -> None:
     rescoring = rescore(PROBLEM, planned(PROBLEM, EARLY), REACH)
     nested = [each.nested.rate_per_s for each in rescoring.candidates]
     assert nested == pytest.approx([16 / 0.00225, 16 / 0.002])  # 0.001 + 0.5 * 0.002
@@ -78,33 +72,20 @@ def test_the_candidate_that_the_records_prefer_is_chosen() -> None:
     assert chosen.gap == pytest.approx(0.2)
 
 
-def test_the_planners_own_choice_is_scored_once_and_stays_where_it_is_best() -> None:
+def test_the_planners_own_choice_stays_unless_a_cheaper_one_still_gives_the_rate() -> None:
     own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
     rescoring = rescore(PROBLEM, own, REACH)
     assert (len(rescoring.candidates), rescoring.chosen_index) == (1, 0)
     assert rechosen(PROBLEM, own, rescoring) is own
-
-
-def test_a_candidate_that_breaks_a_promise_by_the_records_is_passed_over() -> None:
     slo_s = evaluate(PROBLEM, LATE, REACH).latency_s
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s * 0.999, slack=0.0))
     rescoring = rescore(tight, planned(tight), REACH)
     assert rescoring.chosen is None
     assert rescoring.candidates[0].broken[0].startswith("takes ")
     assert rechosen(tight, planned(tight), rescoring) == planned(tight)
-
-
-def test_a_cost_is_minimised_among_those_that_still_give_the_rate() -> None:
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
     two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s by both views
     one = (replace(EARLY[0], replicas=1),)
     rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
     assert rescoring.chosen_index == 1
     assert rescoring.candidates[2].broken[0] == "does 2000/s, 3800/s are asked for"
-
-
-def test_records_of_all_networks_hold_where_each_has_an_active_ramp() -> None:
-    problem = replace(PROBLEM, networks=(1, 3))
-    reach = by_networks(problem, REACH, lambda active: (1.0, 1.0, 0.1))
-    assert list(reach((0, 1))) == [1.0, 0.5, 0.25]
-    assert list(reach((1,))) == [1.0, 1.0, 0.1]

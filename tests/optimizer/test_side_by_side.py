@@ -22,6 +22,7 @@ from profiles.table import LatencyTable
 from tests.optimizer.answers import planned
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.layouts import layouts
+from tests.optimizer.plain_problem import plain_problem
 from tests.optimizer.random_problems import random_problem
 
 SMALL = [seed for seed in range(500) if random_problem(seed).num_blocks <= 4]
@@ -113,8 +114,7 @@ def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_de
     """Blocks 0 and 1 are slow on V100. All T4 run them for one V100, and the other V100 are a chain of their own."""
     v100 = [[38.9], [10.9], [1.5], [1.5], [10.7], [5.9], [5.5], [4.5], [3.1]]
     t4 = [[5.1, 14.4], [8.2, 21.8], [11.4, 16.9], [8.9, 12.4], [12.9, 26.4], [5.8, 10.4], [11.8, 17.3], [10.4, 22.9]]
-    problem = PlanProblem(
-        num_blocks=9,
+    problem = plain_problem(
         ramps=(1, 2, 3, 6, 7),
         survival_N=(1.0, 1.0, 0.0519, 0.0245, 0.0226, 0.0226, 0.0226, 0.0019, 0.0006),
         latency={
@@ -127,7 +127,6 @@ def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_de
         link=Link(bandwidth_bytes_per_s=1e6, delay_s=0.0),
         bytes_per_sample_N=(7e4, 2.6e4, 3.1e4, 4.1e4, 2.1e4, 8e4, 8.7e4, 5e4, 8.2e4),
         slo=Slo(latency_s=1.28, slack=0.2),
-        objective=MaximizeRate(),
         most_chains=2,
     )
     found = planned(problem)

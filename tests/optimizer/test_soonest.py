@@ -14,7 +14,7 @@ from earlyexit.errors import PlanError
 from optimizer.decision import STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, Supply
 from optimizer.problem_file import read_problem
 from optimizer.soonest.search import WIDTHS
 from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
@@ -22,6 +22,7 @@ from optimizer.space import SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, chunks, in_space, planned, refused, within
 from tests.optimizer.brute_force import Twin
+from tests.optimizer.plain_problem import plain_problem
 from tests.optimizer.random_problems import random_latency_problem
 
 PROBLEMS = Path(__file__).parents[2] / "examples" / "problems"
@@ -38,7 +39,7 @@ def answers(seed: int, strategy: Strategy) -> Answers:
 
 
 @each_chunk
-def test_no_plan_of_the_space_answers_sooner(strategy: Strategy, seeds: range) -> None:
+def test_no_plan_of_the_space_answers_sooner_and_plans_keep_every_promise(strategy: Strategy, seeds: range) -> None:
     num_planned = 0
     for seed in seeds:
         both = answers(seed, strategy)
@@ -51,19 +52,11 @@ def test_no_plan_of_the_space_answers_sooner(strategy: Strategy, seeds: range) -
         assert both.decision.figures.mean_latency_s == pytest.approx(best_s, rel=AGREE), f"problem {seed}"
         assert both.decision.gap == pytest.approx(0, abs=AGREE)
         assert both.decision.bound == pytest.approx(best_s)
+        assert both.decision.figures == evaluate(both.problem, both.decision.stages)
+        for stages in (both.decision.stages, *both.decision.candidates):
+            assert violations(both.problem, stages, evaluate(both.problem, stages)) == [], f"problem {seed}: {stages}"
+            assert in_space(both.problem, strategy, stages), f"problem {seed}: {stages}"
     assert num_planned
-
-
-@each_chunk
-def test_plans_keep_every_promise_and_are_of_their_space(strategy: Strategy, seeds: range) -> None:
-    for seed in seeds:
-        problem, decision = answers(seed, strategy).problem, answers(seed, strategy).decision
-        if isinstance(decision, NoPlan):
-            continue
-        assert decision.figures == evaluate(problem, decision.stages)
-        for stages in (decision.stages, *decision.candidates):
-            assert violations(problem, stages, evaluate(problem, stages)) == [], f"problem {seed}: {stages}"
-            assert in_space(problem, strategy, stages), f"problem {seed}: {stages}"
 
 
 @each_chunk
@@ -89,21 +82,12 @@ def test_where_there_is_none_the_nearest_promises_are_told(strategy: Strategy, s
 def two_blocks(**changes: object) -> PlanProblem:
     """Batches of four take 4 ms in either block; half of the inputs are answered after the first."""
     table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.zeros((1, 1)))
-    problem = PlanProblem(
-        num_blocks=2,
-        ramps=(0,),
-        survival_N=(1.0, 0.5),
-        latency={"A": table, "B": table},
-        devices={"A": Supply(count=1), "B": Supply(count=1)},
-        link=Link(bandwidth_bytes_per_s=1e9),
-        bytes_per_sample_N=(0.0, 0.0),
-        slo=Slo(latency_s=1.0),
-        objective=MinimizeLatency(rate_per_s=600),
-    )
-    return replace(problem, **changes)  # type: ignore[arg-type]  # any field
+    latency = {"A": table, "B": table}
+    plain = {"survival_N": (1.0, 0.5), "latency": latency, "objective": MinimizeLatency(rate_per_s=600)}
+    return plain_problem(**plain | changes)
 
 
-def test_staying_wins_where_batches_of_what_is_left_fill_slowly() -> None:
+def test_staying_wins_where_batches_fill_slowly_and_stopping_where_devices_are_few() -> None:
     # Two devices in a row, each at 1 ms per input. Waits of 4/600 s fill as fast for all inputs in the second stage;
     # half of them wait there unanswered: 3.33 + 4 + 0.5 * (3.33 + 4). Stopping, its batch takes twice as long to fill.
     decision = planned(two_blocks())
@@ -111,9 +95,6 @@ def test_staying_wins_where_batches_of_what_is_left_fill_slowly() -> None:
     assert decision.figures.mean_latency_s == pytest.approx(4 / 600 / 2 + 0.004 + 0.5 * (4 / 600 / 2 + 0.004))
     stopping = planned(two_blocks(), "e3")
     assert stopping.figures.mean_latency_s == pytest.approx(4 / 600 / 2 + 0.004 + 4 / 600 / 2 + 0.5 * 0.004)
-
-
-def test_stopping_wins_where_staying_takes_more_than_there_is() -> None:
     # One device does 500/s of whole models, and 1 / (1 ms + 0.5 ms) where answered inputs make room.
     alone = two_blocks(devices={"A": Supply(count=1)})
     decision = planned(alone)
@@ -123,22 +104,19 @@ def test_stopping_wins_where_staying_takes_more_than_there_is() -> None:
     assert none.highest_rate_per_s == pytest.approx(500)
 
 
-def test_where_both_answer_as_soon_inputs_stop() -> None:
+def test_of_plans_that_answer_as_soon_one_whose_inputs_stop_and_the_cheaper_are_taken() -> None:
     table = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.zeros((1, 1)))
     single = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100))
     best, staying = planned(single), planned(single, "apparate")
     assert best.figures.mean_latency_s == staying.figures.mean_latency_s
     assert best.stages[0].splits[0].after_answer == "stop"
-
-
-def test_of_devices_that_answer_as_soon_the_cheaper_is_taken() -> None:
     supplies = {"A": Supply(count=1, usd_per_hour=4), "B": Supply(count=1, usd_per_hour=1)}
     decision = planned(two_blocks(devices=supplies, objective=MinimizeLatency(rate_per_s=100)), "serial")
     assert [stage.device for stage in decision.stages] == ["B"]
     assert decision.gap == 0
 
 
-def test_where_ramps_and_money_are_both_too_few_the_last_to_be_given_up_is_named() -> None:
+def test_ramps_and_money_that_are_too_few_are_named() -> None:
     dear = two_blocks(
         latency={"A": LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.full((1, 1), 0.001))},
         devices={"A": Supply(count=4, usd_per_hour=4)},
@@ -146,6 +124,12 @@ def test_where_ramps_and_money_are_both_too_few_the_last_to_be_given_up_is_named
     )
     bindings = [refused(replace(dear, budget_usd_per_hour=usd), "early-exit").binding for usd in (1.0, 4.0)]
     assert bindings == ["budget", "ramps"]
+    table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.full((1, 1), 0.001))
+    problem = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02))
+    none = refused(problem, "early-exit")
+    assert (none.binding, none.nearest_slo_s, none.highest_rate_per_s) == ("ramps", None, None)
+    decision = planned(two_blocks(objective=MaximizeRate()), "apparate")
+    assert decision.figures == planned(two_blocks(objective=MaximizeRate()), "stock").figures
 
 
 def three_sizes(table: LatencyTable) -> LatencyTable:
@@ -174,11 +158,8 @@ def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
     # where 0.4 of the inputs skip two blocks; behind block 0 0.1 skip three, behind block 2 0.5 skip one.
     table = LatencyTable(batches=(1,), block_s_NB=np.full((4, 1), 0.001), ramp_s_EB=np.full((3, 1), 0.00005))
     problem = two_blocks(
-        num_blocks=4,
-        ramps=(0, 1, 2),
         survival_N=(1.0, 0.9, 0.6, 0.5),
         latency={"A": table, "B": table},
-        bytes_per_sample_N=(0.0,) * 4,
         objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02),
     )
     decision = planned(problem, "apparate")
@@ -186,18 +167,6 @@ def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
     assert decision.figures.ramp_overhead == pytest.approx(0.05 / 4)
     free = replace(problem, objective=MinimizeLatency(rate_per_s=100))
     assert [split.ramps for split in planned(free, "apparate").stages[0].splits] == [(0, 1, 2)]
-
-
-def test_ramps_that_must_all_be_on_break_their_budget() -> None:
-    table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.full((1, 1), 0.001))
-    problem = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02))
-    none = refused(problem, "early-exit")
-    assert (none.binding, none.nearest_slo_s, none.highest_rate_per_s) == ("ramps", None, None)
-
-
-def test_where_rate_is_sought_plans_that_must_stay_have_no_ramps() -> None:
-    decision = planned(two_blocks(objective=MaximizeRate()), "apparate")
-    assert decision.figures == planned(two_blocks(objective=MaximizeRate()), "stock").figures
 
 
 @pytest.mark.parametrize("name", ["bert_base_16_v100", "bert_base_hetero"])
@@ -226,11 +195,8 @@ def test_a_model_that_is_too_large_is_refused() -> None:
     blocks = 1000
     table = LatencyTable(batches=(1,), block_s_NB=np.full((blocks, 1), 0.001), ramp_s_EB=np.zeros((blocks - 1, 1)))
     problem = two_blocks(
-        num_blocks=blocks,
-        ramps=tuple(range(blocks - 1)),
         survival_N=tuple(np.linspace(1, 0.5, blocks).tolist()),
         latency={"A": table, "B": table},
-        bytes_per_sample_N=(0.0,) * blocks,
     )
     with pytest.raises(PlanError, match="leave out some ramps or batch sizes"):
         solve(problem, "serial")

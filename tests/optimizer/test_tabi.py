@@ -20,18 +20,15 @@ LARGE = model("large", 26.0, [0.99, 0.99, 0.99, 0.9], [1, 1, 1, 1])
 BOTH = np.column_stack([SMALL.confidence_N, LARGE.confidence_N]), np.column_stack([SMALL.right_N, LARGE.right_N])
 
 
-def test_the_first_network_is_reached_by_all_and_the_next_by_whom_the_rule_sends_on() -> None:
+def test_the_next_network_is_reached_by_expectation_and_so_are_shares_and_accuracy() -> None:
     assert reaching(BOTH[0], 0.9, STEEP) == pytest.approx(np.array([[1, 0], [1, 0], [1, 1], [1, 1]]))
-
-
-def test_shares_and_accuracy_are_expectations() -> None:
     found = at_cutoff(*BOTH, 0.5, 0.0)
 
     assert found.answered_L == (0.5, 0.5)
     assert found.accuracy == pytest.approx((0.5 * 3 + 0.5 * 4) / 4)
 
 
-def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average() -> None:
+def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average_or_to_0() -> None:
     small = np.array([0.99, 0.89, 0.71, 0.55])
     confidence_NL = np.column_stack([small, small])
     right_NL = np.array([[1, 1], [0, 1], [0, 1], [0, 1]], dtype=float)
@@ -42,16 +39,13 @@ def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average() ->
     # third at 0.4, where 2 of 4 are right.
     assert [each.c for each in found] == [pytest.approx(0.95 - 0.05 * n) for n in range(11)]
     assert [each.accuracy for each in found] == [1] * 4 + [0.75] * 7
-
-
-def test_at_worst_c_ends_at_0() -> None:
     found = cutoffs(np.full((2, 2), 0.5), np.ones((2, 2)))
 
     assert len(found) == 20
     assert found[-1].c == 0
 
 
-def test_a_cascade_with_a_heavy_tail_is_no_candidate() -> None:
+def test_chosen_is_the_fastest_that_is_accurate_enough_and_without_a_heavy_tail() -> None:
     slow = model("slow", 20.0, [0.9] * 4, [1, 1, 1, 0])  # reroutes all at 0.95: 46 > 1.5 x 26
 
     found = candidates([slow, LARGE], STEEP)
@@ -59,9 +53,6 @@ def test_a_cascade_with_a_heavy_tail_is_no_candidate() -> None:
     assert all(each.tail_latency_s <= 1.5 * 26 for each in found)
     assert [each.models for each in found[:2]] == [("slow",), ("large",)]
     assert all(each.cutoff is not None and each.cutoff.c < 0.85 for each in found[2:])
-
-
-def test_chosen_is_the_fastest_that_is_accurate_enough() -> None:
     found = candidates([LARGE, SMALL], STEEP)
 
     chosen = select(found, 1.0)
@@ -73,9 +64,6 @@ def test_chosen_is_the_fastest_that_is_accurate_enough() -> None:
     single = select(found, 0.75)
     assert single is not None
     assert single.models == ("small",)
-
-
-def test_combinations_ascend_in_accuracy() -> None:
     middle = model("middle", 12.0, [0.99] * 4, [1, 1, 1, 0])
 
     found = candidates([LARGE, middle, SMALL], STEEP)

@@ -13,7 +13,7 @@ from optimizer.decision import NoPlan, Planned
 from optimizer.evaluate import evaluate, promised, sought, violations
 from optimizer.plan import Stage
 from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Supply
 from optimizer.problem_file import parse_problem, problem_document
 from optimizer.tokens import in_tokens, token_survival_N
 from profiles.lengths import Lengths
@@ -21,6 +21,7 @@ from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 from tests.optimizer.answers import planned, refused
 from tests.optimizer.brute_force import Twin
+from tests.optimizer.plain_problem import plain_problem
 from tests.optimizer.random_problems import random_problem
 
 LENGTH, LONG = 32, 128
@@ -36,18 +37,8 @@ def one_block(batches: tuple[int, ...] = (1, 4, 16), per_input_s: float = 0.001,
     """A block that takes 1 ms and 1 ms per input of 32 tokens, on four accelerators."""
     block_s = 0.001 + per_input_s * np.array([batches], dtype=float)
     table = LatencyTable(batches=batches, block_s_NB=block_s, ramp_s_EB=np.zeros((0, len(batches))), length=LENGTH)
-    problem = PlanProblem(
-        num_blocks=1,
-        ramps=(),
-        survival_N=(1.0,),
-        latency={"gpu": table},
-        devices={"gpu": Supply(count=4, usd_per_hour=1.0)},
-        link=Link(bandwidth_bytes_per_s=1e9),
-        bytes_per_sample_N=(0.0,),
-        slo=Slo(latency_s=1.0),
-        objective=MaximizeRate(),
-    )
-    return replace(problem, **changes)  # type: ignore[arg-type]
+    devices = {"gpu": Supply(count=4, usd_per_hour=1.0)}
+    return plain_problem(**{"survival_N": (1.0,), "latency": {"gpu": table}, "devices": devices, **changes})
 
 
 def test_inputs_that_all_have_the_latencys_length_are_planned_as_without_lengths() -> None:
@@ -65,12 +56,9 @@ def test_inputs_that_all_have_the_latencys_length_are_planned_as_without_lengths
         assert budgets == [(split.batch, split.batch * LENGTH) for stage in without.stages for split in stage.splits]
 
 
-def test_batches_get_budgets_of_tokens_with_room_for_the_shortest_inputs() -> None:
+def test_batches_have_room_for_the_shortest_inputs_and_rates_of_the_mean_input() -> None:
     found = planned(one_block(lengths=MIXED))
     assert found.stages[0].splits == (Split(first=0, end=1, batch=52, tokens=512),)  # 512 / 10, rounded up
-
-
-def test_the_rate_is_of_the_mean_input_and_of_budgets_as_full_as_they_get() -> None:
     problem = one_block(lengths=MIXED)
     found = planned(problem)
     held = round(MIXED.filled(512))
@@ -81,12 +69,9 @@ def test_the_rate_is_of_the_mean_input_and_of_budgets_as_full_as_they_get() -> N
     assert promised(problem, found.figures)["tokens_per_input"] == MIXED.mean
 
 
-def test_short_inputs_come_faster_than_long_ones() -> None:
+def test_rates_are_of_inputs_and_short_ones_come_faster() -> None:
     short, long = (planned(one_block(lengths=Lengths.of([tokens]))) for tokens in (8, 64))
     assert short.figures.rate_per_s == pytest.approx(8 * long.figures.rate_per_s)
-
-
-def test_a_rate_that_is_asked_for_is_of_inputs() -> None:
     asked = one_block(lengths=Lengths.of([64]), objective=MinimizeCost(rate_per_s=800.0))
     found = planned(asked)
     assert found.figures.served_per_s == pytest.approx(800.0)
@@ -134,14 +119,11 @@ def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
     return plain if asked is None else plain.with_rate(asked * lengths.mean)
 
 
-def test_a_plan_by_inputs_holds_as_many_tokens_as_its_inputs_have() -> None:
+def test_inputs_count_by_their_tokens_and_longer_ones_that_stay_too() -> None:
     problem = one_block(lengths=Lengths.of([16, 48]))
     figures = evaluate(problem, (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=1, batch=8),)),))
     assert figures.rate_per_s == pytest.approx(8 / 0.009)
     assert figures.splits[0].batch_at_block == (8.0,)
-
-
-def test_longer_inputs_that_stay_count_by_their_tokens() -> None:
     problem = one_block(lengths=MIXED)
     assert token_survival_N(problem) == (1.0,)
     wide = with_length(random_problem(3), MIXED)
@@ -160,15 +142,12 @@ def document(**changes: object) -> dict[str, object]:
     return {**problem_document(one_block(lengths=MIXED)), **changes}
 
 
-def test_problem_files_keep_lengths() -> None:
+def test_problem_files_say_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: Path) -> None:
     problem = one_block(lengths=MIXED, stayers_length_N=(1.0,))
     again = parse_problem(problem_document(problem)).problem
     assert (again.lengths, again.stayers_length_N, again.latency["gpu"].length) == (MIXED, (1.0,), LENGTH)
     assert "lengths" not in problem_document(one_block())
     assert "length" not in problem_document(one_block())["latency"]["gpu"]
-
-
-def test_problem_files_say_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("16\n48\n", encoding="utf-8")
     exit_records(np.zeros((2, 0)), score="entropy", tokens_N=np.array([16, 48])).save(tmp_path / "records.npz")
     for given in ([16, 48], {16: 1, 48: 1}, "lengths.txt", "records.npz"):

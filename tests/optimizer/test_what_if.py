@@ -6,29 +6,20 @@ import numpy as np
 import pytest
 
 from optimizer.problem import PlanProblem, Slo, Supply
-from optimizer.problem_file import parse_problem
 from optimizer.what_if import Axis, variants, with_batch_limit
 from profiles.table import LatencyTable
+from tests.optimizer.plain_problem import plain_problem
 
-PROBLEM = parse_problem(
-    {
-        "blocks": 1,
-        "ramps": [],
-        "survival": [1.0],
-        "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001, 0.002, 0.003]], "ramp_s": []}},
-        "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
-        "link": {"bandwidth_bytes_per_s": 1e9},
-        "bytes_per_sample": 0,
-        "slo": {"latency_s": 1, "slack": 0.2},
-        "objective": {"maximize": "rate"},
-    }
-).problem
+TABLE = LatencyTable(batches=(1, 2, 4), block_s_NB=np.array([[0.001, 0.002, 0.003]]), ramp_s_EB=np.ones((0, 3)))
+PROBLEM = plain_problem(survival_N=(1.0,), latency={"V100": TABLE}, slo=Slo(latency_s=1.0, slack=0.2))
 
 
-def test_an_slo_is_changed_and_keeps_its_slack() -> None:
+def test_an_slo_keeps_its_slack_and_a_batch_limit_devices_that_are_not_there() -> None:
     found = variants(PROBLEM, Axis(name="slo_s", values=(0.025, 0.05)))
     assert [each.value for each in found] == [0.025, 0.05]
     assert [each.problem.slo for each in found] == [Slo(latency_s=0.025, slack=0.2), Slo(latency_s=0.05, slack=0.2)]
+    nothing = with_t4(("V100", 0))
+    assert dict(with_batch_limit(nothing, 4).devices) == dict(nothing.devices)
 
 
 COARSE = LatencyTable(batches=(8, 16), block_s_NB=np.array([[0.004, 0.006]]), ramp_s_EB=np.ones((0, 2)))
@@ -52,8 +43,3 @@ def test_a_batch_limit_drops_the_devices_that_were_not_measured_up_to_it(problem
     limited = with_batch_limit(problem, 4)
     assert (set(limited.latency), set(limited.devices)) == ({"V100"}, {"V100"})
     assert set(with_batch_limit(problem, 8).latency) == {"V100", "T4"}
-
-
-def test_a_batch_limit_leaves_devices_that_are_not_there() -> None:
-    nothing = with_t4(("V100", 0))
-    assert dict(with_batch_limit(nothing, 4).devices) == dict(nothing.devices)

@@ -31,11 +31,12 @@ from optimizer.live.tuning.base import Tuned
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
 from simulator.fleet import AcceleratorPool
 from tests.deployments.control.control_fakes import ToldTuner
+from tests.optimizer.plain_problem import plain_problem
 from tests.simulation.model import NETWORKS, NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
 from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriver, Watcher, ask, generate
@@ -110,16 +111,13 @@ def random_stages(
 
 def problem(networks: tuple[int, ...]) -> PlanProblem:
     table = LatencyTable.of_rows((1, 2, 3, 4), [[0.003, 0.004, 0.004, 0.005]] * NUM_BLOCKS, [[0.0] * 4] * len(RAMPS))
-    return PlanProblem(
-        num_blocks=NUM_BLOCKS,
-        ramps=RAMPS,
+    return plain_problem(
         survival_N=(1.0, 0.8, 0.8, 0.6, 0.5, 0.5),
+        ramps=RAMPS,
         latency=dict.fromkeys(DEVICES, table),
         devices={device: Supply(count=count, usd_per_hour=1.0) for device, count in DEVICES.items()},
-        link=Link(bandwidth_bytes_per_s=1e9),
         bytes_per_sample_N=(8.0,) * NUM_BLOCKS,
         slo=Slo(latency_s=5.0),
-        objective=MaximizeRate(),
         networks=networks,
     )
 

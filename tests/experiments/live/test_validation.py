@@ -10,9 +10,10 @@ from experiments.live.validation import Driven, compare, is_right, said_by, simu
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problem import Link, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.optimizer.plain_problem import plain_problem
 
 DEVICE = "emulated:V100"
 EASY, HARD = ["easy"] * 8, ["hard"] * 8
@@ -34,16 +35,12 @@ def two_inputs() -> ExitRecords:
 def problem(slo_s: float) -> PlanProblem:
     """Two blocks of 1 s at any batch, and a ramp that costs nothing."""
     table = LatencyTable(batches=(1, 8), block_s_NB=np.ones((2, 2)), ramp_s_EB=np.zeros((1, 2)))
-    return PlanProblem(
-        num_blocks=2,
-        ramps=(0,),
+    return plain_problem(
         survival_N=(1.0, 0.5),
         latency={DEVICE: table},
         devices={DEVICE: Supply(count=2)},
         link=Link(bandwidth_bytes_per_s=1e15, delay_s=0.25),
-        bytes_per_sample_N=(0.0, 0.0),
         slo=Slo(latency_s=slo_s),
-        objective=MaximizeRate(),
     )
 
 
@@ -75,26 +72,20 @@ def driven(asked: list[list[str]], scheduled_s: list[float], took_s: list[float]
     return Driven(seconds=20.0, keys=tuple(key for each in asked for key in each), records=records, machine=0.3)
 
 
-def test_a_simulated_request_is_answered_with_its_last_input() -> None:
+def test_a_simulated_request_is_answered_with_its_last_input_or_fails_at_its_deadline() -> None:
     found_s = simulated_s(
         problem(10.0), PIPELINE, two_inputs(), driven([[*EASY[:7], "hard"], EASY], [0.0, 5.0], [2.0, 1.0])
     )
     assert found_s.tolist() == pytest.approx([2.25, 1.0]), "the hard input hops to the second stage"
-
-
-def test_a_simulated_request_fails_at_its_deadline_as_a_served_one_does() -> None:
     found_s = simulated_s(problem(3.0), WHOLE, two_inputs(), driven([HARD, HARD], [0.0, 0.5], [2.0, 3.5]))
     assert found_s[0] == pytest.approx(2.0)
     assert math.isnan(found_s[1]), "it would be answered after 3.5 s"
 
 
-def test_a_run_that_the_simulator_repeats_has_ratios_of_one() -> None:
+def test_a_repeated_run_has_ratios_of_one_and_an_answer_is_right_of_any_chain() -> None:
     found = compare(problem(4.0), WHOLE, two_inputs(), driven([HARD, EASY], [12.0, 12.5], [2.0, 3.5]))
     assert found["ratios"] == pytest.approx({"goodput_per_s": 1.0, "p50_s": 1.0, "p99_s": 1.0})
     assert found["wrong"] == 0
-
-
-def test_an_answer_is_right_if_it_is_one_chain_s() -> None:
     asked, records = [HARD, EASY], driven([HARD, EASY], [0.0, 0.0], [1.0, 1.0]).records
     both = Plan(stages=(stage(0, 2, 0), stage(0, 2)), shares=(0.5, 0.5), policy=POLICY)
     for plan, right in ((PIPELINE, [True, False]), (both, [True, True])):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from experiments.peers.processes import PEERS, serving
 from experiments.peers.stock import ServerOptions, StockModel
 from tests.end_to_end.tiny_service import make_model, some_texts
+from tests.experiments.peers.test_peers import free_port
 
 TEXTS = some_texts(50)
 
@@ -53,9 +53,3 @@ def split(document: object) -> tuple[list[str], list[float]]:
     assert isinstance(document, dict)
     answers = document.get("outputs", [document])
     return [each["label"] for each in answers], [each["score"] for each in answers]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -114,7 +114,7 @@ def test_a_broken_study_says_so_and_leaves_no_earlier_result(
     assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
 
 
-def test_the_report_is_its_results_and_nothing_else() -> None:
+def test_the_report_is_its_results_and_a_study_that_did_not_run_says_why() -> None:
     text = report_text([DONE])
     for words in (
         "- Versions: Python 3.11.9, numpy 2.4, offramp 0.1\n- Commit: 01234567\n- Date: 2025-01-02\n- Minutes: 1.5",
@@ -129,9 +129,6 @@ def test_the_report_is_its_results_and_nothing_else() -> None:
         assert words in text
     assert "figures/" not in report_text([DONE], pictures=False)
     assert "No study ran." in report_text([])
-
-
-def test_a_study_that_did_not_run_says_why() -> None:
     failed, skipped = report_text([FAILED]), report_text([SKIPPED])
     assert "| 1.30 / - | **failed**: PlanError: no \\| plan at all | - | - | - | `fake_study` |" in failed
     assert "**Failed**: PlanError: no | plan\nat all" in failed

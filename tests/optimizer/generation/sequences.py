@@ -12,10 +12,11 @@ from optimizer.decision import Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.generation.demand import Generation
 from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.optimizer.layouts import layouts, plan_of
+from tests.optimizer.plain_problem import plain_problem
 
 BATCHES = (1, 2, 4, 8, 16)
 GENERATION = Generation(prompt=Lengths(mean=16), output=Lengths(mean=5))
@@ -25,19 +26,14 @@ def two_blocks(*, count: int = 1, per_token_s: float = 0.0, half: float = 0.5, *
     """Two blocks of 10 ms and a time per token, a ramp of 1 ms between them, where `1 - half` of the steps leave."""
     block_s = 0.01 + per_token_s * np.array([BATCHES, BATCHES])
     table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=np.full((1, len(BATCHES)), 0.001))
-    problem = PlanProblem(
-        num_blocks=2,
-        ramps=(0,),
-        survival_N=(1.0, half),
-        latency={"gpu": table},
-        devices={"gpu": Supply(count=count, usd_per_hour=1.0)},
-        link=Link(bandwidth_bytes_per_s=1e9),
-        bytes_per_sample_N=(0.0, 0.0),
-        slo=Slo(latency_s=10.0, slack=0.0),
-        objective=MaximizeRate(),
-        generation=GENERATION,
-    )
-    return replace(problem, **changes)  # type: ignore[arg-type]  # fields of a problem
+    facts = {
+        "survival_N": (1.0, half),
+        "latency": {"gpu": table},
+        "devices": {"gpu": Supply(count=count, usd_per_hour=1.0)},
+        "slo": Slo(latency_s=10.0, slack=0.0),
+        "generation": GENERATION,
+    }
+    return plain_problem(**facts | changes)
 
 
 def asking(problem: PlanProblem, **changes: object) -> PlanProblem:

@@ -7,6 +7,7 @@ from pathlib import Path
 from optimizer.generation.demand import KvMemory
 from optimizer.problem import Slo
 from optimizer.problem_file import parse_problem, problem_document, read_problem
+from tests.offramp.cli.runs import written
 from tests.optimizer.generation.sequences import asking, two_blocks
 
 FILE = """\
@@ -37,14 +38,8 @@ generation:
 """
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "problem.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_the_section_says_what_sequences_ask(tmp_path: Path) -> None:
-    problem = read_problem(written(tmp_path, FILE)).problem
+def test_the_section_says_what_sequences_ask_and_is_written_and_read_again(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path / "problem.yaml", FILE)).problem
     generation = problem.generation
     assert problem.slo == Slo(latency_s=0.1, slack=0.1)
     assert generation is not None
@@ -59,28 +54,22 @@ def test_the_section_says_what_sequences_ask(tmp_path: Path) -> None:
         bytes_per_token=1000, weights_bytes=1e6, memory_bytes={"gpu": 2e7}, page_tokens=8, reserved_tokens=200
     )
     assert generation.held_tokens == 203.5
-
-
-def test_lengths_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "answers.txt").write_text("10\n30\n", encoding="utf-8")
-    text = FILE.replace("[4, 8, 12]", "answers.txt")
-    problem = read_problem(written(tmp_path, text)).problem
-    assert problem.generation is not None
-    assert problem.generation.output.shares == ((10, 0.5), (30, 0.5))
-
-
-def test_prompts_and_answers_may_be_those_of_a_trace(tmp_path: Path) -> None:
-    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,100,4\nx,300,8\n", encoding="utf-8")
-    text = FILE.replace("  prompt_tokens: 120\n  output_tokens: [4, 8, 12]\n", "  lengths: azure.csv\n")
-    generation = read_problem(written(tmp_path, text)).problem.generation
-    assert generation is not None
-    assert (generation.prompt.mean, generation.output.mean, generation.recorded) == (200, 6, ((100, 4), (300, 8)))
-
-
-def test_problems_are_written_and_read_again() -> None:
     kv = KvMemory(bytes_per_token=10.0, memory_bytes={"gpu": 1e6})
     problem = asking(two_blocks(), kv=kv, ttft_s=3.0, chunk=4)
     again = parse_problem(problem_document(problem)).problem
     assert again.generation == problem.generation
     assert problem_document(again) == problem_document(problem)
     assert again.latency["gpu"].context_s == problem.latency["gpu"].context_s
+
+
+def test_lengths_may_stand_in_a_file_of_their_own_or_in_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "answers.txt").write_text("10\n30\n", encoding="utf-8")
+    text = FILE.replace("[4, 8, 12]", "answers.txt")
+    problem = read_problem(written(tmp_path / "problem.yaml", text)).problem
+    assert problem.generation is not None
+    assert problem.generation.output.shares == ((10, 0.5), (30, 0.5))
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,100,4\nx,300,8\n", encoding="utf-8")
+    text = FILE.replace("  prompt_tokens: 120\n  output_tokens: [4, 8, 12]\n", "  lengths: azure.csv\n")
+    generation = read_problem(written(tmp_path / "problem.yaml", text)).problem.generation
+    assert generation is not None
+    assert (generation.prompt.mean, generation.output.mean, generation.recorded) == (200, 6, ((100, 4), (300, 8)))

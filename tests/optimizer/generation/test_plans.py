@@ -66,9 +66,6 @@ def test_plans_are_the_best_of_all_by_brute_force(seed: int) -> None:
 def test_full_batches_are_chosen_where_they_pay() -> None:
     found = planned(with_batch_limit(two_blocks(half=0.5), 8))
     assert len(found.stages[0].splits) == 2
-
-
-def test_where_skipped_tokens_fill_a_batch_a_larger_one_without_exits_is_as_good() -> None:
     found = planned(two_blocks(half=0.5))
     assert [split.batch for split in found.stages[0].splits] == [16]
 
@@ -89,6 +86,8 @@ def test_best_is_never_below_another_strategy_at_any_number_of_sequences() -> No
         rates = {strategy: each.figures.rate_per_s for strategy, each in plans.items()}
         assert rates["best"] == max(rates.values()), (most, rates)
         assert rates["serial"] >= max(rates["stock"], rates["early-exit"]), (most, rates)
+    found = planned(asking(two_blocks(count=3), most_running=1))
+    assert running_sequences(found.stages) == 1
 
 
 @pytest.mark.parametrize("most", [2, 6, 9, 15])
@@ -107,12 +106,20 @@ def with_memory(memory_bytes: float) -> PlanProblem:
     return asking(two_blocks(), kv=kv)
 
 
-def test_keys_and_values_of_all_that_run_have_room() -> None:
+def test_keys_and_values_have_room_and_first_tokens_time_or_that_is_said() -> None:
     free, tight = planned(with_memory(1e9)), planned(with_memory(5000.0 + 8 * 24 * 100))
     assert tight.figures.rate_per_s < free.figures.rate_per_s
     assert running_sequences(tight.stages) <= 8
     assert tight.bound == free.bound
     assert tight.gap > 0
+    problem = with_memory(5001.0)
+    assert "the memory of the accelerators is too small for keys and values" in no_plan_text(problem, refused(problem))
+    slow = asking(two_blocks(per_token_s=0.001), prompt=Lengths(mean=64))
+    free, quick = planned(slow), planned(asking(slow, ttft_s=0.9))
+    assert quick.figures.latency_s < free.figures.latency_s
+    for ttft_s in (0.05, 0.5):
+        none = asking(slow, ttft_s=ttft_s)
+        assert no_plan_text(none, refused(none)).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
 
 
 def test_figures_of_sequences_are_those_of_little() -> None:
@@ -128,22 +135,3 @@ def test_figures_of_sequences_are_those_of_little() -> None:
     assert said.pages is not None
     assert said.pages[0].pages == 100
     assert said.pages[0].needed == -(-said.running * 24 // 7)  # 16 + 5 tokens, and 3 of the last page
-
-
-def test_a_first_token_in_time_takes_smaller_batches_or_has_no_plan() -> None:
-    slow = asking(two_blocks(per_token_s=0.001), prompt=Lengths(mean=64))
-    free, quick = planned(slow), planned(asking(slow, ttft_s=0.9))
-    assert quick.figures.latency_s < free.figures.latency_s
-    for ttft_s in (0.05, 0.5):
-        none = asking(slow, ttft_s=ttft_s)
-        assert no_plan_text(none, refused(none)).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
-
-
-def test_too_little_memory_is_said() -> None:
-    problem = with_memory(5001.0)
-    assert "the memory of the accelerators is too small for keys and values" in no_plan_text(problem, refused(problem))
-
-
-def test_one_sequence_at_a_time_runs_alone() -> None:
-    found = planned(asking(two_blocks(count=3), most_running=1))
-    assert running_sequences(found.stages) == 1

@@ -45,16 +45,13 @@ def test_of_a_sequence_only_tokens_that_no_survivor_follows_are_never_filled_in(
     assert generation.rows(share) == pytest.approx(np.mean(reached) / steps, rel=0.01)
     assert generation.rows(1.0) == 1.0
     assert generation.rows(0.0) == 0.0
-
-
-def test_lengths_of_answers_count_by_their_steps() -> None:
     mixed = replace(GENERATION, output=Lengths.weighted({2: 0.5, 4: 0.5}))
     short, long = (replace(GENERATION, output=Lengths(mean=mean)) for mean in (2, 4))
     assert mixed.num_steps == 2
     assert mixed.rows(0.4) == pytest.approx((1 * short.rows(0.4) + 3 * long.rows(0.4)) / 4)
 
 
-def test_an_exit_saves_no_work_where_each_token_costs_the_same() -> None:
+def test_an_exit_saves_work_where_batches_have_room_and_else_none() -> None:
     problem = asking(two_blocks(per_token_s=0.01), output=Lengths(mean=10_001))
     table = replace(problem.latency["gpu"], block_s_NB=0.01 * np.array([BATCHES, BATCHES], dtype=float))
     problem = asking(replace(problem, latency={"gpu": table}), prompt=Lengths(mean=1))
@@ -62,9 +59,6 @@ def test_an_exit_saves_no_work_where_each_token_costs_the_same() -> None:
     # Half leave, and all that left are run by the second block later: what is won is the tail of a long sequence.
     assert evaluate(problem, one_split(8, (0,))).rate_per_s <= alone
     assert evaluate(problem, two_splits(8, 8)).rate_per_s <= alone
-
-
-def test_where_batches_have_room_fills_are_free_and_full_batches_pay() -> None:
     problem = asking(two_blocks(), output=Lengths(mean=10_001))
     prompts = 16 * 0.02 / 16 / 10_000  # of each step, one prompt of a batch of 16
     assert seconds(problem, one_split(8)) == pytest.approx([0.02 + 8 * prompts])
@@ -72,7 +66,7 @@ def test_where_batches_have_room_fills_are_free_and_full_batches_pay() -> None:
     assert evaluate(problem, two_splits(8, 8)).rate_per_s == pytest.approx(8 / (0.016 + 8 * prompts))
 
 
-def test_tokens_that_are_filled_in_take_their_time_in_the_batch() -> None:
+def test_a_batch_takes_the_time_of_fills_and_of_being_put_together() -> None:
     problem = asking(two_blocks(per_token_s=0.001), output=Lengths(mean=3), prompt=Lengths(mean=1))
     reached = 1 - (0.5 + 0.25) / 2  # of two steps: the last skips with 1/2, both with 1/4
     prompt_s = 0.011 / 2
@@ -83,15 +77,12 @@ def test_tokens_that_are_filled_in_take_their_time_in_the_batch() -> None:
     assert seconds(copied, two_splits(4, 4))[1] == pytest.approx(
         0.01 + 0.001 * 8 * (0.5 + 0.2 * (reached - 0.5)) + 8 * prompt_s
     )
-
-
-def test_a_batch_that_begins_in_the_middle_is_put_together_anew() -> None:
     plain, dear = two_blocks(), asking(two_blocks(), regroup_s=0.003)
     before, after = seconds(plain, two_splits(8, 8)), seconds(dear, two_splits(8, 8))
     assert after == pytest.approx([before[0], before[1] + 0.003])
 
 
-def test_the_head_is_what_the_last_block_takes_longer_and_sees_survivors_alone() -> None:
+def test_the_head_sees_survivors_alone_and_what_nobody_is_left_for_is_not_run() -> None:
     block_s = np.array([np.full(5, 0.01), 0.01 + 0.002 * np.array(BATCHES)])
     table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=np.zeros((1, 5)))
     body, head_s_B = without_head(table)
@@ -101,9 +92,6 @@ def test_the_head_is_what_the_last_block_takes_longer_and_sees_survivors_alone()
     prompt_s = (0.02 + 0.002) / 100
     some = 1 - 0.5**8  # chance that not all leave
     assert seconds(problem, one_split(8, (0,))) == pytest.approx([0.01 + some * 0.01 + 0.002 * 4 + 8 * prompt_s])
-
-
-def test_what_nobody_is_left_for_is_not_run_and_the_next_has_more_to_fill_in() -> None:
     problem = asking(two_blocks(per_token_s=0.001), output=Lengths(mean=1e6), prompt=Lengths(mean=1))
     # Of single steps half have no survivor; where one has, there is another token to fill in, on average.
     assert seconds(problem, one_split(1, (0,))) == pytest.approx([0.011 + 0.001 + 0.5 * (0.01 + 0.002)], rel=1e-4)
@@ -123,7 +111,7 @@ def test_a_late_head_is_asked_once_of_all_who_leave() -> None:
     assert seconds(late, two_splits(8, 4)) == pytest.approx([0.011 + head_of_survivors_s, 0.01 + 0.005], rel=1e-4)
 
 
-def test_prompts_are_cut_into_chunks_that_were_measured() -> None:
+def test_prompts_are_cut_into_chunks_and_unmeasured_batches_refused() -> None:
     problem = asking(two_blocks(per_token_s=0.001), prompt=Lengths(mean=40))
     table = problem.latency["gpu"]
     assert chunk_of(table, None) == 16
@@ -132,9 +120,6 @@ def test_prompts_are_cut_into_chunks_that_were_measured() -> None:
     assert step_table(asking(problem, chunk=8), "gpu").prompt_s_N == pytest.approx([0.05 + 0.04] * 2)
     own = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.007), ramp_s_EB=np.zeros((1, 1)), length=64)
     assert step_table(asking(problem, prefill={"gpu": own}), "gpu").prompt_s_N == pytest.approx([0.007, 0.007])
-
-
-def test_batches_of_more_tokens_than_were_measured_are_refused() -> None:
     problem = asking(two_blocks(), output=Lengths(mean=1001))
     with pytest.raises(PlanError, match=r"blocks 1 to 1 run 31\.9\d+ tokens at once at batch 16, .* are at most 16"):
         evaluate(problem, two_splits(16, 16))

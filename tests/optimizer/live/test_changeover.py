@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 from numpy.random import Generator, default_rng
 
 from earlyexit.network.boundary import Split
@@ -13,7 +12,6 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 
 Counts = Mapping[str, int]
-SWITCH = ["prepare", "switch"]
 
 
 def placed(*stages: tuple[str, int], epoch: int = 0, avoided: Mapping[str, str] | None = None) -> PlacedPlan:
@@ -35,71 +33,37 @@ def line(step: ChangeStep) -> str:
             return type(step).__name__.lower()
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "running", "coming", "log"),
-    [
-        pytest.param(
-            placed(("T4", 2), ("T4", 2)),
-            placed(("T4", 3), ("T4", 1), epoch=1),
-            {},
-            {},
-            SWITCH,
-            id="within-the-same-counts-nothing-starts",
-        ),
-        pytest.param(
-            placed(("T4", 2), ("V100", 2)),
-            placed(("T4", 4), ("V100", 1), epoch=1),
-            {},
-            {},
-            ["T4=4", "await T4=4", *SWITCH, "drain", "V100=1"],
-            id="a-type-grows-before-the-switch-and-another-shrinks-after-the-drain",
-        ),
-        pytest.param(
-            placed(("T4", 3)),
-            placed(("T4", 1), ("T4", 2), epoch=1, avoided={"slow": "T4"}),
-            {},
-            {},
-            ["T4=4", "await T4=4", *SWITCH],
-            id="an-avoided-replica-keeps-its-accelerator",
-        ),
-        pytest.param(None, placed(("T4", 2)), {}, {}, ["T4=2", "await T4=2", *SWITCH], id="a-first-plan"),
-        pytest.param(
-            None,
-            placed(("T4", 2)),
-            {"T4": 2, "V100": 1},
-            {},
-            ["T4=2", *SWITCH, "drain", "V100=0"],
-            id="not-known-before",
-        ),
-        pytest.param(placed(("T4", 3)), placed(("T4", 3)), {}, {}, [], id="the-same"),
-        pytest.param(
-            placed(("T4", 3)), placed(("T4", 3)), {"T4": 2}, {}, ["T4=3", "await T4=3", "prepare"], id="one-died"
-        ),
-        pytest.param(placed(("T4", 3)), placed(("T4", 3)), {"T4": 3, "V100": 1}, {}, ["V100=0"], id="an-idle-type"),
-        pytest.param(
-            placed(("T4", 3)),
-            placed(("T4", 2), epoch=1),
-            {"T4": 2},
-            {},
-            ["T4=2", *SWITCH],
-            id="a-lost-one-does-not-come-back",
-        ),
-        pytest.param(
-            placed(("T4", 4)),
-            placed(("T4", 4), ("V100", 1), epoch=1),
-            {"T4": 4, "V100": 0},
-            {"T4": 4, "V100": 1},
-            ["V100=1", "await V100=1", *SWITCH],
-            id="one-that-starts-is-waited-for",
-        ),
-    ],
-)
-def test_a_change_over(
-    before: PlacedPlan | None, after: PlacedPlan, running: Counts, coming: Counts, log: list[str]
-) -> None:
-    now = {**({} if before is None else before.occupied), **running}
-    counts = {"T4": 9, "V100": 9}
-    assert [line(each) for each in steps(before, after, counts, now, coming or now)] == log
+def log(
+    before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = None, coming: Counts | None = None
+) -> str:
+    """The steps of a change-over; replicas run as the plan before has them unless `running` says otherwise."""
+    now = {**({} if before is None else before.occupied), **(running or {})}
+    return ", ".join(line(each) for each in steps(before, after, {"T4": 9, "V100": 9}, now, coming or now))
+
+
+def test_a_change_over_starts_no_replica_that_moves_to_another_stage() -> None:
+    grown = placed(("T4", 4), ("V100", 1), epoch=1)
+    # Within the same counts nothing starts; else a type grows before the switch, and another shrinks after the drain.
+    assert log(placed(("T4", 2), ("T4", 2)), placed(("T4", 3), ("T4", 1), epoch=1)) == "prepare, switch"
+    assert log(placed(("T4", 2), ("V100", 2)), grown) == "T4=4, await T4=4, prepare, switch, drain, V100=1"
+    # An avoided replica keeps its accelerator.
+    avoiding = placed(("T4", 1), ("T4", 2), epoch=1, avoided={"slow": "T4"})
+    assert log(placed(("T4", 3)), avoiding) == "T4=4, await T4=4, prepare, switch"
+    assert log(None, placed(("T4", 2))) == "T4=2, await T4=2, prepare, switch"
+    # What ran before is not known.
+    assert log(None, placed(("T4", 2)), {"T4": 2, "V100": 1}) == "T4=2, prepare, switch, drain, V100=0"
+    # The same plan, where nothing is wrong, where a replica died, and where a type is idle.
+    same = placed(("T4", 3))
+    assert log(same, same) == ""
+    assert log(same, same, {"T4": 2}) == "T4=3, await T4=3, prepare"
+    assert log(same, same, {"T4": 3, "V100": 1}) == "V100=0"
+    # A replica that was lost does not come back, and one that starts is waited for.
+    assert log(same, placed(("T4", 2), epoch=1), {"T4": 2}) == "T4=2, prepare, switch"
+    starts = log(placed(("T4", 4)), grown, {"T4": 4, "V100": 0}, {"T4": 4, "V100": 1})
+    assert starts == "V100=1, await V100=1, prepare, switch"
+    before = placed(("T4", 2), ("T4", 2), ("V100", 1))
+    assert num_started(before, placed(("T4", 4), ("V100", 3))) == 2
+    assert num_started(None, placed(("T4", 4), ("V100", 3))) == 7
 
 
 def random_plan(rng: Generator, counts: Counts, *, epoch: int) -> PlacedPlan:
@@ -145,9 +109,3 @@ def test_in_every_change_over_no_plan_lacks_replicas_and_none_has_too_many() -> 
         assert is_switched
         assert {device: each for device, each in now.items() if each} == after.occupied, seed
     assert started > 100
-
-
-def test_replicas_that_move_to_another_stage_are_not_started() -> None:
-    before = placed(("T4", 2), ("T4", 2), ("V100", 1))
-    assert num_started(before, placed(("T4", 4), ("V100", 3))) == 2
-    assert num_started(None, placed(("T4", 4), ("V100", 3))) == 7

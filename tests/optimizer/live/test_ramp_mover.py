@@ -38,22 +38,19 @@ def kept_thresholds(records: ExitRecords) -> dict[int, float]:
     return at(*records.ramps)
 
 
-def test_answers_are_released_after_the_blocks_and_active_ramps_before_them() -> None:
+def test_answers_are_released_after_blocks_and_ramps_and_utility_is_what_that_saves() -> None:
     times = ExitTimes(block_s=(1.0, 2.0, 3.0), ramp_s={0: 0.5, 1: 0.25})
     assert times.released_s([]).tolist() == [1, 3, 6]
     assert times.released_s([1]).tolist() == [1, 3.25, 6.25]
     assert times.overhead([0, 1]) == 0.75 / 6
     assert times.mean_s(np.array([1, 2]), [1]) == (3.25 + 6.25) / 2
-
-
-def test_a_ramps_utility_is_what_it_saves_less_what_it_costs_those_that_pass() -> None:
     window = leaving({2: 1, 8: 1}, 10)
     found = utilities(window.outcome(at(2, 8)), (2, 8), TIMES)
     # Ramp 2 spares one input eight blocks and ramp 8, nine others pass; ramp 8 spares one two blocks, eight pass.
     assert found == {2: pytest.approx(8 + 0.1 - 9 * 0.1), 8: pytest.approx(2 - 8 * 0.1)}
 
 
-def test_ramps_that_cost_more_than_they_save_go_and_the_middle_of_an_interval_is_tried() -> None:
+def test_ramps_that_cost_more_than_they_save_go_and_others_are_added_shifted_or_kept() -> None:
     # Figure 12: ramp 2 stays, 5 and 9 are dropped. Behind 2 the intervals are 3-4 and 6-8; their middles 3 and 7.
     window = leaving({2: 100, 5: 10, 9: 50}, 1000)
     moved = move(window, at(2, 5, 9), TIMES, kept_thresholds, BUDGET)
@@ -61,29 +58,17 @@ def test_ramps_that_cost_more_than_they_save_go_and_the_middle_of_an_interval_is
     assert moved.words == "drops ramps [5, 9], tries ramp 7"
     assert moved.active == (2, 7)
     assert moved.thresholds == {2: 0.9, 7: NEVER}
-
-
-def test_a_search_for_thresholds_may_save_the_ramps() -> None:
     window = leaving({2: 10}, 20)
     moved = move(window, {2: NEVER}, TIMES, kept_thresholds, BUDGET)
     assert moved.active == (2,)
     assert moved.thresholds == at(2)
     assert moved.words == "tuned: no ramp costs more than it saves"
-
-
-def test_where_all_are_worth_their_cost_one_is_added_before_the_best() -> None:
     moved = move(leaving({4: 50, 8: 20}, 100), at(4, 8), TIMES, kept_thresholds, BUDGET)
     assert (moved.active, moved.words) == ((3, 4, 8), "tries ramp 3, before ramp 4")
     assert moved.thresholds == {3: NEVER, **at(4, 8)}
-
-
-def test_without_budget_for_one_more_the_worst_moves_one_place_earlier() -> None:
     window = leaving({3: 30, 5: 30, 8: 30}, 100)
     moved = move(window, at(3, 5, 8), TIMES, kept_thresholds, BUDGET)
     assert (moved.active, moved.words) == ((3, 5, 7), "shifts ramp 8 to 7")
-
-
-def test_where_no_ramp_is_left_all_begins_anew() -> None:
     empty = of_ramps(leaving({3: 30}, 100), ())
     assert move(empty, {}, TIMES, kept_thresholds, BUDGET).active == spread_out(TIMES, BUDGET)
 

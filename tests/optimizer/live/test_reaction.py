@@ -40,43 +40,24 @@ def left(early: int, late: int) -> dict[int, int]:
     return {0: early, 1: late}
 
 
-def test_only_active_ramps_let_inputs_out() -> None:
+def test_only_active_ramps_let_inputs_out_within_an_interval() -> None:
     expected = expected_shares(FORECAST, (1,))
     assert expected.share_N == (1.0, 1.0, 0.6, 0.6)
     assert expected.low_N == (1.0, 1.0, 0.5, 0.5)
     assert expected.high_N == (1.0, 1.0, 0.7, 0.7)
-
-
-def test_joint_shares_move_the_interval_and_keep_its_width() -> None:
     expected = expected_shares(FORECAST, (1,), reach=lambda active: (1.0, 1.0, 0.95, 0.95))
     assert expected.share_N[2] == 0.95
     assert expected.low_N[2] == pytest.approx(0.85)
     assert expected.high_N[2] == 1.0
 
 
-def test_the_bounds_of_what_is_seen_are_those_of_wilson() -> None:
+def test_what_is_seen_has_wilsons_bounds_and_what_is_sure_but_small_is_no_deviation() -> None:
     found = survival_deviation(one_ramp(), left(300, 700))
     assert found is not None
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
     assert (found.least_left, found.most_left) == pytest.approx((0.2724, 0.3291), abs=1e-4)
     assert found.beyond == pytest.approx(0.45 - 0.3291, abs=1e-4)
     assert found.words == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
-
-
-@pytest.mark.parametrize(
-    ("exits", "why"),
-    [
-        pytest.param(left(10, 89), "fewer than the least inputs", id="few"),
-        pytest.param(left(60, 60), "inside", id="inside"),
-        pytest.param(left(46, 74), "38 %, which noise of 120 inputs explains", id="noise"),
-        pytest.param({}, "nothing", id="nothing"),
-    ],
-)
-def test_what_chance_explains_is_no_deviation(exits: Mapping[int, int], why: str) -> None:
-    assert survival_deviation(one_ramp(), exits) is None, why
-
-
-def test_what_is_sure_but_small_is_no_deviation() -> None:
     sharp = one_ramp(low=0.499, high=0.501)
     assert survival_deviation(sharp, left(54_000, 46_000)) is None
     found = survival_deviation(sharp, left(54_000, 46_000), least_difference=0.03)
@@ -84,15 +65,21 @@ def test_what_is_sure_but_small_is_no_deviation() -> None:
     assert found.left == 0.54
 
 
-def test_the_ramp_that_is_furthest_off_is_named() -> None:
+@pytest.mark.parametrize(
+    "exits",
+    [left(10, 89), left(60, 60), left(46, 74), {}],
+    ids=["fewer than the least inputs", "inside", "38 %, which noise of 120 inputs explains", "nothing"],
+)
+def test_what_chance_explains_is_no_deviation(exits: Mapping[int, int]) -> None:
+    assert survival_deviation(one_ramp(), exits) is None
+
+
+def test_the_ramp_furthest_off_is_named_unless_inputs_are_unknown() -> None:
     expected = expected_shares(FORECAST, (0, 1, 2))
     found = survival_deviation(expected, {0: 200, 1: 900, 2: 0, 3: 0})
     assert found is not None
     assert found.ramp == 1  # all have left, 30 % to 50 % were expected; at ramp 2 50 % to 70 %
     assert survival_deviation(expected, {0: 200, 1: 200, 2: 200, 3: 400}) is None
-
-
-def test_inputs_that_may_have_gone_either_way_widen_what_is_seen() -> None:
     assert survival_deviation(one_ramp(), left(700, 300)) is not None
     assert survival_deviation(one_ramp(), left(700, 300), unknown=400) is None
 
@@ -110,24 +97,25 @@ def test_agreement_is_seldom_called_a_deviation() -> None:
     assert 10 <= alarms <= 65  # at most 5 % for three ramps together, and some
 
 
-RATES = RateForecast(
-    rate_rps_H=np.array([100.0]),
-    low_rps_H=np.array([70.0]),
-    high_rps_H=np.array([150.0]),
-    coverage=0.95,
-    method=METHOD,
-)
+def rates(expected_rps: float, low_rps: float, high_rps: float) -> RateForecast:
+    """Of one window to come."""
+    mean_H, low_H, high_H = (np.array([each]) for each in (expected_rps, low_rps, high_rps))
+    return RateForecast(rate_rps_H=mean_H, low_rps_H=low_H, high_rps_H=high_H, coverage=0.95, method=METHOD)
 
 
 def rate(num_arrived: int, *, sized_for_rps: float | None = 150.0, seconds: float = 10.0) -> RateDeviation | None:
-    return rate_deviation(RATES, num_arrived, seconds, sized_for_rps=sized_for_rps)
+    return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, sized_for_rps=sized_for_rps)
 
 
-def test_a_rate_beyond_its_interval_and_noise_is_told_in_words() -> None:
+def test_a_rate_beyond_its_interval_or_the_plans_size_is_told() -> None:
     found = rate(2000)
     assert found is not None
     assert found.words == "200 requests/s came for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
+    found = rate(1400, sized_for_rps=120.0)
+    assert found is not None
+    assert found.high_rps == 120.0
+    assert rate(100_000, sized_for_rps=None) is None
 
 
 @pytest.mark.parametrize("num_arrived", [1000, 1500, 1570, 700, 660])
@@ -136,35 +124,10 @@ def test_a_rate_that_the_interval_or_its_noise_explains_is_no_deviation(num_arri
     assert rate(num_arrived) is None
 
 
-def test_a_rate_that_the_plan_was_not_sized_for_is_told() -> None:
-    found = rate(1400, sized_for_rps=120.0)
-    assert found is not None
-    assert found.high_rps == 120.0
-
-
-def test_a_plan_of_the_highest_rate_does_not_mind_the_demand() -> None:
-    assert rate(100_000, sized_for_rps=None) is None
-
-
-def test_a_difference_below_a_fifth_is_none() -> None:
-    sharp = RateForecast(
-        rate_rps_H=np.array([100.0]),
-        low_rps_H=np.array([99.0]),
-        high_rps_H=np.array([101.0]),
-        coverage=0.95,
-        method=METHOD,
-    )
+def test_a_difference_below_a_fifth_is_none_nor_one_below_an_endless_bound() -> None:
+    sharp = rates(100.0, 99.0, 101.0)
     assert rate_deviation(sharp, 119_000, 1000.0, sized_for_rps=101.0) is None
     assert rate_deviation(sharp, 121_000, 1000.0, sized_for_rps=101.0) is not None
-
-
-def test_nothing_was_expected_above_an_endless_bound_but_what_the_plan_was_sized_for() -> None:
-    unsure = RateForecast(
-        rate_rps_H=np.array([10.0]),
-        low_rps_H=np.array([0.0]),
-        high_rps_H=np.array([inf]),
-        coverage=0.95,
-        method=METHOD,
-    )
+    unsure = rates(10.0, 0.0, inf)
     assert rate_deviation(unsure, 500, 10.0, sized_for_rps=100.0) is None
     assert rate_deviation(unsure, 5000, 10.0, sized_for_rps=100.0) is not None

@@ -30,34 +30,10 @@ def names(times: list[ReplicaTimes], *, resting: Collection[str] = ()) -> list[s
     return [each.replica for each in found]
 
 
-def test_one_of_three_is_slow() -> None:
+def test_one_of_three_is_slow_and_no_more_than_a_third_rests() -> None:
     (straggler,) = find(slots(a=[1.0, 1.1, 1.8]), one_second, 1.5)
     assert (straggler.replica, straggler.slot, straggler.device) == ("a2", "a", "T4")
     assert straggler.words == "a2 takes 1.71 times as long as its 2 peers (1.80 against 1.05 times the profile)"
-
-
-def test_a_profile_that_is_wrong_for_all_makes_no_stragglers() -> None:
-    assert names(slots(a=[3.0, 3.0, 3.0, 3.0], b=[3.0, 3.0], c=[3.0])) == []
-
-
-def test_a_profile_that_is_wrong_for_one_slot_makes_none_of_two_that_agree() -> None:
-    assert names(slots(a=[1.0] * 4, b=[2.0, 2.1])) == []
-
-
-def test_of_two_in_a_slot_the_others_of_the_type_say_which_is_slow() -> None:
-    assert names(slots(a=[1.0] * 4, b=[1.0, 2.0])) == ["b1"]
-    assert names(slots(a=[2.0] * 4, b=[1.0, 2.0])) == []  # the other is quick
-
-
-def test_one_alone_in_its_slot_is_held_against_its_type() -> None:
-    assert names(slots(a=[1.0, 1.0, 1.0], b=[2.0])) == ["b0"]
-
-
-def test_one_alone_on_its_type_has_no_peers() -> None:
-    assert names([*slots(a=[1.0, 1.0, 1.0]), ran("b0", "b", 9.0, device="V100")]) == []
-
-
-def test_no_more_than_a_third_rests_the_slowest_of_all() -> None:
     assert names(slots(a=[1.0, 1.0, 1.0, 2.0, 3.0])) == ["a4"]
     times = slots(a=[1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     assert names(times) == ["a5", "a4"]
@@ -66,7 +42,14 @@ def test_no_more_than_a_third_rests_the_slowest_of_all() -> None:
     assert names([*slots(a=[1.0, 1.0]), ran("a2", "a", 5.0, batches=9)]) == [], "of few batches nothing is known"
 
 
-def test_peers_may_have_run_other_batches() -> None:
+def test_peers_are_those_of_the_slot_or_the_type_whatever_batches_they_ran() -> None:
+    assert names(slots(a=[3.0, 3.0, 3.0, 3.0], b=[3.0, 3.0], c=[3.0])) == []
+    assert names(slots(a=[1.0] * 4, b=[2.0, 2.1])) == []
+    assert names(slots(a=[1.0] * 4, b=[1.0, 2.0])) == ["b1"]
+    assert names(slots(a=[2.0] * 4, b=[1.0, 2.0])) == []  # the other is quick
+    assert names(slots(a=[1.0, 1.0, 1.0], b=[2.0])) == ["b0"]
+    assert names([*slots(a=[1.0, 1.0, 1.0]), ran("b0", "b", 9.0, device="V100")]) == []
+
     def by_size(device: str, split: Split, size: float) -> float:
         return size / 4
 

@@ -10,8 +10,9 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame, Delivered, Judgement, Trial, is_blamed, judge
 from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
+from tests.optimizer.plain_problem import plain_problem
 
 
 def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, dropped: int = 0) -> Delivered:
@@ -50,13 +51,11 @@ def test_what_a_plan_keeps_of_its_promise(now: Delivered, kept: float) -> None:
     assert now.kept(200.0) == pytest.approx(kept)
 
 
-def test_a_plan_that_does_what_it_promised_is_kept() -> None:
+def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> None:
     verdict = judged(trial(AS_PROMISED), served(300, 190, dropped=110))
     assert verdict.outcome == "keep"
     assert verdict.words == "keeps the plan: plan 3 gives 190/s in time, 95.0% of what was expected (200/s)"
-
-
-def test_a_plan_that_does_much_less_than_the_one_before_would_is_rolled_back() -> None:
+    assert judged(trial(AS_PROMISED), served(20, 20)).outcome == "keep"
     verdict = judged(trial(AS_PROMISED), served(300, 100, dropped=200))
     assert verdict.outcome == "roll back"
     # 148 of 150 settled inputs were in time: of 300/s that is 148 of the 150/s that the plan could do.
@@ -64,22 +63,19 @@ def test_a_plan_that_does_much_less_than_the_one_before_would_is_rolled_back() -
         "rolls back: plan 3 gives 100/s in time, 50.0% of what was expected (200/s); "
         "the one before kept 98.7% of its own and would give 148/s"
     )
+    assert judged(trial(AS_PROMISED), served(300, 0)).outcome == "roll back"
 
 
-def test_little_demand_is_no_fault_of_the_plan() -> None:
-    assert judged(trial(AS_PROMISED), served(20, 20)).outcome == "keep"
-
-
-def test_a_plan_is_kept_where_the_one_before_fell_as_short() -> None:
+def test_a_plan_is_kept_where_the_one_before_is_no_better_or_is_not_known() -> None:
     verdict = judged(trial(served(300, 75, dropped=225)), served(300, 110, dropped=190))
     assert verdict.outcome == "keep"
     assert "the one before kept 50.0% of its own and would give 75/s" in verdict.words
-
-
-def test_without_a_plan_before_there_is_nothing_to_go_back_to() -> None:
     verdict = judged(trial(None), served(300, 10, dropped=290))
     assert verdict.outcome == "keep"
     assert verdict.words.endswith("; none was measured before it")
+    verdict = judged(trial(AS_PROMISED), served(300, 155, dropped=145))
+    assert verdict.kept == pytest.approx(0.775)
+    assert verdict.reason == "no better before"
 
 
 @pytest.mark.parametrize(
@@ -95,24 +91,10 @@ def test_it_waits_for_enough_but_not_for_ever(now: Delivered, outcome: str, word
     assert (verdict.outcome, verdict.words) == (outcome, words)
 
 
-def test_a_plan_is_kept_where_the_one_before_would_give_less_of_what_is_offered_now() -> None:
-    verdict = judged(trial(AS_PROMISED), served(300, 155, dropped=145))
-    assert verdict.kept == pytest.approx(0.775)
-    assert verdict.reason == "no better before"
-
-
-def test_a_plan_that_answers_nothing_is_not_waited_for() -> None:
-    assert judged(trial(AS_PROMISED), served(300, 0)).outcome == "roll back"
-
-
-PROBLEM = PlanProblem(
-    num_blocks=2,
-    ramps=(0,),
+PROBLEM = plain_problem(
     survival_N=(1.0, 0.5),
     latency={"T4": LatencyTable(batches=(4,), block_s_NB=np.ones((2, 1)), ramp_s_EB=np.ones((1, 1)))},
     devices={"T4": Supply(count=4)},
-    link=Link(bandwidth_bytes_per_s=1e9),
-    bytes_per_sample_N=(0.0, 0.0),
     slo=Slo(latency_s=10.0),
     objective=MinimizeCost(rate_per_s=100.0),
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.pame.batches import seconds_of, time_matrix
+from optimizer.pame.batches import Batching, batch_times, seconds_of, time_matrix
 from optimizer.pame.checks import GivenChecks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from profiles.records import RecordedBatches
@@ -35,16 +35,15 @@ def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> 
     assert (behind.whole_s, behind.allowed_E) == (6, [1])
 
 
-def test_the_exit_of_the_least_mean_is_taken_though_another_lets_more_leave() -> None:
+def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> None:
     # After block 0 two of four leave: 6 s for them, 10 s for the rest, 8 s. After block 1 all four: 10 s.
     step = search([[1, 1], [1, 1], [0, 1], [0, 1]]).steps[0]
     assert [each.mean_s for each in step.candidates] == [8, 10]
     assert [each.left_K.tolist() for each in step.candidates] == [[2], [0]]
     assert step.chosen is not None
     assert (step.chosen.ramp, step.chosen.allowed, step.chosen.slower) == (0, 3, 0)
-
-
-def test_a_batch_that_takes_longer_than_without_exits_rules_an_exit_out() -> None:
+    alone = search([[1, 0]] * 4)
+    assert (alone.ramps, len(alone.steps)) == ((0,), 1)
     three_move_on = [[1, 1], [0, 1], [0, 1], [0, 1]]  # 6 + 6 s: as long as without
     nobody_leaves = [[0, 0]] * 4  # 6 + 8 s
     late = [[1, 1]] * 4 + nobody_leaves
@@ -67,11 +66,6 @@ def test_an_exit_that_costs_precision_is_not_taken() -> None:
     assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)
 
 
-def test_the_search_ends_where_everybody_has_left() -> None:
-    alone = search([[1, 0]] * 4)
-    assert (alone.ramps, len(alone.steps)) == ((0,), 1)
-
-
 def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come() -> None:
     """Behind exit 0 at most 3 may move on: with exit 1 they take 4.5 s and 1 s per input that goes on, else 6 s."""
     goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
@@ -79,3 +73,14 @@ def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come(
     assert goes_on.steps[1].matrix.batch == 3
     assert goes_on.chosen[1].tail_s == 5.5
     assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
+
+
+def test_batches_in_order_of_arrival_take_what_their_own_inputs_take() -> None:
+    exits_N = np.array([0, 1, 0, 2, 0, 0, 0, 0, 2])  # the last is in no batch
+    times = Batching(seconds=seconds_of(TABLE, (0, 1)), size=4).times(exits_N, {1, 0})
+    # The first: two after 6 s, one after 6 + 3 s, one after 1 s more. The second: all four after 6 s.
+    assert times.last_s_K.tolist() == [10, 6]
+    assert times.mean_s == (2 * 6 + 9 + 10 + 4 * 6) / 8
+    assert (times.whole_s, times.tail_s, times.slower) == (12, 8, 0)
+    # A batch that no input leaves takes 14 s, and one of which one input leaves as long as without exits.
+    assert batch_times(seconds_of(TABLE, (0, 1)), (0,), np.array([[4], [3]]), 4).slower == 0.5

@@ -35,41 +35,35 @@ def problem(**changed: Any) -> PlanProblem:
     return parse_problem({**DOCUMENT, **changed}).problem
 
 
-def test_the_stock_plans_batch_gets_the_exits_that_are_found() -> None:
+def test_the_stock_plans_batch_gets_the_exits_that_are_found_and_best_contains_it() -> None:
     [stage] = planned(problem(), "pame").stages
     [split] = stage.splits
     stock = planned(problem(), "stock")
     assert (split.first, split.end, split.batch, split.stays) == (0, 3, stock.stages[0].splits[0].batch, False)
     assert split.ramps == (0,)  # behind it no input leaves
-
-
-def test_no_more_replicas_are_used_than_the_rate_needs() -> None:
-    asked = problem(objective={"minimize": "latency", "rate_per_s": 123})
-    stock = planned(asked, "stock")
-    assert (stock.stages[0].replicas, planned(asked, "pame").stages[0].replicas) == (2, 1)
-
-
-def test_best_contains_it() -> None:
     best = planned(problem())
     assert best.figures.mean_latency_s <= planned(problem(), "pame").figures.mean_latency_s * (1 + 1e-9)
-
-
-def test_its_gap_is_to_the_best_exits_of_one_split() -> None:
     found = planned(problem(), "pame")
     assert found.bound <= found.figures.mean_latency_s
     assert found.gap == pytest.approx(found.figures.mean_latency_s / found.bound - 1)
+    assert "note" not in told(ProblemFile(problem=problem()), "pame")
 
 
-def test_it_is_compared_where_early_answers_are_sought_and_batches_are_known() -> None:
+def test_no_more_replicas_are_used_than_needed_and_given_thresholds_are_taken() -> None:
+    asked = problem(objective={"minimize": "latency", "rate_per_s": 123})
+    stock = planned(asked, "stock")
+    assert (stock.stages[0].replicas, planned(asked, "pame").stages[0].replicas) == (2, 1)
+    lossy = {"size": 4, "sure": [3, 3, 3, 0] * 3, "lost": [3, 0, 0, 0] * 3}  # a quarter of the answers
+    assert planned(problem(batches=lossy), "pame").stages[0].splits[0].ramps == (0,)
+
+
+def test_it_is_compared_where_early_answers_are_sought_and_needs_a_stock_plan() -> None:
     assert strategies_for(problem())[-1] == "pame"
     assert "pame" not in strategies_for(replace(problem(), batches=None))
     assert "pame" not in strategies_for(replace(problem(), objective=MaximizeRate()))
     assert told(ProblemFile(problem=problem()))["baselines"]["pame"]["times_better"] >= 1
-
-
-def test_thresholds_that_are_given_are_taken_whatever_they_lose() -> None:
-    lossy = {"size": 4, "sure": [3, 3, 3, 0] * 3, "lost": [3, 0, 0, 0] * 3}  # a quarter of the answers
-    assert planned(problem(batches=lossy), "pame").stages[0].splits[0].ramps == (0,)
+    decision = refused(problem(objective={"minimize": "latency", "rate_per_s": 1000}), "pame")
+    assert (decision.strategy, decision.binding) == ("pame", "devices")
 
 
 ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
@@ -89,12 +83,3 @@ def test_a_plan_without_exits_says_why(changed: dict[str, Any], why: str) -> Non
     note = told(ProblemFile(problem=problem(**changed)), "pame")["note"]
     assert note.startswith("no exit: ")
     assert why in note
-
-
-def test_a_plan_with_exits_needs_no_such_word() -> None:
-    assert "note" not in told(ProblemFile(problem=problem()), "pame")
-
-
-def test_where_there_is_no_stock_plan_there_is_none() -> None:
-    decision = refused(problem(objective={"minimize": "latency", "rate_per_s": 1000}), "pame")
-    assert (decision.strategy, decision.binding) == ("pame", "devices")

@@ -11,14 +11,11 @@ from tests.optimizer.live.tuning.logs import NOBODY, changed, lying, mixed, ques
 BOLD = {0: 0.8, 1: 0.8}
 
 
-def test_one_wrong_answer_of_sixteen_is_too_many_at_one_per_cent() -> None:
+def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> None:
     right = deque([0.0] * WINDOW, maxlen=WINDOW)
     assert not triggers(right, 0.01)
     assert triggers(deque([*right, 1.0], maxlen=WINDOW), 0.01)
     assert not triggers(deque([1.0] * 15, maxlen=WINDOW), 0.01)  # no window yet
-
-
-def test_it_tunes_at_every_period_though_nothing_is_wrong() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(NOBODY, 0.0)
     assert tuner.observe(mixed(TUNED_ON - 1, NOBODY)) is None
@@ -29,15 +26,12 @@ def test_it_tunes_at_every_period_though_nothing_is_wrong() -> None:
     assert found.words == "after 128 inputs: tuned to the last 128 inputs, 49.2% saved at a loss of 0.00%"
 
 
-def test_wrong_answers_set_it_off_at_once() -> None:
+def test_wrong_answers_set_it_off_at_once_unless_they_are_of_older_thresholds() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(BOLD, 0.0)
     assert tuner.observe(mixed(40, BOLD)) is None
     found = changed(tuner, lying(1, BOLD, first_s=40.0))
     assert (found.why, found.at_s) == ("alarm", 40.0)
-
-
-def test_answers_under_older_thresholds_do_not_set_it_off() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(BOLD, 100.0)
     assert tuner.observe(lying(20, BOLD, first_s=0.0)) is None

@@ -30,7 +30,7 @@ def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:
     assert (bearable.ramp, bearable.violated, bearable.mean_s) == (0, 0.25, (3 * 4.0 + 10.0) / 4)
 
 
-def test_a_place_has_the_boldest_threshold_that_keeps_the_precision() -> None:
+def test_a_place_has_the_boldest_threshold_that_is_precise_in_every_window() -> None:
     found = records([(0.72, 0.9), (0.82, 0.9)] * 5, [(1, 0), (0, 0)] * 5)
     careful = place_at([found], BATCHING, 0.99, 0, {})
     bold = place_at([found], BATCHING, 0.5, 0, {})
@@ -38,9 +38,6 @@ def test_a_place_has_the_boldest_threshold_that_keeps_the_precision() -> None:
     assert bold is not None
     assert (careful.thresholds, careful.precision) == ({0: 0.75}, 1.0)
     assert (bold.thresholds, bold.precision) == ({0: 0.5}, 0.5)
-
-
-def test_in_several_windows_the_worst_counts() -> None:
     good, bad = records([EASY] * 4), records([EASY, EASY, HARD, HARD], [(1, 0), (0, 0), (0, 0), (0, 0)])
     place = place_at([good, bad], BATCHING, 0.75, 0, {})
     assert place is not None

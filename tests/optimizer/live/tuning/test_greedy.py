@@ -33,23 +33,17 @@ def random_game(seed: int, num_ramps: int, budget: float = 0.03, number: int = 2
 WINDOW = records([[0.95], [0.85], [0.75], [0.65]], [[0], [0], [0], [1]])
 
 
-def test_an_error_below_the_threshold_lets_an_input_leave() -> None:
+def test_an_error_below_the_threshold_lets_inputs_leave_by_any_score() -> None:
     game = ThresholdGame(WINDOW, times(1), 0.5)
     assert game.play([0.0]) == (0.0, 0.0)
     # Two of four leave after one of three blocks.
     assert game.play([0.2]) == (0.0, 2 * 2 / 4)
     assert game.play([1.0]) == (1 / 4, 2.0)
-
-
-def test_it_goes_as_far_as_the_budget_allows() -> None:
     found = greedy(ThresholdGame(WINDOW, times(1), 0.1))
     assert 0.25 <= found.errors[0] < 0.35
     assert (found.loss, found.earlier_s) == (0.0, 1.5)
     outcome = WINDOW.outcome(found.thresholds)
     assert outcome.exits_N.tolist() == [0, 0, 0, 2]
-
-
-def test_of_an_entropy_the_error_is_its_share_of_the_largest() -> None:
     window = records([[0.05], [0.3], [0.6]], [[0], [0], [1]], score="entropy")
     found = greedy(ThresholdGame(window, times(1), 0.1))
     assert 0.5 <= found.errors[0] < 1

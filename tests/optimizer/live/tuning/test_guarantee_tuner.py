@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimizer.live.tuning.base import no_input_leaves
+from optimizer.live.tuning.base import Tuner, no_input_leaves
 from optimizer.live.tuning.guarantee import DESIGN
 from optimizer.live.tuning.tuners import make_tuner
 from tests.optimizer.live.tuning.logs import NOBODY, SURE, changed, lying, mixed, question, stream
@@ -12,9 +12,15 @@ FIRST_TEST = 22
 BOLD = {0: 0.8, 1: 0.8}
 
 
+def following(thresholds: dict[int, float], **asked: float) -> Tuner:
+    """A tuner that is told its first thresholds."""
+    tuner = make_tuner("guarantee", question(**asked))
+    tuner.follow(thresholds, 0.0)
+    return tuner
+
+
 def test_nobody_leaves_until_a_first_test_was_passed() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(NOBODY, 0.0)
+    tuner = following(NOBODY)
     assert tuner.state.next_test == DESIGN + FIRST_TEST
     assert tuner.observe(mixed(DESIGN + FIRST_TEST - 1, NOBODY)) is None
     assert tuner.state.safe
@@ -27,8 +33,7 @@ def test_nobody_leaves_until_a_first_test_was_passed() -> None:
 
 
 def test_when_the_alarm_sounds_nobody_leaves_and_only_later_inputs_are_tested_on() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(BOLD, 0.0)
+    tuner = following(BOLD)
     assert tuner.observe(mixed(100, BOLD)) is None
     assert tuner.state.evidence < tuner.state.limit
 
@@ -53,8 +58,7 @@ def test_when_the_alarm_sounds_nobody_leaves_and_only_later_inputs_are_tested_on
 
 
 def test_answers_given_under_thresholds_before_the_alarm_do_not_sound_it_again() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(BOLD, 0.0)
+    tuner = following(BOLD)
     assert changed(tuner, lying(10, BOLD, first_s=0.0))
     assert tuner.observe(lying(20, BOLD, first_s=10.0)) is None
     tuner.follow(NOBODY, 30.0)
@@ -64,31 +68,30 @@ def test_answers_given_under_thresholds_before_the_alarm_do_not_sound_it_again()
     assert changed(tuner, lying(10, BOLD, first_s=50.0))
 
 
-def test_thresholds_that_are_told_once_more_change_nothing() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(BOLD, 0.0)
+def test_thresholds_that_change_or_not_keep_what_the_alarm_knows() -> None:
+    tuner = following(BOLD)
     tuner.observe(mixed(50, BOLD))
     before = tuner.state
     tuner.follow(dict(BOLD), 50.0)
     assert tuner.state == before
     assert tuner.observe(mixed(1, BOLD, first_s=49.0)) is None
     assert tuner.state.watched == before.watched + 1
+    tuner = following(BOLD, budget=0.01)
+    tuner.observe(mixed(50, BOLD))
+    tuner.follow({0: 0.85, 1: 0.85}, 50.0)
+    tuner.observe(mixed(50, BOLD, first_s=50.0))
+    assert tuner.state.watched == 100
 
 
-def test_thresholds_to_begin_with_are_held_until_the_largest_test() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(BOLD, 0.0)
+def test_first_thresholds_hold_until_the_largest_test_or_one_that_fails() -> None:
+    tuner = following(BOLD)
     assert tuner.observe(mixed(300, BOLD)) is None
     due = tuner.state.next_test
     assert due is not None
     assert due > 300
     found = changed(tuner, mixed(due, BOLD, first_s=300.0))
     assert found.why == "tested"
-
-
-def test_of_thresholds_that_no_longer_pass_nobody_leaves() -> None:
-    tuner = make_tuner("guarantee", question(confidence=0.99999))
-    tuner.follow(BOLD, 0.0)
+    tuner = following(BOLD, confidence=0.99999)
     due = tuner.state.next_test
     assert due is not None
     # An eighth is lost: too much for the test, too little for so patient an alarm.
@@ -99,8 +102,7 @@ def test_of_thresholds_that_no_longer_pass_nobody_leaves() -> None:
 
 
 def test_ramps_that_were_off_are_tuned_by_inputs_that_saw_them() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(NOBODY, 0.0)
+    tuner = following(NOBODY)
     tuner.observe(mixed(60, NOBODY))
     tuner.follow({1: NOBODY[1]}, 60.0)
     assert tuner.state.rows == 60
@@ -109,8 +111,7 @@ def test_ramps_that_were_off_are_tuned_by_inputs_that_saw_them() -> None:
 
 
 def test_when_ramps_change_after_the_last_test_the_largest_that_the_rows_cover_comes_at_once() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(NOBODY, 0.0)
+    tuner = following(NOBODY)
     for first in range(0, 5000, 50):
         tuner.observe(mixed(50, NOBODY, first_s=float(first)))
     assert tuner.state.rows == 5000  # far beyond the last test
@@ -126,18 +127,8 @@ def test_when_ramps_change_after_the_last_test_the_largest_that_the_rows_cover_c
     assert tuner.state.next_test - tuner.state.rows < due
 
 
-def test_a_change_of_thresholds_keeps_the_alarm_and_what_it_knows() -> None:
-    tuner = make_tuner("guarantee", question(budget=0.01))
-    tuner.follow(BOLD, 0.0)
-    tuner.observe(mixed(50, BOLD))
-    tuner.follow({0: 0.85, 1: 0.85}, 50.0)
-    tuner.observe(mixed(50, BOLD, first_s=50.0))
-    assert tuner.state.watched == 100
-
-
 def test_after_the_alarm_good_inputs_let_others_leave_again() -> None:
-    tuner = make_tuner("guarantee", question())
-    tuner.follow(BOLD, 0.0)
+    tuner = following(BOLD)
     tuner.observe(mixed(200, BOLD))
     changed(tuner, lying(10, BOLD, first_s=200.0))
     tuner.follow(NOBODY, 210.0)

@@ -35,7 +35,7 @@ def batches(hard: int, *, wrong: int = 0, thresholds: dict[int, float] = FIRST, 
     return stream(scores, losses, thresholds, first_s=first_s)
 
 
-def test_one_slow_batch_of_fifty_is_bearable_and_two_move_the_exit_later() -> None:
+def test_a_second_slow_batch_moves_the_exit_later_and_low_precision_raises_it() -> None:
     made = tuner()
     assert made.observe(batches(hard=1)) is None
     found = changed(made, batches(hard=2, first_s=100.0))
@@ -44,9 +44,6 @@ def test_one_slow_batch_of_fifty_is_bearable_and_two_move_the_exit_later() -> No
         "4.0% of the batches were slower than without exits, 2.0% are bearable: the exit moves from ramp 0 to ramp 1 "
         "at 0.5, where 0.0% would have been slow and precision 100.0%"
     )
-
-
-def test_low_precision_raises_the_threshold_one_step() -> None:
     made = tuner()
     assert made.observe(batches(hard=0, wrong=10)) is None
     found = changed(made, batches(hard=0, wrong=11, first_s=100.0))
@@ -54,12 +51,17 @@ def test_low_precision_raises_the_threshold_one_step() -> None:
     assert found.words == "precision was 89.0%, 90.0% is to be kept: ramp 0 from 0.55 to 0.6"
 
 
-def test_nothing_is_judged_before_a_window_is_whole() -> None:
+def test_nothing_is_judged_before_a_window_of_these_thresholds() -> None:
     made = tuner()
     assert made.observe(lying(WINDOW - 1, FIRST, first_s=0.0)) is None
     assert (made.state.rows, made.state.next_test) == (WINDOW - 1, WINDOW)
     assert made.state.evidence == pytest.approx(10.0)
     assert changed(made, lying(1, FIRST, first_s=99.0))
+    made = tuner()
+    made.observe(lying(WINDOW // 2, FIRST, first_s=0.0))
+    made.follow({0: 0.6, 1: NEVER}, 80.0)
+    assert made.observe(lying(WINDOW, FIRST, first_s=0.0)) is None
+    assert made.state.rows == 20
 
 
 def test_where_no_later_exit_is_bearable_nobody_leaves_until_one_is() -> None:
@@ -76,7 +78,7 @@ def test_where_no_later_exit_is_bearable_nobody_leaves_until_one_is() -> None:
     assert back.words.startswith("no input left: ramp 0 at 0.5")
 
 
-def test_after_four_calm_windows_the_exit_goes_back() -> None:
+def test_after_four_calm_windows_the_exit_goes_back_unless_it_was_wrong() -> None:
     later = {0: NEVER, 1: 0.5}
     made = tuner(later)
     for window in range(3):
@@ -84,16 +86,12 @@ def test_after_four_calm_windows_the_exit_goes_back() -> None:
     found = changed(made, batches(hard=1, thresholds=later, first_s=300.0))
     assert found.thresholds == {0: 0.5, 1: NEVER}
     assert found.words.startswith("nothing was wrong in 4 windows: ramp 0 at 0.5, where 2.0% would have been slow")
-
-
-def test_it_does_not_go_back_to_what_was_wrong_in_one_of_the_windows() -> None:
-    later = {0: NEVER, 1: 0.5}
     made = tuner(later)
     for window, hard in enumerate((0, 2, 0, 0)):
         assert made.observe(batches(hard=hard, thresholds=later, first_s=100.0 * window)) is None
 
 
-def test_an_exit_that_the_plan_has_off_is_not_told_again() -> None:
+def test_exits_that_the_plan_has_off_are_not_told_and_batches_are_the_plans() -> None:
     later = {0: NEVER, 1: 0.5}
     made = tuner(later)
     off = stream([HARD] * WINDOW, [(0, 0)] * WINDOW, later)
@@ -101,9 +99,6 @@ def test_an_exit_that_the_plan_has_off_is_not_told_again() -> None:
     active_NR[:, 1] = False
     off = replace(off, active_NR=active_NR, probe_N=np.ones(WINDOW, bool), exits_N=np.full_like(off.exits_N, 2))
     assert made.observe(off) is None
-
-
-def test_inputs_are_judged_in_the_batches_that_the_plan_has_now() -> None:
     made = tuner()
     made.serve(replace(BATCHING, size=1))
     # One by one, an input that moves on takes 2.0 + 0.5 + 4.0 in the place of 6.0 for the whole model.
@@ -111,11 +106,3 @@ def test_inputs_are_judged_in_the_batches_that_the_plan_has_now() -> None:
     assert made.state.next_test == 50
     found = changed(made, half)
     assert found.words.startswith("4.0% of the batches were slower than without exits")
-
-
-def test_answers_under_older_thresholds_are_not_judged() -> None:
-    made = tuner()
-    made.observe(lying(WINDOW // 2, FIRST, first_s=0.0))
-    made.follow({0: 0.6, 1: NEVER}, 80.0)
-    assert made.observe(lying(WINDOW, FIRST, first_s=0.0)) is None
-    assert made.state.rows == 20
