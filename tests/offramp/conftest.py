@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from offramp.commands.train import train
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
+from tests.latency_profile import latency_profile
 from tests.offramp.service.service_folders import write_chain, write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -111,14 +113,5 @@ def a_profile(num_blocks: int) -> LatencyProfile:
     table = LatencyTable(
         batches=(1, 2), block_s_NB=known.block_s_NB[:num_blocks, :2], ramp_s_EB=known.ramp_s_EB[: len(ramps), :2]
     )
-    return LatencyProfile(
-        model="demo",
-        num_blocks=num_blocks,
-        ramps=ramps,
-        device="cpu",
-        backend="torch",
-        dtype="float32",
-        kind="measured",
-        tables={16: table},
-        provenance={},
-    )
+    facts: dict[str, Any] = {"model": "demo", "device": "cpu", "dtype": "float32", "tables": {16: table}}
+    return latency_profile(num_blocks=num_blocks, ramps=ramps, **facts)

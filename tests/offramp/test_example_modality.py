@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from earlyexit.network.store import load_model, read_card
 from earlyexit.tasks import find_task
 from earlyexit.training.ramps import exit_outputs
 from tests.offramp.cli.runs import Captured, printed, run
+from tests.offramp.test_examples import printed_by
 
 MODALITY = Path(__file__).parents[2] / "examples" / "own_modality"
 GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")
@@ -29,21 +28,16 @@ def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fruit") / "fruit.npz"
-    done = subprocess.run(
-        [sys.executable, str(MODALITY / "fruit.py"), str(path), "600"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=MODALITY.parents[1],
-        env={"PYTHONPATH": str(MODALITY.parents[1])},
-    )
-    assert done.stdout == f"600 spectra of 5 grades: {path}\n"
+    assert printed_by(MODALITY / "fruit.py", path, 600) == f"600 spectra of 5 grades: {path}\n"
     return path
 
 
-def test_the_whole_example_is_short() -> None:
+def test_the_whole_example_is_short_and_grades_cost_by_their_distance(on_path: None) -> None:
     lines = [line for path in MODALITY.iterdir() if path.is_file() for line in path.read_text().splitlines()]
     assert len(lines) < 150
+    task = find_task({"name": "fruit:grades"})
+    assert task.loss(np.array([0, 1, 4]), np.array([0, 0, 0])).tolist() == [0.0, 0.25, 1.0]
+    assert not task.zero_one
 
 
 def test_spectra_are_learned_and_graded_within_the_budget(
@@ -66,9 +60,3 @@ def test_spectra_are_learned_and_graded_within_the_budget(
     outputs = exit_outputs(model, rows.encode(find_codec(card.codec, out)))[3]
     loss = model.task.loss(model.task.answer(outputs).numpy(), model.task.targets(rows.labels))
     assert loss.mean() < 0.1, "grades are off by less than half a grade"
-
-
-def test_a_grade_off_by_one_costs_a_quarter_of_one_off_by_four(on_path: None) -> None:
-    task = find_task({"name": "fruit:grades"})
-    assert task.loss(np.array([0, 1, 4]), np.array([0, 0, 0])).tolist() == [0.0, 0.25, 1.0]
-    assert not task.zero_one

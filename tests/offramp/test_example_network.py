@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +21,10 @@ from earlyexit.tasks.label import LabelTask
 from offramp.commands.jobs import TrainJob
 from offramp.commands.train import train
 from offramp.spec.file import read_service
-from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
 from tests.offramp.cli.runs import run
 from tests.offramp.conftest import rows
+from tests.offramp.test_examples import printed_by, quickly
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORK = EXAMPLES / "own_network"
@@ -51,14 +47,11 @@ def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
     return out
 
 
-def test_the_network_is_trained_and_loaded_by_its_name(folder: Path) -> None:
+def test_the_network_is_loaded_by_name_and_its_own_rule_lets_inputs_out(folder: Path) -> None:
     card = read_card(folder)
     assert (card.family, card.num_blocks, card.ramps, card.max_length) == ("word_network:build", 4, (0, 1, 2), 32)
     assert load_model(folder).boundary(0)[0].shape == (card.backbone["width"],)
     assert len(read_labelled(folder / "held_out.csv")) == 6, "three of ten rows of both labels"
-
-
-def test_the_plan_lets_inputs_out_by_the_examples_own_rule(folder: Path) -> None:
     model = load_model(folder)
     plan = read_plan(NETWORK / "plan.yaml", ModelShape(num_blocks=4, ramps=(0, 1, 2)))
     policy = build_policy(plan.policy)
@@ -75,7 +68,9 @@ def test_the_plan_lets_inputs_out_by_the_examples_own_rule(folder: Path) -> None
     assert answers == 1
 
 
-def test_the_rules_look_at_the_margin_and_at_two_ramps_in_a_row(network_path: None) -> None:
+def test_the_rules_look_at_the_margin_and_at_two_ramps_and_texts_need_a_tokenizer(
+    network_path: None, tmp_path: Path
+) -> None:
     from word_exits import margin, twice_sure  # type: ignore[import-not-found] # of a folder that is on no path
 
     sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]
@@ -85,9 +80,6 @@ def test_the_rules_look_at_the_margin_and_at_two_ramps_in_a_row(network_path: No
     first = twice_sure.decide(0, said, none_BS, ("a", "b"))
     assert (first.leave_B.tolist(), first.state_BS.tolist()) == ([False, False], [[1.0], [0.0]])
     assert twice_sure.decide(1, said, first.state_BS, ("a", "b")).leave_B.tolist() == [True, False]
-
-
-def test_a_network_for_texts_without_a_tokenizer_is_refused(tmp_path: Path, network_path: None) -> None:
     texts = LabelledRows.of_texts(("a", "b"), ("x", "y"))
     with pytest.raises(InputError, match="word_network:build brings no tokenizer: --tokenizer names one, minilm"):
         train(TrainJob(backbone="word_network:build", name="words"), texts, tmp_path / "words")
@@ -95,33 +87,18 @@ def test_a_network_for_texts_without_a_tokenizer_is_refused(tmp_path: Path, netw
 
 def test_the_made_up_csv_has_rows_of_twelve_labels(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "mine.csv"
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "own_csv/make_csv.py"), str(path), "5"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=EXAMPLES.parent,
-        env={"PYTHONPATH": str(EXAMPLES.parent)},
-    )
-    assert done.stdout == f"60 rows, 12 labels: {path}\n"
+    assert printed_by(EXAMPLES / "own_csv/make_csv.py", path, 5) == f"60 rows, 12 labels: {path}\n"
     assert len(read_labelled(path).label_names) == 12
 
 
-def test_the_service_file_in_the_document_is_accepted(examples: Path) -> None:
-    document = (EXAMPLES.parent / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    [text] = re.findall(r"^```yaml\n(.*?)^```", document, flags=re.DOTALL | re.MULTILINE)
-    (examples.parent / "mine.yaml").write_text(text, encoding="utf-8")
-    (examples.parent / "runs/mine/edge-box.json").rename(examples.parent / "runs/mine/cpu.json")
-    assert read_service(examples.parent / "mine.yaml", quickly).inventory.counts == {"cpu": 2}
-
-
-def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
-    return solve(problem, "serial")
-
-
-def test_the_accelerator_of_ones_own_is_planned_with_its_profile_and_price(examples: Path) -> None:
+def test_the_documents_service_file_and_ones_own_accelerator_are_accepted(examples: Path) -> None:
     service = read_service(examples / "own_accelerator" / "service.yaml", quickly)
     assert service.inventory.counts == {"emulated:edge-box": 3}
     assert service.inventory.devices["emulated:edge-box"].usd_per_hour == 0.12
     assert service.settings.emulated["emulated:edge-box"].decisions == "computed"
     assert {stage.device for stage in service.settings.plan.stages} == {"emulated:edge-box"}
+    document = (EXAMPLES.parent / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"^```yaml\n(.*?)^```", document, flags=re.DOTALL | re.MULTILINE)
+    (examples.parent / "mine.yaml").write_text(text, encoding="utf-8")
+    (examples.parent / "runs/mine/edge-box.json").rename(examples.parent / "runs/mine/cpu.json")
+    assert read_service(examples.parent / "mine.yaml", quickly).inventory.counts == {"cpu": 2}

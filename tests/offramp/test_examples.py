@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,18 @@ def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
     return solve(problem, "serial")
 
 
+def printed_by(script: Path, *arguments: object) -> str:
+    """What a script of the examples prints, run from the repository as a reader runs it."""
+    return subprocess.run(
+        [sys.executable, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=EXAMPLES.parent,
+        env={"PYTHONPATH": str(EXAMPLES.parent)},
+    ).stdout
+
+
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
     service = read_service(examples / f"{name}.yaml", quickly)
@@ -44,8 +58,17 @@ def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
     assert RayService.model_validate(ray_service(name, config, service.inventory, kubernetes))
 
 
-def test_every_service_among_the_examples_is_read_above() -> None:
+def test_every_service_is_read_above_and_the_manifest_is_of_the_mixed_cluster() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(COUNTS)
+    manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
+    [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]
+    settings = ServeSettings.model_validate(application["args"])
+    assert settings.plan.num_blocks == 12
+    assert settings.control is not None
+    devices = settings.control.problem.devices
+    assert {name: supply.count for name, supply in devices.items()} == COUNTS["e3_mixed"]
+    groups = manifest.spec.rayClusterConfig.workerGroupSpecs
+    assert {each.groupName for each in groups} == {"emulated-v100", "emulated-p100", "emulated-k80"}
 
 
 @pytest.mark.parametrize("name", ["v100_16", "e3_mixed"])
@@ -59,15 +82,3 @@ def test_every_cluster_among_the_examples_costs_what_e3s_did(path: Path) -> None
     inventory = read_inventory(path)
     usd_per_hour = sum(each.count * (each.usd_per_hour or 0.0) for each in inventory.devices.values())
     assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)
-
-
-def test_the_rendered_manifest_is_one_of_the_mixed_cluster_that_an_application_can_be_built_of() -> None:
-    manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
-    [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]
-    settings = ServeSettings.model_validate(application["args"])
-    assert settings.plan.num_blocks == 12
-    assert settings.control is not None
-    devices = settings.control.problem.devices
-    assert {name: supply.count for name, supply in devices.items()} == COUNTS["e3_mixed"]
-    groups = manifest.spec.rayClusterConfig.workerGroupSpecs
-    assert {each.groupName for each in groups} == {"emulated-v100", "emulated-p100", "emulated-k80"}

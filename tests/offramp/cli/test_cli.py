@@ -83,10 +83,14 @@ def answering_url() -> Iterator[str]:
         yield url_of(server)
 
 
-def test_the_version_is_printed(capsys: Captured) -> None:
+def test_the_version_is_printed_and_help_shows_no_type_beside_a_flag(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"offramp {offramp.__version__}\n")
+    assert run("train", "--help") == 0
+    said = capsys.readouterr().out
+    assert "--joint" in said
+    assert "bool" not in said
 
 
 def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is_named(
@@ -108,7 +112,9 @@ def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: 
     assert {"records 40 / 40", "test records 40 / 40"} <= set(steps)
 
 
-def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_serve_are_fields_of_a_service_file_or_left_out(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Any] = []
     monkeypatch.setattr(
         "offramp.commands.serve._serve_until_stopped",
@@ -142,27 +148,19 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
     )
     assert (ingress.host, ingress.front, ingress.port, ingress.grpc_port) == ("0.0.0.0", "proxy", 9000, None)
     assert metrics_port == 9002
-
-
-def test_options_that_are_left_out_are_the_applications_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr("offramp.commands.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
     assert run("serve", model, "--plan", "stock") == 0
-    assert started[0] == ServeSettings(model=str(model), plan=started[0].plan)
+    assert started[3] == ServeSettings(model=str(model), plan=started[3].plan)
 
 
-def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured) -> None:
+def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured, data: Path) -> None:
     assert refused(capsys, "predict", "a text", "--url", dead_url, status=1).startswith("no connection to http://127")
-
-
-def test_a_load_without_a_single_answer_has_exit_status_1(dead_url: str, data: Path, capsys: Captured) -> None:
     assert run("bench", "--data", data, "--url", dead_url, "--requests", 3, "--json") == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["errors"] == {"connection": 3}
     assert captured.err.endswith(f"offramp: none of 3 requests was answered by {dead_url}\n")
 
 
-def test_a_load_shows_progress_and_takes_texts_of_one_class(
+def test_a_load_shows_progress_takes_texts_of_one_class_and_may_be_said_in_one_line(
     answering_url: str, tmp_path: Path, capsys: Captured
 ) -> None:
     path = tmp_path / "one.csv"
@@ -171,9 +169,6 @@ def test_a_load_shows_progress_and_takes_texts_of_one_class(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["accuracy"] == 1.0
     assert " ".join(captured.err.splitlines()[-1].split()) == "requests 4 / 4"
-
-
-def test_a_load_may_be_said_in_one_line(answering_url: str, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "texts.txt").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "trace").write_text("0.0\n0.02\n0.04\n", encoding="utf-8")
     bench = ("bench", "--data", tmp_path / "texts.txt", "--url", answering_url, "--json")
@@ -204,7 +199,7 @@ def test_the_sustained_rate_is_searched_probe_by_probe(
     assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
 
 
-def test_a_files_texts_are_answered_line_by_line_and_summed_up_on_stderr(
+def test_texts_are_answered_line_by_line_and_a_failed_one_ends_with_status_1(
     tmp_path: Path, answering_url: str, capsys: Captured
 ) -> None:
     (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
@@ -215,6 +210,12 @@ def test_a_files_texts_are_answered_line_by_line_and_summed_up_on_stderr(
     assert [json.loads(line)["text"] for line in said.out.splitlines()] == ["pay", "my bill"]
     assert json.loads(said.out.splitlines()[0]) == {"text": "pay", "label": "bill", "score": 0.9, "exit": 0}
     assert re.search(r"^2 rows in .* rows/s, 0 failed; answers by exit 0: 2$", said.err, flags=re.MULTILINE)
+    (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    url = f"{answering_url}/spoilt"
+    assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
+    assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; `error` in their rows says why\n")
+    assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
 
 def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_url: str) -> None:
@@ -228,15 +229,6 @@ def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_ur
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert (tmp_path / "out.csv").read_text() == "text,label,score,exit,error\npay,bill,0.9,0,\n"
-
-
-def test_a_run_in_which_a_text_failed_ends_with_status_1(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
-    (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
-    out = tmp_path / "out.jsonl"
-    url = f"{answering_url}/spoilt"
-    assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
-    assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; `error` in their rows says why\n")
-    assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
 
 @pytest.mark.parametrize(
@@ -271,13 +263,6 @@ def test_an_unknown_backbone_is_refused_in_one_line_and_leaves_no_folder(
     said = refused(capsys, "train", "--data", data, "--out", tmp_path / "new", "--backbone", backbone)
     assert said.startswith(f"'{backbone}' is neither a checkpoint folder nor a hub name that can be reached: ")
     assert not (tmp_path / "new").exists()
-
-
-def test_help_shows_no_type_beside_a_flag(capsys: Captured) -> None:
-    assert run("train", "--help") == 0
-    said = capsys.readouterr().out
-    assert "--joint" in said
-    assert "bool" not in said
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,16 @@ HEADER = "sample_id,exit,confidence,prediction,label"
 PROMISE = ("--budget", 0.1)
 
 
-def table(path: Path, num_inputs: int = 200) -> Path:
-    """Two blocks; the ramp's confidence rises from input to input, and below 0.5 every fourth answer is wrong."""
+def table(path: Path, num_inputs: int = 200, *, ramp_is_right: bool = False) -> Path:
+    """Two blocks; the ramp's confidence rises from input to input, and below 0.5 every fourth answer differs.
+
+    Right is what the last exit says, or what the ramp says.
+    """
     rows = [HEADER]
     for k in range(num_inputs):
-        confidence = k / num_inputs
-        answer = "no" if confidence < 0.5 and k % 4 == 0 else "yes"
-        rows += [f"s{k},0,{confidence},{answer},yes", f"s{k},1,,yes,yes"]
+        early = "no" if k < num_inputs / 2 and k % 4 == 0 else "yes"
+        right = early if ramp_is_right else "yes"
+        rows += [f"s{k},0,{k / num_inputs},{early},{right}", f"s{k},1,,yes,{right}"]
     return written(path, "\n".join(rows) + "\n")
 
 
@@ -86,19 +89,10 @@ def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
     assert as_labels["agreement"] == pytest.approx(as_labels["mean_blocks"] - 1)
 
 
-def where_the_last_exit_is_wrong(path: Path, num_inputs: int = 200) -> Path:
-    """The same exits as of `table`; right is what the ramp says."""
-    rows = [HEADER]
-    for k in range(num_inputs):
-        right = "no" if k < num_inputs / 2 and k % 4 == 0 else "yes"
-        rows += [f"s{k},0,{k / num_inputs},{right},{right}", f"s{k},1,,yes,{right}"]
-    return written(path, "\n".join(rows) + "\n")
-
-
 def test_harm_costs_less_than_agreement_where_the_last_exit_is_the_one_that_errs(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    exits = where_the_last_exit_is_wrong(tmp_path / "exits.csv")
+    exits = table(tmp_path / "exits.csv", ramp_is_right=True)
     agreeing = calibrated(capsys, exits)
     harmless = calibrated(capsys, exits, "--metric", "harm", "--out", tmp_path / "out")
     tested = harmless["tested"]

@@ -87,7 +87,7 @@ def ray() -> Iterator[FakeRay]:
     yield from serving(FakeRay())
 
 
-def test_render_prints_a_config_whose_arguments_are_the_settings(service: Path, capsys: Captured) -> None:
+def test_render_prints_the_settings_and_what_a_grpc_port_needs(service: Path, capsys: Captured) -> None:
     assert run("render", service) == 0
     config = yaml.safe_load(capsys.readouterr().out)
     [application] = config["applications"]
@@ -95,9 +95,6 @@ def test_render_prints_a_config_whose_arguments_are_the_settings(service: Path, 
     assert application["runtime_env"]["env_vars"]["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
     assert ServeSettings.model_validate(application["args"]).model == str(service.parent / "model")
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
-
-
-def test_a_grpc_port_of_the_file_is_rendered_with_what_serve_needs_for_it(service: Path, capsys: Captured) -> None:
     service.write_text(f"{SERVICE}ingress: {{grpc_port: 9001}}\n", encoding="utf-8")
     assert run("render", service) == 0
     document = yaml.safe_load(capsys.readouterr().out)
@@ -107,7 +104,9 @@ def test_a_grpc_port_of_the_file_is_rendered_with_what_serve_needs_for_it(servic
     assert switches["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(4 * 2**20)
 
 
-def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(service: Path, tmp_path: Path) -> None:
+def test_a_rendered_manifest_is_kuberays_and_with_redis_outlives_its_head(
+    service: Path, tmp_path: Path, capsys: Captured
+) -> None:
     out = tmp_path / "rayservice.yaml"
     assert run("render", service, "--kuberay", "--image", "registry/offramp:1", "--out", out) == 0
     manifest = RayService.model_validate(yaml.safe_load(out.read_text(encoding="utf-8")))
@@ -123,9 +122,6 @@ def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(serv
     [container] = worker.template.spec.containers
     assert container.image == "registry/offramp:1"
     assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in [each.model_dump() for each in container.env]
-
-
-def test_a_manifest_with_redis_outlives_its_head(service: Path, capsys: Captured) -> None:
     assert run("render", service, "--kuberay", "--redis", "redis:6379", "--redis-secret", "mine") == 0
     cluster = RayService.model_validate(yaml.safe_load(capsys.readouterr().out)).spec.rayClusterConfig
     kept = cluster.gcsFaultToleranceOptions
@@ -158,11 +154,6 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
     assert run("delete", "demo", "--address", url_of(ray)) == 0
     assert capsys.readouterr().out == "demo is gone\n"
     assert ray.config["applications"] == []
-
-
-def test_status_shows_replicas_and_the_plan_and_says_what_is_emulated(
-    service: Path, ray: FakeRay, capsys: Captured
-) -> None:
     assert run("deploy", service, "--address", url_of(ray)) == 0
     capsys.readouterr()
     assert run("status", "--address", url_of(ray)) == 0
@@ -198,28 +189,21 @@ def test_status_numbers_the_chains_of_a_plan_that_has_several() -> None:
     ]
 
 
-def test_status_of_an_idle_cluster_says_so(ray: FakeRay, capsys: Captured) -> None:
+def test_an_idle_cluster_shows_nothing_and_one_without_accelerators_deploys_nothing(
+    ray: FakeRay, capsys: Captured, service: Path
+) -> None:
     assert run("status", "--address", url_of(ray)) == 0
     assert "Nothing is served" in capsys.readouterr().out
-
-
-def test_nothing_is_deployed_where_accelerators_are_missing(service: Path, ray: FakeRay, capsys: Captured) -> None:
+    assert refused(capsys, "delete", "gone", "--address", url_of(ray)) == "no application 'gone'; there are: none"
     ray.num_v100 = 3
     said = refused(capsys, "deploy", service, "--address", url_of(ray))
     assert said.startswith("the cluster lacks accelerators (emulated:V100: 4 in the file, 3 there)")
     assert ray.config["applications"] == []
 
 
-def test_an_unknown_application_is_not_deleted(ray: FakeRay, capsys: Captured) -> None:
-    assert refused(capsys, "delete", "gone", "--address", url_of(ray)) == "no application 'gone'; there are: none"
-
-
-def test_a_service_file_that_is_wrong_is_refused_by_every_command(service: Path, capsys: Captured) -> None:
+def test_a_wrong_service_file_is_refused_and_what_it_says_is_no_option(service: Path, capsys: Captured) -> None:
     service.write_text(SERVICE.replace("slo:", "slos:"), encoding="utf-8")
     for command in ("render", "deploy", "serve"):
         assert refused(capsys, command, service).startswith(f"{service}:8: slos: unknown field")
-
-
-def test_what_a_service_file_says_is_no_option_of_serve(service: Path, capsys: Captured) -> None:
     said = refused(capsys, "serve", service, "--port", 9000, "--plan", "stock", "--max-queued", 5)
     assert said.startswith("--max-queued and --plan: the service file says it")

@@ -39,7 +39,9 @@ def cascade(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_planner_takes_both_networks_and_most_answers_are_the_small_ones(cascade: Path, capsys: Captured) -> None:
+def test_the_planner_takes_both_networks_and_most_answers_are_the_small_ones(
+    cascade: Path, capsys: Captured, tmp_path: Path
+) -> None:
     found = played(capsys, cascade, arrivals="uniform:200")
     assert found["plan"]["networks"] == [2, 4]
     small, large = found["simulated"]["networks"]
@@ -49,6 +51,11 @@ def test_the_planner_takes_both_networks_and_most_answers_are_the_small_ones(cas
     assert found["predicted"]["exits"] == {"1": 0.75, "3": 0.25}
     assert run("simulate", cascade, "--arrivals", "uniform:200", "--duration", 2) == 0
     assert "Answers by network" in capsys.readouterr().out
+    assert run("plan", cascade, "--json") == 0
+    answer = tmp_path / "answer.json"
+    answer.write_text(capsys.readouterr().out, encoding="utf-8")
+    found = played(capsys, cascade, "--plan", answer, arrivals="uniform:100")
+    assert [each["used"] for each in found["simulated"]["networks"]] == [True, True]
 
 
 def test_a_plan_may_leave_the_small_network_out(cascade: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -59,11 +66,3 @@ def test_a_plan_may_leave_the_small_network_out(cascade: Path, tmp_path: Path, c
     assert (small["used"], small["reached"], small["answers"]) == (False, 0, 0)
     assert large["answers"] == found["simulated"]["answered"]
     assert found["simulated"]["p50_s"] == pytest.approx(0.008)
-
-
-def test_what_the_planner_printed_can_be_played(cascade: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert run("plan", cascade, "--json") == 0
-    answer = tmp_path / "answer.json"
-    answer.write_text(capsys.readouterr().out, encoding="utf-8")
-    found = played(capsys, cascade, "--plan", answer, arrivals="uniform:100")
-    assert [each["used"] for each in found["simulated"]["networks"]] == [True, True]

@@ -18,7 +18,9 @@ from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, recor
 ROOT = Path(__file__).parents[3]
 
 
-def test_requests_one_after_another_take_what_the_profile_says(problem: Path, capsys: Captured) -> None:
+def test_requests_take_what_the_profile_says_and_cuts_of_a_trace_are_said(
+    problem: Path, capsys: Captured, tmp_path: Path
+) -> None:
     found = played(capsys, problem, "--strategy", "stock")
     simulated = found["simulated"]
     assert (simulated["inputs"], simulated["answered"], simulated["goodput_per_s"]) == (100, 100, 100)
@@ -30,9 +32,12 @@ def test_requests_one_after_another_take_what_the_profile_says(problem: Path, ca
     assert simulated["usd_per_hour"] == pytest.approx(3)
     assert found["predicted"]["rate_per_s"] == pytest.approx(2000)
     assert found["predicted"]["exits"] == {"1": 1.0}
+    trace = written(tmp_path / "counts.txt", " ".join(["50"] * 5 + ["0"] * 100 + ["50"] * 5))
+    notes = played(capsys, problem, arrivals=f"trace:{trace}")["notes"]
+    assert any(note.startswith("cut out: 1 gaps of 60 s or more") for note in notes)
 
 
-def test_the_cheapest_plan_of_a_rate_has_room_for_queues(problem: Path, capsys: Captured) -> None:
+def test_the_cheapest_plan_has_room_for_queues_and_inputs_may_be_made_up(problem: Path, capsys: Captured) -> None:
     asked = PROBLEM.replace("count: 1", "count: 4").replace("latency_s: 0.1", "latency_s: 0.009")
     written(problem, asked.replace("maximize: rate", "minimize: cost, rate_per_s: 5300, in_time: 0"))
     without = played(capsys, problem, arrivals="poisson:5300")
@@ -40,6 +45,14 @@ def test_the_cheapest_plan_of_a_rate_has_room_for_queues(problem: Path, capsys: 
     found = played(capsys, problem, arrivals="poisson:5300")
     assert [each["predicted"]["usd_per_hour"] for each in (without, found)] == [6, 9]
     assert without["simulated"]["in_slo_share"] < 0.98 < 0.99 < found["simulated"]["in_slo_share"]
+    written(problem, PROBLEM)
+    found = played(capsys, problem, arrivals="uniform:1000")
+    exits = found["simulated"]["exits"]
+    assert exits["0"] + exits["1"] == 1000
+    assert 400 < exits["0"] < 600  # half of all, drawn at random
+    assert found["predicted"]["exits"] == {"0": 0.5, "1": 0.5}
+    assert found["inputs"] == {"from": "survival"}
+    assert found["notes"][0].startswith("inputs: made up, they leave as the problem's survival says")
 
 
 def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, capsys: Captured) -> None:
@@ -62,17 +75,9 @@ def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, c
     assert "128 tokens" in capsys.readouterr().out
 
 
-def test_without_records_inputs_leave_as_the_survival_says_and_that_is_said(problem: Path, capsys: Captured) -> None:
-    found = played(capsys, problem, arrivals="uniform:1000")
-    exits = found["simulated"]["exits"]
-    assert exits["0"] + exits["1"] == 1000
-    assert 400 < exits["0"] < 600  # half of all, drawn at random
-    assert found["predicted"]["exits"] == {"0": 0.5, "1": 0.5}
-    assert found["inputs"] == {"from": "survival"}
-    assert found["notes"][0].startswith("inputs: made up, they leave as the problem's survival says")
-
-
-def test_recorded_inputs_leave_by_the_threshold(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_recorded_inputs_leave_by_the_threshold_of_the_option_or_of_the_problem(
+    problem: Path, tmp_path: Path, capsys: Captured
+) -> None:
     path = records(tmp_path / "exits.npz", 0.1, 0.1, 0.1)
     sure = played(capsys, problem, "--records", path, "--thresholds", 0.4)
     assert sure["simulated"]["exits"] == {"0": 100}
@@ -80,6 +85,11 @@ def test_recorded_inputs_leave_by_the_threshold(problem: Path, tmp_path: Path, c
     assert sure["inputs"]["policy"] == "they leave at an entropy of at most 0.4"
     unsure = played(capsys, problem, "--records", path, "--thresholds", "0=0.05")
     assert unsure["simulated"]["exits"] == {"1": 100}
+    records(tmp_path / "exits.npz", 0.1)
+    written(problem, PROBLEM.replace("[1.0, 0.5]", "{records: exits.npz, thresholds: 0.4}"))
+    found = played(capsys, problem)
+    assert found["simulated"]["exits"] == {"0": 100}
+    assert found["inputs"]["records"] == "the problem's exit records"
 
 
 def test_inputs_that_stay_are_answered_as_early_and_keep_the_device_as_busy_as_without_ramps(
@@ -128,16 +138,6 @@ def test_inputs_go_in_the_order_that_the_plan_or_the_option_says(
         assert found["simulated"]["answered"] == 100
 
 
-def test_recorded_inputs_of_the_problem_are_taken_with_its_thresholds(
-    problem: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    records(tmp_path / "exits.npz", 0.1)
-    written(problem, PROBLEM.replace("[1.0, 0.5]", "{records: exits.npz, thresholds: 0.4}"))
-    found = played(capsys, problem)
-    assert found["simulated"]["exits"] == {"0": 100}
-    assert found["inputs"]["records"] == "the problem's exit records"
-
-
 def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
     """Of 4 blocks with ramps after 0 to 2; answers alternate, so no ramp repeats the one before it."""
     text = PROBLEM.replace("blocks: 2", "blocks: 4").replace("[0]", "[0, 1, 2]").replace("[1.0, 0.5]", "[1, 1, 1, 1]")
@@ -169,7 +169,7 @@ def test_a_plan_file_and_what_the_planner_printed_are_the_same_plan(
     assert of_answer["plan"]["policy"] is None
 
 
-def test_more_than_the_plan_does_is_dropped_and_said(problem: Path, capsys: Captured) -> None:
+def test_more_than_the_plan_does_is_dropped_by_admission_or_at_the_deadline(problem: Path, capsys: Captured) -> None:
     settled = ("--duration", 6, "--warm-up", 4)  # the queue grows no more
     found = played(capsys, problem, "--strategy", "stock", *settled, arrivals="uniform:4000")
     simulated = found["simulated"]
@@ -179,15 +179,9 @@ def test_more_than_the_plan_does_is_dropped_and_said(problem: Path, capsys: Capt
     assert found["notes"][-1].startswith("4000.0 inputs/s are offered, more than the 2000.0/s that the plan does")
     assert run("simulate", problem, "--arrivals", "uniform:4000", "--duration", 2, "--strategy", "stock") == 0
     assert "dropped: admission" in capsys.readouterr().out
-
-
-def test_without_admission_what_is_late_is_dropped_at_its_deadline(problem: Path, capsys: Captured) -> None:
     found = played(capsys, problem, "--strategy", "stock", "--no-admission", arrivals="uniform:4000")
     assert found["admission"] is False
     assert set(found["simulated"]["drops"]) == {"deadline"}
-
-
-def test_a_request_may_hold_several_inputs(problem: Path, capsys: Captured) -> None:
     found = played(capsys, problem, "--strategy", "stock", "--inputs-per-request", 4, "--ingresses", 2)
     assert found["simulated"]["inputs"] == 400
     assert [split["fill"] for split in found["simulated"]["splits"]] == [1.0]
@@ -213,12 +207,6 @@ def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys
     assert found.err == ""
 
 
-def test_what_was_cut_out_of_a_trace_is_said(problem: Path, tmp_path: Path, capsys: Captured) -> None:
-    trace = written(tmp_path / "counts.txt", " ".join(["50"] * 5 + ["0"] * 100 + ["50"] * 5))
-    notes = played(capsys, problem, arrivals=f"trace:{trace}")["notes"]
-    assert any(note.startswith("cut out: 1 gaps of 60 s or more") for note in notes)
-
-
 def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, plan: Path, capsys: Captured) -> None:
     command = ["simulate", str(problem), "--arrivals", "poisson:500", "--plan", str(plan), "--duration", "2", "--json"]
     assert run(*command) == 0
@@ -239,12 +227,20 @@ def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, pla
     assert capsys.readouterr().out != here
 
 
-def test_no_plan_is_exit_status_3_with_what_binds(problem: Path, capsys: Captured) -> None:
+def test_without_a_plan_it_is_said_what_binds_and_interrupted_figures_end_early(
+    problem: Path, capsys: Captured
+) -> None:
     written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
     assert run("simulate", problem, "--arrivals", "uniform:100") == 3
     found = capsys.readouterr()
     assert found.err.startswith("no plan: the SLO of 1 ms")
     assert found.out == ""
+    figures = figures_so_far(interrupted(warm_up_s=0.0))
+    assert figures is not None
+    assert (figures.seconds, figures.inputs, figures.offered_per_s) == (3.0, 3, 1.0)
+    assert (figures.answered, figures.in_slo, figures.interrupted) == (3, 2, True)
+    assert figures.utilisation == pytest.approx(2 / 3)
+    assert figures.usd_per_hour == pytest.approx(1.0)
 
 
 def interrupted(*, warm_up_s: float) -> Outcome:
@@ -267,15 +263,6 @@ def interrupted(*, warm_up_s: float) -> Outcome:
         ended_s=10.0,
         interrupted=True,
     )
-
-
-def test_figures_of_an_interrupted_simulation_end_where_it_was() -> None:
-    figures = figures_so_far(interrupted(warm_up_s=0.0))
-    assert figures is not None
-    assert (figures.seconds, figures.inputs, figures.offered_per_s) == (3.0, 3, 1.0)
-    assert (figures.answered, figures.in_slo, figures.interrupted) == (3, 2, True)
-    assert figures.utilisation == pytest.approx(2 / 3)
-    assert figures.usd_per_hour == pytest.approx(1.0)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -39,6 +39,11 @@ def test_sequences_have_the_lengths_of_their_trace_in_turn(problem: Path, capsys
     assert times == pytest.approx([0.002] * 4)
     assert found["predicted_sequences"]["tokens_per_s"] > 0
     assert found["slo_s"] == 0.1
+    assert run("simulate", problem, *ONE_BY_ONE[:-1], "early-exit") == 0
+    said = capsys.readouterr().out
+    assert "20 sequences" in said
+    assert "per token p50" in said
+    assert "Tokens by exit" in said
 
 
 def test_what_takes_too_long_is_refused_or_counted(problem: Path, capsys: Captured) -> None:
@@ -48,11 +53,3 @@ def test_what_takes_too_long_is_refused_or_counted(problem: Path, capsys: Captur
     unrefused = printed(capsys, "simulate", problem, *busy, "--no-admission")["simulated"]
     assert (kept["refused"] > 0, unrefused["refused"], unrefused["whole"]) == (True, 0, 1600)
     assert unrefused["ttft_p99_s"] > kept["ttft_p99_s"]
-
-
-def test_tokens_that_leave_early_are_told_in_the_table(problem: Path, capsys: Captured) -> None:
-    assert run("simulate", problem, *ONE_BY_ONE[:-1], "early-exit") == 0
-    said = capsys.readouterr().out
-    assert "20 sequences" in said
-    assert "per token p50" in said
-    assert "Tokens by exit" in said

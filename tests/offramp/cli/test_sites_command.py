@@ -27,7 +27,7 @@ def masked(tmp_path: Path) -> Path:
     return saved(tmp_path, graph_of([*nodes, ("MatMul", "h3 w", "y")], ["x"], ["y"], [weight("w", 4, 4)]))
 
 
-def test_sites_are_printed_as_json_and_as_a_table(capsys: Captured) -> None:
+def test_sites_or_sets_are_printed_as_json_and_as_a_table_of_one_output(capsys: Captured, masked: Path) -> None:
     model = model_file("squeezenet")
     answer = printed(capsys, "sites", model)
     assert list(answer) == ["nodes", "sites"]
@@ -39,20 +39,11 @@ def test_sites_are_printed_as_json_and_as_a_table(capsys: Captured) -> None:
     assert 0 < answer["sites"][0]["seconds_share"] < answer["sites"][-1]["seconds_share"] < 1
     assert run("sites", model, "--no-measure") == 0
     assert "light_squeezenet.onnx: 17 sites among 66 operators" in capsys.readouterr().out
-
-
-def test_a_torch_module_is_named_as_a_function(capsys: Captured) -> None:
     answer = printed(capsys, "sites", "tests.earlyexit.foreign.modules:plain", "--no-measure")
     assert [site["seconds_share"] for site in answer["sites"]] == [None, None]
-
-
-def test_sets_are_lists_of_tensors(masked: Path, capsys: Captured) -> None:
     answer = printed(capsys, "sites", masked, "--sets")
     assert [site["tensor"] for site in answer["sites"]] == [["h0", "m"], ["h1", "m"], ["h2", "m"], "h3"]
     assert all(site["bytes_per_input"] == 32 for site in answer["sites"][:3])
-
-
-def test_one_output_of_several_may_be_asked_for(capsys: Captured) -> None:
     model = model_file("minilm")
     assert "has no site: nothing between its first work and its last carries" in refused(
         capsys, "sites", model, "--no-measure"
@@ -62,18 +53,13 @@ def test_one_output_of_several_may_be_asked_for(capsys: Captured) -> None:
     assert "has no output 'logits'; it has output, 463" in refused(capsys, "sites", model, "--output", "logits")
 
 
-def test_what_cannot_be_cut_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
+def test_what_cannot_be_cut_or_run_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
     one = saved(tmp_path, graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [weight("w", 4, 4)]), "one.onnx")
     assert "has no site: 1 of its 1 operators work" in refused(capsys, "sites", one)
     branches = saved(tmp_path, graph_of([branching("Loop")], ["x"], ["y"]), "loop.onnx")
     assert "Loop (the_Loop) runs a graph of its own" in refused(capsys, "sites", branches)
     outside = graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [beside(weight("w", 4, 4), "../w")])
     assert "outside the model's folder" in refused(capsys, "sites", saved(tmp_path, outside, "outside.onnx"))
-
-
-def test_an_operator_that_cannot_be_run_is_told_and_sites_are_listed_without_times(
-    tmp_path: Path, capsys: Captured
-) -> None:
     nodes = [("MatMul", "x w", "a"), ("Unheard", "a", "b"), ("MatMul", "b w", "y")]
     model = saved(tmp_path, graph_of(nodes, ["x"], ["y"], [weight("w", 4, 4)]))
     assert "--no-measure lists sites without times" in refused(capsys, "sites", model)

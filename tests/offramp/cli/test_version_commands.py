@@ -64,9 +64,7 @@ class Handler(Answering):
         self._take()
         self.say(SIDES)
 
-    def do_DELETE(self) -> None:
-        self._take()
-        self.say(SIDES)
+    do_DELETE = do_PUT
 
     def _take(self) -> Any:
         body = self.take()
@@ -79,10 +77,13 @@ def service() -> Iterator[FakeService]:
     yield from serving(FakeService())
 
 
-def test_the_versions_are_listed(service: FakeService, capsys: Captured) -> None:
+def test_the_versions_are_listed_and_one_is_promoted(service: FakeService, capsys: Captured) -> None:
     assert run("versions", "--url", url_of(service)) == 0
     assert "READY" in capsys.readouterr().out
     assert printed(capsys, "versions", "--url", url_of(service))[0]["version"] == "1"
+    assert run("promote", "--url", url_of(service), "--version", "2") == 0
+    assert service.orders[-1] == ("PUT", "/v2/models/m/default", {"version": "2"})
+    assert "version 1" in capsys.readouterr().out
 
 
 def test_a_canary_begins_shows_itself_and_ends(service: FakeService, capsys: Captured) -> None:
@@ -98,12 +99,6 @@ def test_a_canary_begins_shows_itself_and_ends(service: FakeService, capsys: Cap
         ("PUT", path, {"version": "2", "share": 0.1, "compare_share": 0.05}),
         ("DELETE", path, None),
     ]
-
-
-def test_a_version_is_promoted(service: FakeService, capsys: Captured) -> None:
-    assert run("promote", "--url", url_of(service), "--version", "2") == 0
-    assert service.orders == [("PUT", "/v2/models/m/default", {"version": "2"})]
-    assert "version 1" in capsys.readouterr().out
 
 
 def test_a_service_files_version_is_loaded_and_unloaded(service: FakeService, tmp_path: Path, capsys: Captured) -> None:

@@ -88,7 +88,7 @@ def failure(status: int, kind: str, message: str = "no", retry_after: str | None
     return httpx.Response(status, json=body, headers=headers)
 
 
-def test_a_prediction_is_read_from_the_answer() -> None:
+def test_a_prediction_is_read_from_the_answer_and_every_request_has_an_id() -> None:
     server = Script(answer())
     client, _ = client_of(server)
     assert client.predict("good film") == Prediction(label="positive", score=0.9, exit=2, request_id="r1")
@@ -96,9 +96,16 @@ def test_a_prediction_is_read_from_the_answer() -> None:
     assert json.loads(server.requests[0].content) == {"inputs": "good film", "timeout_s": 10.0}
     client.predict("long", truncate=True, timeout_s=3.0)
     assert json.loads(server.requests[1].content) == {"inputs": "long", "truncate": True, "timeout_s": 3.0}
+    client.predict("x")
+    client.predict("x")
+    client.predict("x", request_id="mine")
+    first, second, third = server.request_ids[2:]
+    assert len(first) == 32
+    assert first != second
+    assert third == "mine"
 
 
-def test_many_texts_travel_in_one_request_and_keep_their_order() -> None:
+def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_them() -> None:
     rows: list[dict[str, Any]] = [{"label": "a", "score": 0.5, "exit": 0}, {"label": "b", "score": 0.6, "exit": 1}]
     server = Script(httpx.Response(200, json={"outputs": rows, "request_id": "r7"}))
     client, _ = client_of(server)
@@ -108,18 +115,10 @@ def test_many_texts_travel_in_one_request_and_keep_their_order() -> None:
     assert server.requests == []
     assert client.predict_many(["x", "y"]) == [Prediction(**row, request_id="r7") for row in rows]
     assert len(server.requests) == 1
-
-
-def test_every_request_has_an_id_of_its_own_unless_one_is_given() -> None:
-    server = Script(answer())
-    client, _ = client_of(server)
-    client.predict("x")
-    client.predict("x")
-    client.predict("x", request_id="mine")
-    first, second, third = server.request_ids
-    assert len(first) == 32
-    assert first != second
-    assert third == "mine"
+    metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
+    assert tensor_body([np.array([0, 255]), np.array([7, 8])], metadata, {}).tail == bytes([0, 255, 7, 8])
+    with pytest.raises(InputError, match="the model takes UINT8, not uint16: UINT8 holds 0 to 255, not 256"):
+        tensor_body([np.array([0, 256], dtype=np.uint16)], metadata, {})
 
 
 @pytest.mark.parametrize(
@@ -218,8 +217,16 @@ def test_an_error_answer_becomes_the_error_the_server_raised(
     assert type(caught.value) is expected
 
 
-def test_the_kinds_are_those_that_the_error_tree_gives_its_classes() -> None:
+def test_live_and_ready_are_never_errors_and_kinds_are_those_of_the_tree() -> None:
     assert {kind: cls("").kind for kind, cls in ERRORS_BY_KIND.items()} == {kind: kind for kind in ERRORS_BY_KIND}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.url.path == "/v2/health/live" else 503)
+
+    client, _ = client_of(handler)
+    assert client.live()
+    assert not client.ready()
+    assert not client_of(Script(httpx.ConnectError("refused")))[0].live()
 
 
 @pytest.mark.parametrize("payload", ["<html>", {"label": "a"}, {"outputs": []}, {"outputs": 3}, None, [1]])
@@ -229,21 +236,19 @@ def test_an_answer_that_is_no_prediction_is_an_error(payload: object) -> None:
         client.predict_many(["x"])
 
 
-def test_a_server_that_cannot_be_reached_is_named_after_the_last_attempt() -> None:
+def test_a_server_that_cannot_be_reached_is_named_and_one_that_starts_is_waited_for() -> None:
     server = Script(httpx.ConnectError("connection refused"))
     with pytest.raises(OfframpError, match=r"http://server: connection refused"):
         client_of(server)[0].predict("x")
     assert len(server.requests) == 4
-
-
-def test_live_and_ready_are_answers_and_never_errors() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200 if request.url.path == "/v2/health/live" else 503)
-
-    client, _ = client_of(handler)
-    assert client.live()
-    assert not client.ready()
-    assert not client_of(Script(httpx.ConnectError("refused")))[0].live()
+    server = Script(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200))
+    client, sleeper = client_of(server)
+    client.wait_until_ready(5.0)
+    assert sleeper.waits_s == [0.2, 0.2]
+    client, sleeper = client_of(Script(httpx.Response(503)))
+    with pytest.raises(DeadlineError, match=r"not ready within 0.5 s"):
+        client.wait_until_ready(0.5)
+    assert sleeper.waits_s == [0.2, 0.2]
 
 
 @pytest.mark.parametrize("server", [{"name": "film"}, {"name": "offramp", "models": ["film"]}])
@@ -254,20 +259,6 @@ def test_metadata_asks_the_server_which_model_it_serves(server: dict[str, object
     client, _ = client_of(handler)
     assert client.metadata() == {"path": "/v2/models/film"}
     assert client.metadata("other") == {"path": "/v2/models/other"}
-
-
-def test_waiting_for_ready_polls_until_the_server_is() -> None:
-    server = Script(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200))
-    client, sleeper = client_of(server)
-    client.wait_until_ready(5.0)
-    assert sleeper.waits_s == [0.2, 0.2]
-
-
-def test_waiting_for_ready_ends_with_its_timeout() -> None:
-    client, sleeper = client_of(Script(httpx.Response(503)))
-    with pytest.raises(DeadlineError, match=r"not ready within 0.5 s"):
-        client.wait_until_ready(0.5)
-    assert sleeper.waits_s == [0.2, 0.2]
 
 
 async def test_the_asynchronous_client_says_the_same() -> None:
@@ -290,7 +281,7 @@ async def test_the_asynchronous_client_says_the_same() -> None:
     assert sleeper.waits_s == [0.05]
 
 
-def test_the_key_is_sent_with_every_request_and_never_shown() -> None:
+def test_the_key_is_found_sent_with_every_request_and_never_shown(tmp_path: Path) -> None:
     server = Script(answer())
     client = Client("http://server", transport=httpx.MockTransport(server), api_key="alice-0123456789")
     client.predict("x")
@@ -298,15 +289,6 @@ def test_the_key_is_sent_with_every_request_and_never_shown() -> None:
     assert server.requests[0].headers["authorization"] == "Bearer alice-0123456789"
     assert "authorization" not in server.requests[1].headers
     assert "alice-0123456789" not in repr(vars(client))
-
-
-@pytest.mark.parametrize("key", ["", " ", "é" * 16, "a\r\nX-Evil: 1"])
-def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
-    with pytest.raises(InputError, match="the API key is empty or holds what no HTTP header can"):
-        Client("http://server", api_key=key)
-
-
-def test_a_client_finds_its_key_in_a_file_or_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("alice-0123456789\n")
     path.chmod(0o600)
@@ -318,8 +300,7 @@ def test_a_client_finds_its_key_in_a_file_or_the_environment(tmp_path: Path) -> 
         find_api_key(path, {})
 
 
-def test_whole_numbers_are_sent_as_the_model_takes_them_or_not_at_all() -> None:
-    metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
-    assert tensor_body([np.array([0, 255]), np.array([7, 8])], metadata, {}).tail == bytes([0, 255, 7, 8])
-    with pytest.raises(InputError, match="the model takes UINT8, not uint16: UINT8 holds 0 to 255, not 256"):
-        tensor_body([np.array([0, 256], dtype=np.uint16)], metadata, {})
+@pytest.mark.parametrize("key", ["", " ", "é" * 16, "a\r\nX-Evil: 1"])
+def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
+    with pytest.raises(InputError, match="the API key is empty or holds what no HTTP header can"):
+        Client("http://server", api_key=key)

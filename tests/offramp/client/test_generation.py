@@ -35,7 +35,7 @@ async def with_client(teller: Teller, ask: Callable[[Client], object]) -> None:
         await asyncio.to_thread(run, port)
 
 
-async def test_texts_and_messages_are_answered_whole(teller: Teller) -> None:
+async def test_texts_and_messages_are_answered_whole_or_in_pieces_with_their_exits(teller: Teller) -> None:
     def ask(client: Client) -> None:
         text = client.generate("Once", max_tokens=50, stop=["!"], request_id="r7")
         assert (text.text, text.ended, text.num_prompt) == ("a 🐭", "stop", 5)
@@ -48,6 +48,19 @@ async def test_texts_and_messages_are_answered_whole(teller: Teller) -> None:
     assert (text.request_id, text.sampling.temperature, text.stops) == ("r7", 0, ("!",))
     assert text.timeout_s is not None
     assert messages.prompt == teller.codec.chat(MESSAGES)
+
+    def stream(client: Client) -> None:
+        with client.stream("Once", max_tokens=50) as pieces:
+            found = list(pieces)
+        assert [(piece.text, piece.exits) for piece in found] == [
+            ("a", (1,)),
+            (" ", (3,)),
+            ("🐭", (1, 3, 1, 3)),
+            ("!", (1,)),
+        ]
+        assert pieces.whole() == client.generate("Once", max_tokens=50)
+
+    await with_client(teller, stream)
 
 
 async def test_an_answer_that_a_limit_of_time_ends_says_so_and_a_stream_asks_for_no_limit_on_the_whole(
@@ -64,21 +77,6 @@ async def test_an_answer_that_a_limit_of_time_ends_says_so_and_a_stream_asks_for
 
     await with_client(teller, ask)
     assert [request.timeout_s is None for request in teller.asked] == [False, True]
-
-
-async def test_a_stream_brings_pieces_with_their_exits(teller: Teller) -> None:
-    def ask(client: Client) -> None:
-        with client.stream("Once", max_tokens=50) as pieces:
-            found = list(pieces)
-        assert [(piece.text, piece.exits) for piece in found] == [
-            ("a", (1,)),
-            (" ", (3,)),
-            ("🐭", (1, 3, 1, 3)),
-            ("!", (1,)),
-        ]
-        assert pieces.whole() == client.generate("Once", max_tokens=50)
-
-    await with_client(teller, ask)
 
 
 async def test_the_asynchronous_client_does_the_same(teller: Teller) -> None:

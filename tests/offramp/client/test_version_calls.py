@@ -42,13 +42,19 @@ def client_of(server: Any) -> tuple[Client, ManualClock]:
     return Client("http://server", transport=httpx.MockTransport(server), clock=clock, sleep=clock.advance), clock
 
 
-def test_loading_waits_until_the_version_is_ready() -> None:
+def test_loading_waits_until_the_version_is_ready_or_did_not_start() -> None:
     server = FakeServer(None, "LOADING", "LOADING", "READY")
     client, clock = client_of(server)
     client.load("intents", "2", settings="{}", timeout_s=10.0)
     body = {"parameters": {"version": "2", "config": "{}"}}
     assert server.orders == [("POST", "/v2/repository/models/intents/load", body)]
     assert clock.now_s() == 1.5  # three polls of half a second
+    client, _ = client_of(FakeServer("LOADING", "UNAVAILABLE"))
+    with pytest.raises(OfframpError, match="version '2' of 'intents' did not start: why"):
+        client.load("intents", "2")
+    client, _ = client_of(lambda request: httpx.Response(403, json={"error": "not by HTTP"}))
+    with pytest.raises(InputError, match=r"^not by HTTP"):
+        client.versions()
 
 
 @pytest.mark.parametrize("last", [HTTPStatus.OK, HTTPStatus.NOT_FOUND])
@@ -60,19 +66,17 @@ def test_a_version_that_runs_is_loaded_once_it_is_ready_under_its_path_or_not_fo
     assert clock.now_s() == 1.0
 
 
-def test_a_version_that_runs_and_is_never_ready_is_an_error_in_time() -> None:
+def test_waiting_for_a_version_ends_in_time() -> None:
     server = FakeServer("READY")
     server.under_its_path = [HTTPStatus.SERVICE_UNAVAILABLE]
     client, clock = client_of(server)
     with pytest.raises(DeadlineError, match="version '2' of 'intents' runs but was not ready in time"):
         client.load("intents", "2", timeout_s=3.0)
     assert clock.now_s() <= 3.0
-
-
-def test_a_version_that_does_not_start_is_an_error_with_the_reason() -> None:
-    client, _ = client_of(FakeServer("LOADING", "UNAVAILABLE"))
-    with pytest.raises(OfframpError, match="version '2' of 'intents' did not start: why"):
-        client.load("intents", "2")
+    client, clock = client_of(FakeServer("LOADING"))
+    with pytest.raises(DeadlineError, match="version '2' of 'intents' is LOADING after 3 s"):
+        client.load("intents", "2", timeout_s=3.0)
+    assert clock.now_s() <= 3.0
 
 
 @pytest.mark.parametrize("state", [None, "UNAVAILABLE"])
@@ -82,16 +86,3 @@ def test_unloading_waits_until_the_version_is_gone(state: str | None) -> None:
     client.unload("intents", "2")
     assert server.orders == [("POST", "/v2/repository/models/intents/unload", {"parameters": {"version": "2"}})]
     assert clock.now_s() == 1.0
-
-
-def test_waiting_for_a_version_ends() -> None:
-    client, clock = client_of(FakeServer("LOADING"))
-    with pytest.raises(DeadlineError, match="version '2' of 'intents' is LOADING after 3 s"):
-        client.load("intents", "2", timeout_s=3.0)
-    assert clock.now_s() <= 3.0
-
-
-def test_a_refused_order_says_the_servers_words() -> None:
-    client, _ = client_of(lambda request: httpx.Response(403, json={"error": "not by HTTP"}))
-    with pytest.raises(InputError, match=r"^not by HTTP"):
-        client.versions()

@@ -15,35 +15,23 @@ def rows() -> LabelledRows:
     return generate(seed=0)
 
 
-def test_equal_seeds_give_equal_texts_and_another_seed_others(rows: LabelledRows) -> None:
+def test_equal_seeds_give_equal_texts_enough_of_each_intent_and_none_twice(rows: LabelledRows) -> None:
     assert generate(seed=0).texts == rows.texts
     assert generate(seed=1, per_intent=20).texts != generate(seed=2, per_intent=20).texts
-
-
-def test_there_are_enough_intents_and_texts_and_none_twice_whatever_its_case(rows: LabelledRows) -> None:
     per_label = Counter(rows.labels)
     assert len(per_label) == len(INTENTS) == 48
     assert set(per_label.values()) == {200}
     assert len({text.casefold() for text in rows.texts}) == len(rows)
-
-
-def test_every_text_has_words_and_no_template_marks(rows: LabelledRows) -> None:
     assert all(any(map(str.isalpha, text)) for text in rows.texts)
     assert not [text for text in rows.texts if set("[]{}|;") & set(text)]
 
 
-def test_every_slot_of_a_template_has_words() -> None:
+def test_every_slot_of_a_template_has_words_and_noise_never_empties_a_text() -> None:
     used = {slot for intent in INTENTS for template in intent.plain + intent.hard for slot in SLOT.findall(template)}
     assert used == set(SLOTS)
-
-
-def test_an_intent_with_too_little_to_say_is_an_error() -> None:
     poor = Intent(label="greet", plain=("hello",), hard=("hello",))
     with pytest.raises(DataError, match="greet yields"):
         _of_intent(poor, seed=0, num_texts=5000, seen=set())
-
-
-def test_noise_never_empties_a_text() -> None:
     for text in ("a", "ab", "go", "stop it", "turn on the light"):
         random = Random(0)
         assert all(add_noise(text, random).strip() for _ in range(2000))

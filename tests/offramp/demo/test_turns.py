@@ -59,16 +59,10 @@ def ran(splits: tuple[Split, ...], **changes: float) -> Ran:
     return replace(found, **changes)  # type: ignore[arg-type] # all are floats
 
 
-def test_a_batch_shrinks_by_those_that_leave_and_begins_anew_at_the_next_split() -> None:
+def test_a_batch_shrinks_by_those_that_leave_and_requests_count_after_the_warm_up() -> None:
     assert batch_at_block(plan(SHRINKING), {0: (10, 100)}, EXITS) == pytest.approx((10, 4, 4, 2))
     assert batch_at_block(plan(FUSED), {0: (10, 100), 1: (5, 40)}, EXITS) == pytest.approx((10, 8, 8, 4))
-
-
-def test_splits_that_no_input_reached_have_empty_batches() -> None:
     assert batch_at_block(plan(FUSED), {0: (10, 100), 1: (0, 0)}, {0: 100}) == (10, 0, 0, 0)
-
-
-def test_a_run_counts_requests_that_were_due_after_the_warm_up() -> None:
     records = [request(0.5, 0.1, "yes", 0), request(3.0, 0.4, "yes", 0), request(4.0, 2.0, "no", 3)]
     found = summarized(plan(SHRINKING), LOAD, records, {0: (2, 3)}, spent_s=0.6)
     assert (found.in_time, found.in_time_per_s) == (0.5, 0.1), "one of two, in ten seconds"
@@ -76,9 +70,6 @@ def test_a_run_counts_requests_that_were_due_after_the_warm_up() -> None:
     assert found.cpu_per_answer_s == pytest.approx(0.2), "of all three answers"
     assert found.agreement == pytest.approx(2 / 3)
     assert found.mean_blocks == pytest.approx(2.0)
-
-
-def test_turns_of_a_plan_are_averaged() -> None:
     both = mean([ran(SHRINKING, in_time=0.5), ran(SHRINKING, in_time=1.0, p99_s=0.07)])
     assert (both.in_time, both.p99_s) == pytest.approx((0.75, 0.06))
     assert both.batch_at_block == (10.0, 4.0, 4.0, 2.0)

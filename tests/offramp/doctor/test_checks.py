@@ -74,11 +74,14 @@ def said(machine: Mapping[str, Any], check: str) -> list[tuple[str, str, str | N
     return [(each.verdict, each.found, each.advice) for each in examined(machine).get(check, ())]
 
 
-def test_nothing_is_wrong_with_a_sound_machine() -> None:
+def test_nothing_is_wrong_with_a_sound_machine_nor_with_a_haproxy_whose_ray_runs() -> None:
     findings = examined(SOUND)
     assert {each.verdict for group in findings.values() for each in group} == {"ok"}
     assert all(each.advice is None for group in findings.values() for each in group)
     assert not has_failed(findings)
+    assert said(machine_of(CASES["well"]["free ports"]["machine"]), "left haproxy") == []
+    findings = {"python": (Finding(verdict="failed", found="3.9", advice="newer"),)}
+    assert doctor_document(findings) == [{"check": "python", "verdict": "failed", "found": "3.9", "advice": "newer"}]
 
 
 @pytest.mark.parametrize("case", CASES["wrong"].values(), ids=CASES["wrong"].keys())
@@ -103,12 +106,3 @@ def test_what_is_well_is_said_too(case: Mapping[str, Any]) -> None:
 def test_what_the_system_does_not_tell_is_left_out(check: str) -> None:
     machine = machine_of({"cpu_flags": None, "shm_free_bytes": None, "open_files": None})
     assert check not in examined(machine)
-
-
-def test_a_haproxy_whose_ray_runs_is_not_left_over() -> None:
-    assert said(machine_of(CASES["well"]["free ports"]["machine"]), "left haproxy") == []
-
-
-def test_json_has_a_line_for_every_finding() -> None:
-    findings = {"python": (Finding(verdict="failed", found="3.9", advice="newer"),)}
-    assert doctor_document(findings) == [{"check": "python", "verdict": "failed", "found": "3.9", "advice": "newer"}]

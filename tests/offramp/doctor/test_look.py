@@ -59,9 +59,6 @@ def said_of(path: Path) -> str:
 
 def test_a_model_folder_is_read_by_the_readers_of_the_service(folder: Path) -> None:
     assert look_at_target(folder) == (ok(f"{folder}: m, bert, 3 blocks, 2 labels"), None)
-
-
-def test_a_model_without_calibration_is_told_apart(folder: Path) -> None:
     (folder / CALIBRATION_FILE).unlink()
     advice = f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
     words = f"{folder}: m, bert, 3 blocks, 2 labels; no input leaves early"
@@ -78,15 +75,13 @@ def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_
 
 def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Path, tmp_path: Path) -> None:
     assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
+    with_card(folder, ramps=[0])
+    assert "is of another model: its ramps are not [0]" in said_of(folder)
+    with_card(folder, ramps=[0, 1])
     (folder / WEIGHTS_FILE).write_bytes(b"no")
     assert "model.safetensors cannot be read" in said_of(folder)
     with_card(folder, num_blocks=0)
     assert "num_blocks" in said_of(folder)
-
-
-def test_a_calibration_of_another_model_is_refused(folder: Path) -> None:
-    with_card(folder, ramps=[0])
-    assert "is of another model: its ramps are not [0]" in said_of(folder)
 
 
 def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:

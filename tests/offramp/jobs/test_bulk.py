@@ -121,7 +121,7 @@ async def test_little_more_is_read_than_is_under_way() -> None:
     assert most_ahead <= 4 * (2 * 2 + 2), "the window, the batch being read and the one being written"
 
 
-async def test_a_text_that_fails_says_so_in_its_row_and_the_others_are_answered() -> None:
+async def test_a_text_that_fails_even_when_tried_again_says_so_in_its_row() -> None:
     server = Server()
     rows, tally = await run(iter(["a", "b", "x", "d"]), server, batch=4)
     assert [row.error for row in rows] == [None, None, "unprocessable_input: an x", None]
@@ -129,23 +129,20 @@ async def test_a_text_that_fails_says_so_in_its_row_and_the_others_are_answered(
     assert rows[3].to_json() == {"text": "d", "label": "d", "score": 0.5, "exit": 1}
     assert (tally.rows, tally.failed) == (4, 1)
     assert server.batches == [["a", "b", "x", "d"], ["a", "b"], ["x", "d"], ["x"], ["d"]]
-
-
-async def test_an_overload_is_tried_again_and_then_said_of_its_rows_only() -> None:
     asked: list[str] = []
 
-    def server(request: httpx.Request) -> httpx.Response:
+    def busy(request: httpx.Request) -> httpx.Response:
         [text] = json.loads(request.content)["inputs"]
         asked.append(text)
         overloaded = text == "busy" or (text == "soon" and asked.count("soon") == 1)
         return failure(503, "overloaded", "queue is full") if overloaded else answered([text])
 
-    rows, tally = await run(iter(["busy", "soon", "a"]), server, batch=1)
+    rows, tally = await run(iter(["busy", "soon", "a"]), busy, batch=1)
     assert [row.error for row in rows] == ["overloaded: queue is full", None, None]
     assert (asked.count("busy"), asked.count("soon"), tally.failed) == (4, 2, 1)
 
 
-async def test_a_service_that_is_not_there_ends_the_run_with_the_rows_before_it() -> None:
+async def test_what_ends_a_run_ends_it_behind_the_rows_before() -> None:
     def server(request: httpx.Request) -> httpx.Response:
         texts = json.loads(request.content)["inputs"]
         if texts == ["a"]:
@@ -157,13 +154,11 @@ async def test_a_service_that_is_not_there_ends_the_run_with_the_rows_before_it(
         await run(iter("abcdefgh"), server, batch=1, rows=rows)
     assert [row.shown["text"] for row in rows] == ["a"]
 
-
-async def test_a_row_that_cannot_be_read_ends_the_run_behind_those_before_it() -> None:
     def texts() -> Iterator[str]:
         yield from ("a", "b")
         raise DataError("t.csv:4: no")
 
-    rows: list[Row] = []
+    rows.clear()
     with pytest.raises(DataError, match=r"t\.csv:4"):
         await run(texts(), Server(), batch=1, rows=rows)
     assert [row.shown["text"] for row in rows] == ["a", "b"]
@@ -180,7 +175,4 @@ def test_lists_are_json_in_csv_and_what_has_no_column_is_named(
     [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
     assert json.loads(row["keypoints"]) == joints
     assert capsys.readouterr().err == "no columns of CSV, so left out: classes; --format jsonl has them\n"
-
-
-def test_the_format_is_the_asked_one_or_json_lines() -> None:
     assert (format_of(None, None), format_of(None, "csv"), format_of(Path("a.csv"), None)) == ("jsonl", "csv", "csv")

@@ -24,14 +24,10 @@ EASY = CalibrateJob(budget=0.5, confidence=0.9)
 @pytest.mark.parametrize(
     ("job", "least"),
     [
-        pytest.param(CalibrateJob(), 306, id="76 lay the path, 230 test it"),
-        pytest.param(EASY, 5, id="1 lays the path, 4 test it"),
-        pytest.param(
-            EASY.model_copy(update={"design_share": 0.5}),
-            8,
-            id="4 lay the path, 4 test it; half of 7 rounds to 4 and leaves 3",
-        ),
-        pytest.param(CalibrateJob(budget=0.9, confidence=0.1), 3, id="1 tests it, and the path needs one as well"),
+        (CalibrateJob(), 306),  # 76 lay the path, 230 test it
+        (EASY, 5),  # 1 lays the path, 4 test it
+        (EASY.model_copy(update={"design_share": 0.5}), 8),  # half of 7 rounds to 4 and leaves 3 for the test
+        (CalibrateJob(budget=0.9, confidence=0.1), 3),  # 1 tests it, and the path needs one as well
     ],
 )
 def test_the_fewest_rows_leave_enough_to_test(job: CalibrateJob, least: int) -> None:
@@ -58,6 +54,16 @@ def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: 
     assert read_calibration(model).thresholds == card.thresholds
 
 
+def test_outputs_that_are_known_already_give_what_running_the_model_gives(model: Path, data: Path) -> None:
+    rows, job = read_labelled(data), EASY
+    loaded = load_model(model)
+    outputs = exit_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)))
+    given, _ = calibrate(model, rows, job, outputs=[(range(len(rows)), outputs)])
+    ran, _ = calibrate(model, rows, job)
+    assert given.thresholds == ran.thresholds
+    assert given.tested == ran.tested
+
+
 def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model: Path, data: Path) -> None:
     before = load_model(model).state_dict()
     rows = read_labelled(data)
@@ -72,16 +78,6 @@ def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model
     assert not np.array_equal(again.scores_NR, whole.scores_NR)
 
 
-def test_outputs_that_are_known_already_give_what_running_the_model_gives(model: Path, data: Path) -> None:
-    rows, job = read_labelled(data), EASY
-    loaded = load_model(model)
-    outputs = exit_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)))
-    given, _ = calibrate(model, rows, job, outputs=[(range(len(rows)), outputs)])
-    ran, _ = calibrate(model, rows, job)
-    assert given.thresholds == ran.thresholds
-    assert given.tested == ran.tested
-
-
 def recorded_exits(*agrees: bool, num_blocks: int = 4) -> ExitRecords:
     """A hundred inputs of which every ramp is equally sure; ramp k gives the full model's answer or another."""
     answers_NE = np.array([[0 if each else 1 for each in agrees] + [0]] * 100, dtype=np.int64)
@@ -93,13 +89,10 @@ def recorded(*views: ExitRecords) -> Recorded:
     return Recorded(job=EASY, views=views, parts=parts_of(views[0], EASY), facts={})
 
 
-def test_what_is_promised_of_a_view_holds_of_the_other_plans_views_too() -> None:
+def test_a_view_promises_what_others_hold_and_no_ramp_before_the_entry() -> None:
     right, wrong = recorded_exits(True), recorded_exits(False)
     assert set(recorded(right).card().thresholds) == {0}
     assert recorded(right, wrong).card().thresholds == {}
-
-
-def test_ramps_before_the_block_where_inputs_enter_are_not_chosen() -> None:
     rows = recorded(recorded_exits(True, False, True))
     assert rows.few(()) == recorded(rows.views[0], recorded_exits(False, True, True)).few(()) == (0,), (
         "by the first view"

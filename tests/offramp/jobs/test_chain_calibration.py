@@ -32,10 +32,11 @@ from optimizer.calibration_file import (
     read_calibration_file,
     records_of,
 )
-from profiles.latency import LatencyProfile
 from profiles.networks import alone_of, kept_of, measuring_of, of_networks, prune_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.latency_profile import latency_profile
+from tests.offramp.jobs.test_chaining import changed
 
 EASY = CalibrateJob(budget=0.4, confidence=0.8, source="data.csv")
 
@@ -121,13 +122,19 @@ def test_of_a_chain_the_ends_with_few_ramps_and_the_last_network_alone_are_calib
     assert beside_of(chain) == (), "what was beside goes with the calibration before"
 
 
-def test_several_calibrations_need_more_rows_and_say_so(models: Path, rows: LabelledRows) -> None:
+def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path, rows: LabelledRows) -> None:
     strict = EASY.model_copy(update={"budget": 0.1, "confidence": 0.95})
     assert len(rows) >= strict.least_rows
     with pytest.raises(
         DataError, match=r"36 rows test it, of 2 calibrations; ramps that are named, or `all`, have one"
     ):
         calibrate(models / "chain", rows, strict)
+    changed(models / "chain", ramps=[0, 1, 2, 3, 4])
+    with pytest.raises(ModelFolderError, match=r"'small' has ramps \[0\], the chain knows \[0, 1\]; `offramp chain`"):
+        calibrate(models / "chain", rows, EASY)
+    (models / "small" / CALIBRATION_FILE).unlink()
+    with pytest.raises(ModelFolderError, match="small is not calibrated; run: offramp calibrate"):
+        calibrate(models / "chain", rows, EASY)
 
 
 def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows: LabelledRows) -> None:
@@ -151,22 +158,11 @@ def test_leaving_is_priced_by_parameters_and_by_seconds_where_they_are_known(
     sizes = parameters_by_block(models / "chain", card)
     block = load_model(models / "small").backbone.get_submodule("blocks.0")
     assert sizes == [float(sum(each.numel() for each in block.parameters()))] * 6
-    profile = LatencyProfile(
-        model="both",
-        num_blocks=6,
-        ramps=(0, 2, 3, 4),
-        device="cpu",
-        backend="torch",
-        dtype="float32",
-        kind="measured",
-        tables={
-            length: LatencyTable(
-                batches=(1, 2), block_s_NB=np.array([[9.0, seconds]] * 6), ramp_s_EB=np.full((4, 2), 1e-4)
-            )
-            for length, seconds in ((3, 1.0), (16, 2.0))
-        },
-        provenance={},
-    )
+    tables = {
+        length: LatencyTable(batches=(1, 2), block_s_NB=np.array([[9.0, seconds]] * 6), ramp_s_EB=np.full((4, 2), 1e-4))
+        for length, seconds in ((3, 1.0), (16, 2.0))
+    }
+    profile = latency_profile(num_blocks=6, ramps=(0, 2, 3, 4), model="both", device="cpu", tables=tables)
     profile.save(tmp_path / "latency.json")
     every = EASY.model_copy(update={"ramps": "all"})
     plain, _ = calibrate(models / "chain", rows, every)
@@ -189,20 +185,6 @@ def test_thresholds_of_the_ends_alone_are_promised_alone(models: Path, rows: Lab
         calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": (1,)}), progress=_nothing_runs)
     with pytest.raises(DataError, match="the ends are those of a chain's networks, and this is a single model"):
         calibrate(models / "small", rows, EASY.model_copy(update={"ramps": "ends"}))
-
-
-def test_a_model_without_calibration_is_refused(models: Path, rows: LabelledRows) -> None:
-    (models / "small" / CALIBRATION_FILE).unlink()
-    with pytest.raises(ModelFolderError, match="small is not calibrated; run: offramp calibrate"):
-        calibrate(models / "chain", rows, EASY)
-
-
-def test_a_model_with_other_ramps_than_the_chain_knows_is_refused(models: Path, rows: LabelledRows) -> None:
-    path = models / "chain" / CARD_FILE
-    text = path.read_text(encoding="utf-8")
-    path.write_text(json.dumps(json.loads(text) | {"ramps": [0, 1, 2, 3, 4]}), encoding="utf-8")
-    with pytest.raises(ModelFolderError, match=r"'small' has ramps \[0\], the chain knows \[0, 1\]; `offramp chain`"):
-        calibrate(models / "chain", rows, EASY)
 
 
 def _recalibrated(models: Path, rows: LabelledRows) -> None:
@@ -234,7 +216,9 @@ def test_what_is_of_other_models_is_refused(
     )
 
 
-def test_what_was_calibrated_of_pruned_texts_goes_with_the_calibration_before(models: Path, rows: LabelledRows) -> None:
+def test_a_calibration_of_pruned_texts_goes_and_records_are_of_the_chain_alone(
+    models: Path, rows: LabelledRows
+) -> None:
     chain = models / "chain"
     (chain / PRUNED).mkdir()
     before = [chain / PRUNED / name for name in (CALIBRATION_FILE, RECORDS_FILE)]
@@ -243,9 +227,6 @@ def test_what_was_calibrated_of_pruned_texts_goes_with_the_calibration_before(mo
     calibrate(chain, rows, EASY)
     assert read_calibration(chain)
     assert not any(path.exists() for path in before)
-
-
-def test_records_of_a_chain_are_no_single_models(models: Path, rows: LabelledRows) -> None:
     _, records = calibrate(models / "chain", rows, EASY)
     with pytest.raises(ModelFolderError, match=r"r.npz is of small before large, .*large of large: calibrate again"):
         check_members(records.provenance, models / "large", Path("r.npz"))

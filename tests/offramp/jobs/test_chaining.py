@@ -46,7 +46,9 @@ def changed(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
-def test_a_chain_is_a_model_folder_like_any_other(pair: list[Path], tmp_path: Path) -> None:
+def test_a_chain_is_a_model_folder_like_any_other_and_what_is_refused_leaves_none(
+    pair: list[Path], tmp_path: Path
+) -> None:
     out = tmp_path / "cascades" / "one"
     card = chain_models(pair, out)
     assert read_card(out) == card
@@ -58,9 +60,12 @@ def test_a_chain_is_a_model_folder_like_any_other(pair: list[Path], tmp_path: Pa
     assert card.chain.networks == (2, 5)
     assert [each["name"] for each in card.provenance["members"]] == ["small", "large"]
     assert chain_models(pair, out, name="both").name == "both"
+    with pytest.raises(InputError):
+        chain_models(pair[:1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
-def test_its_network_is_that_of_its_models(pair: list[Path], tmp_path: Path) -> None:
+def test_its_network_and_its_profile_are_those_of_its_models(pair: list[Path], tmp_path: Path) -> None:
     chain_models(pair, tmp_path / "both")
     network = load_network(tmp_path / "both", attention="padded")
     assert isinstance(network, ChainNetwork)
@@ -71,14 +76,8 @@ def test_its_network_is_that_of_its_models(pair: list[Path], tmp_path: Path) -> 
         assert all(torch.equal(value, alone[name]) for name, value in member.state_dict().items())
     assert load_network(tmp_path / "both", dtype=torch.bfloat16).dtype == torch.bfloat16
     assert open_network("torch", network, tmp_path / "both", 1) is network
-
-
-def test_of_one_model_it_is_the_model(pair: list[Path]) -> None:
     model = load_network(pair[0], attention="apart")
     assert (model.chain, getattr(model, "attention")) == (read_card(pair[0]).chain, "apart")  # noqa: B009
-
-
-def test_a_profile_has_the_rows_of_its_models_one_after_the_other(pair: list[Path], tmp_path: Path) -> None:
     chain_models(pair, tmp_path / "both")
     job = ProfileJob(batches=(1, 2), lengths=(4,), repeats=1)
     profile, points = profile_model(tmp_path / "both", job)
@@ -91,18 +90,15 @@ def test_a_profile_has_the_rows_of_its_models_one_after_the_other(pair: list[Pat
     }
 
 
-def test_doctor_looks_at_every_model(pair: list[Path], tmp_path: Path) -> None:
+def test_doctor_and_the_command_look_at_every_model(
+    pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chain_models(pair, tmp_path / "both")
     found, _ = look_at_target(tmp_path / "both")
     assert "large, a chain of small and large, 5 blocks, 3 labels" in found.found
     assert found.verdict != "failed"
     (pair[1] / "model.safetensors").write_bytes(b"broken")
     assert "big/model.safetensors cannot be read" in look_at_target(tmp_path / "both")[0].found
-
-
-def test_the_command_says_which_blocks_are_whose(
-    pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     arguments = ["chain", *map(str, pair), "--out", str(tmp_path / "both")]
     with pytest.raises(SystemExit, match="0"):
         main([*arguments, "--json"])
@@ -114,9 +110,3 @@ def test_the_command_says_which_blocks_are_whose(
         main(arguments)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["small: blocks 0 to 1, its end is ramp 1", "large: blocks 2 to 4, the reference"]
-
-
-def test_what_is_refused_leaves_no_folder(pair: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError):
-        chain_models(pair[:1], tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -123,20 +123,17 @@ def test_joints_without_sides_are_not_mirrored() -> None:
     assert pairs_of("nose", augmentation=Augmentation()) == (), "it is where it is"
 
 
-def test_joints_change_sides_in_a_mirror() -> None:
+def test_joints_change_sides_in_a_mirror_and_maps_are_filled_with_what_does_not_count() -> None:
     task = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3, mirror_pairs=[JOINTS[:2]])
     places = torch.tensor([[[1.0, 5], [20, 6], [torch.nan, torch.nan]]] * 2)
     moved = task.moved(places, MIRRORED)
     assert moved[0, :2].tolist() == [[11, 6], [30, 5]]
     assert moved[1, :2].tolist() == places[1, :2].tolist()
     assert moved[:, 2].isnan().all()
-
-
-def test_maps_of_classes_are_filled_with_what_does_not_count() -> None:
-    task = SegmentationTask(CLASSES, height=1, width=3, ignored=["Unlabelled"], stride=1)
+    maps = SegmentationTask(CLASSES, height=1, width=3, ignored=["Unlabelled"], stride=1)
     moves = Moves(
         mirrored_B=MIRRORED.mirrored_B, shift_B2=torch.ones(2, 2) * torch.tensor([1.0, 0]), turn_B=MIRRORED.turn_B,
         zoom_B=MIRRORED.zoom_B,
     )  # fmt: skip
-    moved = task.moved(torch.from_numpy(np.array([[[0, 0, 1]]] * 2, dtype=np.uint8)), moves)
+    moved = maps.moved(torch.from_numpy(np.array([[[0, 0, 1]]] * 2, dtype=np.uint8)), moves)
     assert moved.tolist() == [[[2, 1, 0]], [[2, 0, 0]]]

@@ -46,7 +46,7 @@ def outputs_of(folder: Path, rows: LabelledRows, skills: Mapping[int, float]) ->
     }
 
 
-def test_where_errors_differ_networks_answer_together(models: Path) -> None:
+def test_where_errors_differ_networks_answer_together_and_keep_what_is_promised(models: Path) -> None:
     folder = models / "chain"
     given = rows_of(folder)
     outputs = outputs_of(folder, given, SKILLS)
@@ -71,13 +71,7 @@ def test_where_errors_differ_networks_answer_together(models: Path) -> None:
     assert records.outcome({}).accuracy == pytest.approx(right_N.mean(), abs=0.01), "the mixture's, not the reference's"
     assert np.array_equal(records.scores_NR[:, :2], alone.scores_NR[:, :2])
     assert not np.array_equal(records.scores_NR[:, 2], alone.scores_NR[:, 2])
-
-
-def test_what_is_promised_holds_with_and_without_the_first_network(models: Path) -> None:
-    folder = models / "chain"
-    given = rows_of(folder)
-    card, records = calibrate(folder, given, JOB, outputs=[(range(len(given)), outputs_of(folder, given, SKILLS))])
-    chain, alone = read_card(folder).chain, ExitRecords.load(folder / ALONE_FILE)
+    chain = read_card(folder).chain
     worst = 1 - card.tested["worst_agreement"]
     assert 0 < worst <= JOB.guarantee.budget
     assert records.outcome(card.thresholds).losses_N.mean() < JOB.guarantee.budget
@@ -88,9 +82,12 @@ def test_what_is_promised_holds_with_and_without_the_first_network(models: Path)
     survival = survival_of(records, card.thresholds, chain, alone)
     assert survival[0, 1] == records.outcome(card.thresholds).survival
     assert survival[1,] == alone.of_ramps((3, 4)).outcome(large).survival
+    check_weights(records, card.weights, "records")
+    with pytest.raises(DataError, match=r"exit_records.npz holds what networks say with the weights .*, not of none"):
+        check_weights(records, None, "exit_records.npz")
 
 
-def test_where_nothing_is_gained_nothing_is_mixed(models: Path) -> None:
+def test_where_nothing_is_gained_nothing_is_mixed_or_left(models: Path) -> None:
     folder = models / "chain"
     given = rows_of(folder)
     outputs = [(range(len(given)), outputs_of(folder, given, SKILLS | {2: 0.0, 5: 9.0}))]
@@ -103,11 +100,6 @@ def test_where_nothing_is_gained_nothing_is_mixed(models: Path) -> None:
     assert card.thresholds == plain.thresholds
     assert weights_of(records) is None
     np.testing.assert_array_equal(records.scores_NR, alone.scores_NR)
-
-
-def test_a_calibration_without_an_ensemble_removes_what_one_left(models: Path) -> None:
-    folder = models / "chain"
-    given = rows_of(folder)
     outputs = [(range(len(given)), outputs_of(folder, given, SKILLS))]
     calibrate(folder, given, JOB, outputs=outputs)
     assert (folder / ALONE_FILE).exists()
@@ -122,12 +114,3 @@ def test_an_ensemble_of_one_network_and_one_by_shares_are_refused(models: Path) 
     outputs = [(range(len(given)), outputs_of(models / "chain", given, SKILLS))]
     with pytest.raises(DataError, match="leave by entropy or confidence, not by share"):
         calibrate(models / "chain", given, JOB.model_copy(update={"policy": "share"}), outputs=outputs)
-
-
-def test_records_of_other_weights_are_refused(models: Path) -> None:
-    folder = models / "chain"
-    given = rows_of(folder)
-    card, records = calibrate(folder, given, JOB, outputs=[(range(len(given)), outputs_of(folder, given, SKILLS))])
-    check_weights(records, card.weights, "records")
-    with pytest.raises(DataError, match=r"exit_records.npz holds what networks say with the weights .*, not of none"):
-        check_weights(records, None, "exit_records.npz")

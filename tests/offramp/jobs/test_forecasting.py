@@ -15,7 +15,7 @@ from offramp.commands.forecast import (
     window_rates,
 )
 from profiles.forecast import Method, SurvivalForecast
-from tests.offramp.cli.runs import Captured, printed, run
+from tests.offramp.cli.runs import Captured, printed, run, written
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
 """Three windows; nothing is known of the middle one."""
@@ -31,18 +31,18 @@ FORECAST = SurvivalForecast(
 )
 
 
-def write(folder: Path, text: str, name: str = "series.csv") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
-    history = read_series(write(tmp_path, CSV))
+def test_a_series_is_read_from_csv_or_json(tmp_path: Path) -> None:
+    history = read_series(written(tmp_path / "series.csv", CSV))
     assert history.missing_W.tolist() == [False, True, False]
     assert history.survival_WK[[0, 2]].tolist() == [[1.0, 0.5, 0.25], [1.0, 0.6, 0.25]]
     assert history.inputs_WK[:, 0].tolist() == [100, 0, 200]
     np.testing.assert_array_equal(window_rates(history, 10.0), [10.0, np.nan, 20.0])
+    windows = [{"inputs": 100, "survival": [1.0, 0.5, 0.25]}, None, {"inputs": 200, "survival": [1, 0.6, 0.25]}]
+    from_json = read_series(written(tmp_path / "series.json", json.dumps({"windows": windows})))
+    from_csv = read_series(written(tmp_path / "series.csv", CSV))
+    np.testing.assert_array_equal(from_json.survival_WK, from_csv.survival_WK)
+    np.testing.assert_array_equal(from_json.inputs_WK, from_csv.inputs_WK)
+    np.testing.assert_array_equal(from_json.missing_W, from_csv.missing_W)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,6 @@ def test_a_missing_window_is_told_apart(tmp_path: Path, text: str, encoding: str
     path.write_text(text, encoding=encoding)
     assert read_series(path).missing_W.tolist() == [False, True, False]
     assert read_series(path).inputs_WK[[0, 2], 0].tolist() == [100, 200]
-
-
-def test_a_series_is_read_from_json(tmp_path: Path) -> None:
-    windows = [{"inputs": 100, "survival": [1.0, 0.5, 0.25]}, None, {"inputs": 200, "survival": [1, 0.6, 0.25]}]
-    from_json = read_series(write(tmp_path, json.dumps({"windows": windows}), "series.json"))
-    from_csv = read_series(write(tmp_path, CSV))
-    np.testing.assert_array_equal(from_json.survival_WK, from_csv.survival_WK)
-    np.testing.assert_array_equal(from_json.inputs_WK, from_csv.inputs_WK)
-    np.testing.assert_array_equal(from_json.missing_W, from_csv.missing_W)
 
 
 def test_a_forecast_is_plain_data_and_a_table() -> None:
@@ -88,7 +79,7 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
 
 
 def test_the_command_prints_the_next_window_and_its_rate(tmp_path: Path, capsys: Captured) -> None:
-    path = write(tmp_path, CSV)
+    path = written(tmp_path / "series.csv", CSV)
     survival = printed(capsys, "forecast", path)["survival"]
     assert survival[0] == 1
     assert 0.4 < survival[1] < 0.7

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from torch import nn
 
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
@@ -19,6 +18,7 @@ from earlyexit.errors import DataError, GraphError, InputError, OfframpError
 from earlyexit.foreign.torch_backbone import GRAPH_FILE
 from earlyexit.foreign.torch_module import TorchModel
 from earlyexit.named import NamedSpec
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
@@ -37,6 +37,7 @@ from offramp.commands.inject import (
 from offramp.commands.jobs import CalibrateJob, InjectJob
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from profiles.table import FloatArray
+from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.foreign.modules import SIDE, masked, pictures
 
 HERE = "tests.earlyexit.foreign.modules"
@@ -47,10 +48,7 @@ LOOSE = CalibrateJob(budget=0.2, confidence=0.9)
 def png(seed: int) -> bytes:
     """Of a colour of its own, so that networks of random weights answer in more than one way."""
     rng = np.random.default_rng(seed)
-    pixels = (rng.integers(0, 200, 3) + rng.integers(0, 56, (SIDE, SIDE, 3))).astype(np.uint8)
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return file_of((rng.integers(0, 200, 3) + rng.integers(0, 56, (SIDE, SIDE, 3))).astype(np.uint8))
 
 
 def rows_of(count: int = ROWS, *, labels: tuple[str, ...] = ("",)) -> LabelledRows:
@@ -61,6 +59,13 @@ def rows_of(count: int = ROWS, *, labels: tuple[str, ...] = ("",)) -> LabelledRo
 def job_of(backbone: str = f"{HERE}:pictures", **options: Any) -> InjectJob:
     facts: dict[str, Any] = {"backbone": backbone, "name": "m", "epochs": 2, "source": "d.zip"}
     return InjectJob(**facts | options)
+
+
+def uncut_answers(network: nn.Module, encoded: Sequence[Encoded]) -> torch.Tensor:
+    """What a module says of encoded images."""
+    with torch.no_grad():
+        answers: torch.Tensor = network(torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded])))
+    return answers
 
 
 def quick_ramps(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
@@ -80,24 +85,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_full_model_answers_as_the_module_does_with_the_modules_own_weights(folder: Path) -> None:
+def test_the_full_model_answers_as_the_module_and_kept_rows_calibrate_it(folder: Path) -> None:
     network, _ = pictures()
     model = load_model(folder)
     encoded = rows_of(20).encode(find_codec(model.info.codec, folder))
-    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
-    with torch.no_grad():
-        assert exit_outputs(model, encoded)[model.num_blocks - 1].equal(network(pixels))
+    assert exit_outputs(model, encoded)[model.num_blocks - 1].equal(uncut_answers(network, encoded))
     card = read_card(folder)
     assert card.provenance["backbone_sha256"] == model.backbone.sha256()
     assert (card.family, card.head_style, card.label_names) == ("exported", "given", ("0", "1", "2"))
-
-
-def test_rows_that_were_kept_have_the_models_own_answers_and_calibrate_it(folder: Path) -> None:
     held = read_labelled(folder / "held_out.zip")
     assert len(held) == HELD
-    card, records = calibrate(folder, held, LOOSE)
+    calibrated, records = calibrate(folder, held, LOOSE)
     assert records.outcome({}).full_accuracy == 1.0, "the model agrees with itself"
-    assert set(card.thresholds) <= set(load_model(folder).ramp_indices)
+    assert set(calibrated.thresholds) <= set(model.ramp_indices)
 
 
 @pytest.mark.parametrize("labelled", [False, True])
@@ -111,9 +111,7 @@ def test_calibrated_scores_are_still_the_modules_own(folder: Path, tmp_path: Pat
     assert read_calibration(out).policy == "entropy"
     model, (network, _) = load_model(out), pictures()
     encoded = rows_of(20).encode(find_codec(model.info.codec, out))
-    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
-    with torch.no_grad():
-        theirs = network(pixels).softmax(1)
+    theirs = uncut_answers(network, encoded).softmax(1)
     scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
     assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
 
@@ -156,7 +154,7 @@ def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_
     assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
 
 
-def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tmp_path: Path) -> None:
+def test_a_cut_that_cannot_be_is_said_and_only_a_model_without_any_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import PIXELS, across_graph, saved
 
@@ -165,8 +163,6 @@ def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tm
     assert said[0].startswith("no cut at 'across': the graph's tensor 'across', [8, 2] for 2 inputs, has a row neither")
     assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
 
-
-def test_only_a_model_that_can_be_cut_nowhere_is_refused(tmp_path: Path) -> None:
     class Nowhere(TorchModel):
         def refused(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> dict[tuple[str, ...], str]:
             return {tuple(cut): "it is crooked" for cut in cuts}
@@ -181,9 +177,7 @@ def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_u
     model = injected_into(tmp_path, rows_of(), backbone=f"{HERE}:masked", sets=True).model
     assert [len(cut) for cut in model.info.provenance["cuts"]] == [2, 2, 2, 1]
     encoded = rows_of(20).encode(find_codec(model.info.codec, tmp_path))
-    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
-    with torch.no_grad():
-        assert exit_outputs(load_model(tmp_path), encoded)[model.num_blocks - 1].equal(network(pixels))
+    assert exit_outputs(load_model(tmp_path), encoded)[model.num_blocks - 1].equal(uncut_answers(network, encoded))
 
 
 @pytest.mark.parametrize(
@@ -229,16 +223,13 @@ def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
     calibrate(tmp_path, read_labelled(done.held_out), LOOSE)
 
 
-def test_ramps_that_take_too_long_are_left_out_and_named() -> None:
+def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(folder: Path) -> None:
     said: list[str] = []
     block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
     assert ramps_worth_their_time((0, 1), block_s, ramp_s, asked=False, say=said.append) == (0,)
     assert said == ["no ramps after blocks 1: the ramp after block 1 takes 4 ms, the blocks up to the next exit 3 ms"]
     with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; --ramps without it"):
         ramps_worth_their_time((0, 1), block_s, ramp_s, asked=True, say=said.append)
-
-
-def test_ramps_and_blocks_are_timed_where_they_run(folder: Path) -> None:
     model = load_model(folder)
     block_s, ramp_s = time_exits(model, folder)
     assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
@@ -277,15 +268,12 @@ def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Pat
     assert not list((tmp_path / "model").iterdir())
 
 
-def test_another_model_takes_the_place_of_one_and_of_its_thresholds(tmp_path: Path) -> None:
+def test_another_model_takes_the_place_of_one_if_its_labels_fit(tmp_path: Path) -> None:
     for name in (CALIBRATION_FILE, RECORDS_FILE):
         (tmp_path / name).write_text("of before")
     done = injected_into(tmp_path, rows_of(), name="other")
     assert {path.name for path in tmp_path.iterdir()} == {CARD_FILE, GRAPH_FILE, WEIGHTS_FILE}
     assert (read_card(tmp_path).name, done.model.info.name) == ("other", "other")
-
-
-def test_labels_that_do_not_fit_are_refused_before_the_rows_go_through_the_model(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(DataError, match="2 different labels, and the model has 3 answers"):
         inject(job_of(), rows_of(labels=("a", "b")), tmp_path, times=quick_ramps, progress=lambda *n: said.append(n[0]))

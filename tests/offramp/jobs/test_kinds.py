@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from earlyexit.codecs.tensor import TensorCodec
@@ -25,6 +23,7 @@ from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import codec_for
 from offramp.commands.train import train
 from profiles.latency import LatencyProfile
+from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.families.checkpoints import resnet_state
 from tests.offramp.cli.runs import printed, run
 
@@ -32,10 +31,7 @@ HERE = __name__
 
 
 def png(brightness: int, seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(brightness, brightness + 80, (32, 32, 3), dtype=np.uint8)
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return file_of(np.random.default_rng(seed).integers(brightness, brightness + 80, (32, 32, 3), dtype=np.uint8))
 
 
 def write_images(folder: Path) -> Path:
@@ -116,12 +112,15 @@ def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: 
     assert ("head" in model.info.provenance, model.task.num_outputs) == (False, 2)
 
 
-def test_pairs_make_a_model_of_pairs(checkpoint: Path, tmp_path: Path) -> None:
+def test_pairs_make_a_model_of_pairs_and_another_input_is_refused_by_its_name(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text("one\ttwo\tlabel\n" + "pay\train\tbill\nrain\tpay\tweather\n" * 4, encoding="utf-8")
     data = read_labelled(tmp_path / "d.tsv", text_column="one", pair_column="two")
     model = train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), data, tmp_path / "m")
     assert model.info.codec == {"name": "text_pair", "max_length": 16, "token_types": True}
     assert [spec.name for spec in model.boundary(-1)] == ["token_ids", "token_types"]
+    assert of_two_inputs("token_type_ids")["token_types"]
+    with pytest.raises(InputError, match="theirs:network takes 'mask' beside 'input_ids', which texts do not give"):
+        of_two_inputs("mask")
 
 
 def of_two_inputs(second: str) -> NamedSpec:
@@ -132,12 +131,6 @@ def of_two_inputs(second: str) -> NamedSpec:
         columns={TEXT: np.array(["a"], dtype=object), PAIR: np.array(["b"], dtype=object)}, labels=("x",)
     )
     return codec_for(job, (ids, replace(ids, name=second)), rows, longest=16)
-
-
-def test_token_types_are_given_and_another_input_is_refused_by_its_name() -> None:
-    assert of_two_inputs("token_type_ids")["token_types"]
-    with pytest.raises(InputError, match="theirs:network takes 'mask' beside 'input_ids', which texts do not give"):
-        of_two_inputs("mask")
 
 
 class Slope(nn.Module):
@@ -156,16 +149,16 @@ def spectra(labels: list[str]) -> LabelledRows:
     return LabelledRows(columns={"spectrum": values}, labels=tuple(labels))
 
 
-def test_arrays_make_a_model_of_tensors_as_the_network_takes_them(tmp_path: Path) -> None:
+def test_arrays_make_a_model_of_tensors_and_a_codec_of_ones_own_is_kept(tmp_path: Path) -> None:
     model = train(TrainJob(backbone=f"{HERE}:network", name="m", epochs=1), spectra(["a", "b"] * 4), tmp_path)
     column = {"name": "spectrum", "datatype": "FP32", "shape": [8]}
     assert model.info.codec == {"name": "tensor", "columns": [column]}
-
-
-def test_numbers_are_answered_in_units_of_how_far_they_reach(tmp_path: Path) -> None:
     job = TrainJob(backbone=f"{HERE}:network", name="m", epochs=1, task="regression")
     model = train(job, spectra(["1.5", "2.5", "5.5", "2.5"]), tmp_path)
     assert model.task.spec() == {"name": "regression", "scale": 4.0, "offset": 3.0}
+    job = TrainJob(backbone=f"{HERE}:network", name="m", epochs=1, codec=f"{HERE}:Logarithms")
+    train(job, spectra(["a", "b"] * 4), tmp_path)
+    assert read_card(tmp_path).codec == {"name": f"{HERE}:Logarithms", "max_length": 1}
 
 
 class Logarithms(TensorCodec):
@@ -177,12 +170,6 @@ class Logarithms(TensorCodec):
 
     def spec(self) -> dict[str, Any]:
         return {"name": f"{HERE}:Logarithms", "max_length": self.max_length}
-
-
-def test_a_codec_of_ones_own_is_kept_as_it_says_of_itself(tmp_path: Path) -> None:
-    job = TrainJob(backbone=f"{HERE}:network", name="m", epochs=1, codec=f"{HERE}:Logarithms")
-    train(job, spectra(["a", "b"] * 4), tmp_path)
-    assert read_card(tmp_path).codec == {"name": f"{HERE}:Logarithms", "max_length": 1}
 
 
 class Fractions(nn.Module):

@@ -16,14 +16,11 @@ MAP = np.array([[0, 1], [2, 1]], dtype=np.uint8)
 CONTENT = base64.b64encode(to_png(MAP, 3)).decode()
 
 
-def test_a_picture_in_an_answer_becomes_a_file_named_after_its_image(tmp_path: Path) -> None:
+def test_a_picture_becomes_a_file_named_after_its_image_and_none_is_written_over(tmp_path: Path) -> None:
     maps = MapFiles(tmp_path / "maps")
     said = maps.put("street/a.jpg", {"class_map": CONTENT, "score": 0.5, "note": "PNG"})
     assert said == {"class_map": str(tmp_path / "maps/a.png"), "score": 0.5, "note": "PNG"}
     assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()
-
-
-def test_images_of_one_name_have_a_file_each_and_no_file_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"a photo")
     maps = MapFiles(tmp_path)
     paths = [maps.put(image, {"class_map": CONTENT})["class_map"] for image in ("1/a.jpg", "2/a.png", "b.jpg")]

@@ -36,31 +36,24 @@ def test_a_training_without_a_backbone_begins_with_the_packaged_one(tmp_path: Pa
     assert (Path(options.backbone) / "config.json").is_file()
 
 
-def test_pieces_joined_are_the_checkpoints_folder_and_nothing_else(tmp_path: Path) -> None:
+def test_pieces_joined_are_the_checkpoints_folder_and_other_weights_leave_nothing(tmp_path: Path) -> None:
     place = tmp_path / "cache" / "net"
+    with pytest.raises(InputError):
+        unpack(pieces(tmp_path, weights=b"others"), "net", SHA256, place)
+    assert list(place.parent.iterdir()) == []
     unpack(pieces(tmp_path), "net", SHA256, place)
     assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors"]
     assert (place / "model.safetensors").read_bytes() == WEIGHTS
     assert [path.name for path in place.parent.iterdir()] == ["net"]
 
 
-def test_other_weights_leave_nothing(tmp_path: Path) -> None:
-    place = tmp_path / "cache" / "net"
-    with pytest.raises(InputError):
-        unpack(pieces(tmp_path, weights=b"others"), "net", SHA256, place)
-    assert list(place.parent.iterdir()) == []
-
-
-def test_without_its_packages_mpnet_is_refused_with_the_extra_that_brings_them(
+def test_without_its_packages_mpnet_is_what_was_unpacked_or_refused_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(packaged, "MPNET_PARTS", ("no-such-package",))
     with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'offramp\[mpnet\]'"):
         resolve_backbone("mpnet")
-
-
-def test_what_was_unpacked_is_taken_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = tmp_path / "offramp" / packaged.MPNET
     place.mkdir(parents=True)

@@ -102,16 +102,13 @@ def test_the_tables_show_stages_figures_and_the_other_strategies() -> None:
     assert ["proof", "within 20.00% of the best"] in rows
     assert ["stock", "2000", "4.00", "3.00", "2.00 x"] in rows
     assert ["serial", "no plan", "latency binds", "-", "-"] in rows
-
-
-def test_other_strategies_are_shown_without_a_plan_only_where_one_has_one() -> None:
     assert no_plan_tables(no_plan_answer()) == []
     found = answer(FILE, "serial", solve)
     assert isinstance(found, NoPlanAnswer)
     assert "2000" in shown(*no_plan_tables(found))
 
 
-def test_a_plan_is_scored_again_where_the_problem_has_exit_records() -> None:
+def test_a_plan_is_scored_again_by_exit_records_and_served_with_their_thresholds(tmp_path: Path) -> None:
     found = planned_answer(recorded(sure=[True, False, False, False]))
     assert found.rescoring is not None
     document = answer_document(found)
@@ -120,6 +117,14 @@ def test_a_plan_is_scored_again_where_the_problem_has_exit_records() -> None:
     # The plan itself, and those of stock and the other strategies where they differ: here one more.
     assert (document["joint"]["broken"], document["joint"]["chosen"], document["joint"]["candidates"]) == ([], 0, 2)
     assert "By the exit records" in shown(*plan_tables(found))
+    file = recorded(sure=[True, False])
+    plan = serving_plan(file, planned_answer(file).planned)
+    assert plan.policy == PolicySpec(name="confidence", thresholds={0: 0.5})
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+    assert plan.predicted["rate_per_s"] == pytest.approx(4000)
+    with pytest.raises(InputError, match="--threshold: the problem's exit records have thresholds already"):
+        serving_plan(file, planned_answer(file).planned, 0.4)
 
 
 def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_another_plan() -> None:
@@ -145,17 +150,6 @@ def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_ano
     assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
     assert [each.times_better for each in found.explanation.comparisons] == pytest.approx([12_000 / 8000] * 4)
     assert "Survival nested in all of them" in shown(*plan_tables(found))
-
-
-def test_a_plan_to_serve_takes_its_thresholds_from_the_records(tmp_path: Path) -> None:
-    file = recorded(sure=[True, False])
-    plan = serving_plan(file, planned_answer(file).planned)
-    assert plan.policy == PolicySpec(name="confidence", thresholds={0: 0.5})
-    write_plan(plan, tmp_path / "plan.yaml")
-    assert read_plan(tmp_path / "plan.yaml") == plan
-    assert plan.predicted["rate_per_s"] == pytest.approx(4000)
-    with pytest.raises(InputError, match="--threshold: the problem's exit records have thresholds already"):
-        serving_plan(file, planned_answer(file).planned, 0.4)
 
 
 def test_a_what_if_names_what_is_changed_and_what_is_sought() -> None:

@@ -22,11 +22,13 @@ from tests.earlyexit.families.decoders import decoder, hf_decoder
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 
 
-def test_a_missing_gpu_is_said(model: Path) -> None:
+def test_a_missing_gpu_is_said_and_measuring_leaves_the_threads_as_they_were(model: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(InputError, match="device 'V100' needs CUDA, and torch finds none here"):
         profile_model(model, ProfileJob(device="V100"))
+    profile_model(model, ProfileJob(batches=(1,), lengths=(4,), repeats=1, threads=2))
+    assert torch.get_num_threads() == 1
 
 
 def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path) -> None:
@@ -69,11 +71,6 @@ def test_of_inner_blocks_that_are_built_alike_one_is_measured(tmp_path: Path) ->
     assert table.block_s_NB[1].tolist() == table.block_s_NB[2].tolist() == table.block_s_NB[3].tolist()
     assert table.block_s_NB[0].tolist() != table.block_s_NB[1].tolist()
     assert table.ramp_s_EB[1].tolist() == table.ramp_s_EB[2].tolist()
-
-
-def test_measuring_leaves_the_threads_of_torch_as_they_were(model: Path) -> None:
-    profile_model(model, ProfileJob(batches=(1,), lengths=(4,), repeats=1, threads=2))
-    assert torch.get_num_threads() == 1
 
 
 def test_of_a_decoder_steps_and_prompts_are_measured(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def outcome_of(card: CalibrationCard, records: ExitRecords) -> Sequence[int]:
     return exits
 
 
-def test_the_records_are_what_the_policy_decides_by(model: Path, data: LabelledRows) -> None:
+def test_records_are_what_the_policy_decides_by_beside_the_figures_of_the_task(model: Path, data: LabelledRows) -> None:
     card, records = calibrate(model, data, EASY)
     assert (card.policy, records.score, records.answers_NE) == ("share", "share", None)
     assert card.confidences is not None
@@ -77,14 +77,9 @@ def test_the_records_are_what_the_policy_decides_by(model: Path, data: LabelledR
         np.testing.assert_allclose(records.losses_NR[:, column], STREET.loss(opinion.value_B.numpy(), full))
     assert {0, 1} & set(outcome_of(card, records)), "some leave early"
     assert card.tested["agreement"] >= 0.75
-
-
-def test_figures_of_the_task_stand_beside_agreement(model: Path, data: LabelledRows) -> None:
-    card, records = calibrate(model, data, EASY)
     figures = outcome_figures(records.outcome({}), STREET)
     assert figures["pixel_accuracy"] == figures["full_pixel_accuracy"]
     assert figures["mean_iou"] == figures["full_mean_iou"]
-    outputs = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     right = STREET.targets(data.labels)
     answers = [STREET.answer(outputs[block]).numpy() for block in (0, 1, 2)]
     exits = outcome_of(card, records)
@@ -94,6 +89,10 @@ def test_figures_of_the_task_stand_beside_agreement(model: Path, data: LabelledR
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     tables = calibration_tables("share", {"thresholds": card.thresholds, "tested": card.tested})
     assert "mean IoU" in list(tables[1].columns[0].cells)
+    again = record_exits(model, data, card.policy, confidences=card.confidences)
+    np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
+    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
+        record_exits(model, data, "share")
 
 
 def test_large_outputs_are_never_held_all_at_once(model: Path, data: LabelledRows) -> None:
@@ -108,23 +107,14 @@ def test_large_outputs_are_never_held_all_at_once(model: Path, data: LabelledRow
     np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
 
 
-def test_other_rows_are_recorded_with_the_confidences_that_were_chosen(model: Path, data: LabelledRows) -> None:
-    card, records = calibrate(model, data, EASY)
-    again = record_exits(model, data, card.policy, confidences=card.confidences)
-    np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
-    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
-        record_exits(model, data, "share")
-
-
-def test_thresholds_that_no_exit_passes_leave_no_exits_and_it_is_said(model: Path, data: LabelledRows) -> None:
+def test_thresholds_that_no_exit_passes_leave_none_and_confidence_may_be_asked_for(
+    model: Path, data: LabelledRows
+) -> None:
     card, records = calibrate(model, data, CalibrateJob(budget=0.02, confidence=0.8))
     assert card.thresholds == {}
     assert set(outcome_of(card, records)) == {2}
     [warning] = calibration_warnings(card, {}, load_model(model).info.provenance, None)
     assert warning.startswith("no threshold keeps a budget of 0.02 with confidence 0.8: no input would leave early")
-
-
-def test_how_sure_an_exit_is_can_be_asked_for_instead(model: Path, data: LabelledRows) -> None:
     job = CalibrateJob(budget=EASY.budget, confidence=EASY.confidence, policy="confidence")
     card, _ = calibrate(model, data, job)
     assert (card.policy, card.confidences) == ("confidence", None)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card
 from earlyexit.policies.foresight import ForeseenPolicy
-from earlyexit.sequences.offline import Asked, generate
+from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
@@ -73,7 +75,7 @@ def test_a_checkpoint_that_generates_says_tokens_if_nobody_says_what_it_answers(
     assert default_task(str(tmp_path)) == "label"
 
 
-def test_ramps_come_with_prompts_and_tokens(trained: Path, start: tuple[int, ...]) -> None:
+def test_ramps_and_records_come_of_prompts_and_generations(trained: Path, start: tuple[int, ...]) -> None:
     card = read_card(trained)
     assert (card.codec, card.task["name"], card.ramp_style) == (
         {"name": "prompt", "max_length": 128},
@@ -85,16 +87,6 @@ def test_ramps_come_with_prompts_and_tokens(trained: Path, start: tuple[int, ...
     task = load_model(trained).task
     assert isinstance(task, TokenTask)
     assert task.start == (start[0] if start else None)
-
-
-def test_the_backbone_and_its_head_stay_as_they_came(trained: Path, checkpoint: Path) -> None:
-    job = TrainJob(backbone=str(checkpoint), name="again", task="token", answers=2, epochs=1)
-    again = train(job, PROMPTS, trained.parent / "again")
-    ours, theirs = load_model(trained), again
-    assert ours.backbone.sha256() == theirs.backbone.sha256()
-
-
-def test_records_are_of_the_full_models_own_generations(trained: Path, start: tuple[int, ...]) -> None:
     records = ExitRecords.load(trained / "exit_records.npz")
     assert (records.score, records.ramps, len(sequences_of(records))) == ("foreseen", (0, 1, 2, 3), 24)
     assert records.tokens_N is not None
@@ -104,17 +96,35 @@ def test_records_are_of_the_full_models_own_generations(trained: Path, start: tu
     assert agreed[-1] > 0.5
 
 
+def test_the_backbone_stays_as_it_came_and_a_decay_is_of_generations_alone(
+    trained: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    job = TrainJob(backbone=str(checkpoint), name="again", task="token", answers=2, epochs=1)
+    again = train(job, PROMPTS, trained.parent / "again")
+    ours, theirs = load_model(trained), again
+    assert ours.backbone.sha256() == theirs.backbone.sha256()
+    records = ExitRecords.load(trained / "exit_records.npz")
+    with pytest.raises(DataError, match="a decay is in the scores already"):
+        calibrate_records(records, JOB.model_copy(update={"decay": 2.0}))
+    (tmp_path / "bert.json").write_text('{"family": "bert", "hidden_size": 8, "num_heads": 2, "num_blocks": 2}')
+    with pytest.raises(ModelFolderError, match="is no decoder"):
+        train(TrainJob(backbone=str(tmp_path / "bert.json"), name="x", task="token"), PROMPTS, tmp_path / "out")
+
+
+def generated(model: EarlyExitModel, start: tuple[int, ...], **given: Any) -> list[Generated]:
+    """What a model says of every prompt, by a policy if one is given."""
+    prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
+    assert isinstance(model.task, TokenTask)
+    return generate(model, prompts, Asked(max_tokens=ANSWER, ends=frozenset(model.task.ends), **given))
+
+
 def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: Path, start: tuple[int, ...]) -> None:
     """Line 5: every token that left early passed its threshold; and the bound by records holds of real generations."""
     model, records = load_model(trained), ExitRecords.load(trained / "exit_records.npz")
     thresholds = {ramp: float(np.quantile(records.scores_NR[:, ramp], 0.7)) for ramp in (1, 3)}
-    prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
-    assert isinstance(model.task, TokenTask)
-    ends = frozenset(model.task.ends)
-    full = generate(model, prompts, Asked(max_tokens=ANSWER, ends=ends))
+    full = generated(model, start)
     assert np.concatenate([each.answer for each in full]).tolist() == records.answers()[:, -1].tolist()
-    asked = Asked(max_tokens=ANSWER, ends=ends, policy=ForeseenPolicy(thresholds), ramps=(1, 3))
-    early = generate(model, prompts, asked)
+    early = generated(model, start, policy=ForeseenPolicy(thresholds), ramps=(1, 3))
     wrong_N = records.worst_losses_N(thresholds) > 0
     for rows, one, other in zip(sequences_of(records), early, full, strict=True):
         same = int(wrong_N[rows].argmax()) if wrong_N[rows].any() else len(rows)
@@ -139,31 +149,10 @@ def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(
 
     # What records say of thresholds is what the policy does, up to the first token that is another.
     thresholds = {1: float(np.quantile(records.scores_NR[:, 1], 0.6))}
-    model = load_model(folder)
-    assert isinstance(model.task, TokenTask)
-    prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
-    asked = Asked(
-        max_tokens=ANSWER,
-        ends=frozenset(model.task.ends),
-        policy=ForeseenPolicy(thresholds, decay=2.0),
-        ramps=(1,),
-    )
-    early = generate(model, prompts, asked)
+    early = generated(load_model(folder), start, policy=ForeseenPolicy(thresholds, decay=2.0), ramps=(1,))
     exits_N = records.outcome(thresholds).exits_N
     wrong_N = records.worst_losses_N(thresholds) > 0
     for part, one in zip(rows, early, strict=True):
         same = int(wrong_N[part].argmax()) + 1 if wrong_N[part].any() else len(part)
         assert one.exits[:same] == exits_N[part][:same].tolist()
     assert 0 < (exits_N == 1).mean() < 1
-
-
-def test_a_decay_is_of_generations_that_are_recorded_with_it(trained: Path) -> None:
-    records = ExitRecords.load(trained / "exit_records.npz")
-    with pytest.raises(DataError, match="a decay is in the scores already"):
-        calibrate_records(records, JOB.model_copy(update={"decay": 2.0}))
-
-
-def test_what_is_no_decoder_has_no_tokens_to_say(tmp_path: Path) -> None:
-    (tmp_path / "bert.json").write_text('{"family": "bert", "hidden_size": 8, "num_heads": 2, "num_blocks": 2}')
-    with pytest.raises(ModelFolderError, match="is no decoder"):
-        train(TrainJob(backbone=str(tmp_path / "bert.json"), name="x", task="token"), PROMPTS, tmp_path / "out")

@@ -16,35 +16,31 @@ def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
     return TrainJob(backbone=str(checkpoint), name="m", epochs=1, joint=joint, source="d.csv")
 
 
-def test_a_default_backbone_has_nothing_to_do_with_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_with_the_labels_keeps_its_head_and_the_default_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Path, model: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{broken", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert TrainJob(name="m").task == "label"
-
-
-def test_training_into_a_calibrated_folder_forgets_the_calibration(checkpoint: Path, data: Path, model: Path) -> None:
-    for name in ("calibration.json", "exit_records.npz"):
-        (model / name).write_text("of the model before", encoding="utf-8")
-    train(job_of(checkpoint), read_labelled(data), model)
-    assert sorted(path.name for path in model.iterdir()) == ["model.json", "model.safetensors", "tokenizer.json"]
-
-
-def test_a_calibration_outlives_a_training_that_never_started(data: Path, model: Path) -> None:
-    (model / "calibration.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ModelFolderError):
-        train(job_of(model / "nowhere"), read_labelled(data), model)
-    assert (model / "calibration.json").is_file()
-
-
-def test_a_checkpoint_that_knows_the_labels_keeps_its_head_and_their_order(checkpoint: Path, model: Path) -> None:
     from safetensors.torch import load_file
 
     card = read_card(model)
     assert (card.label_names, card.provenance["head"]) == (("weather", "bill"), "checkpoint")
     theirs: torch.Tensor = load_file(checkpoint / "model.safetensors")["classifier.weight"]
     assert load_model(model).head.state_dict()["classifier.weight"].equal(theirs)
+
+
+def test_a_calibration_outlives_a_training_that_never_started_and_no_other(
+    checkpoint: Path, data: Path, model: Path
+) -> None:
+    for name in ("calibration.json", "exit_records.npz"):
+        (model / name).write_text("of the model before", encoding="utf-8")
+    train(job_of(checkpoint), read_labelled(data), model)
+    assert sorted(path.name for path in model.iterdir()) == ["model.json", "model.safetensors", "tokenizer.json"]
+    (model / "calibration.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ModelFolderError):
+        train(job_of(model / "nowhere"), read_labelled(data), model)
+    assert (model / "calibration.json").is_file()
 
 
 def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
@@ -64,21 +60,16 @@ def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
 
 
 @pytest.mark.parametrize(
-    ("joint", "labels", "words"),
+    ("joint", "label", "words"),
     [
-        pytest.param(False, ("bill", "weather"), "the checkpoint's", id="kept"),
-        pytest.param(True, ("bill", "weather"), "the checkpoint's, trained further", id="kept and trained"),
-        pytest.param(
-            False,
-            ("bill", "rain"),
-            "trained on these rows, its backbone as it came (--joint trains that too)",
-            id="other labels",
-        ),
-        pytest.param(True, ("bill", "rain"), "trained on these rows, with its backbone", id="other labels, joint"),
+        (False, "weather", "the checkpoint's"),
+        (True, "weather", "the checkpoint's, trained further"),
+        (False, "rain", "trained on these rows, its backbone as it came (--joint trains that too)"),
+        (True, "rain", "trained on these rows, with its backbone"),
     ],
 )
 def test_where_the_head_comes_from_is_said(
-    checkpoint: Path, tmp_path: Path, joint: bool, labels: tuple[str, str], words: str
+    checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str
 ) -> None:
-    data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=labels * 4)
+    data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", label) * 4)
     assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words

@@ -69,6 +69,11 @@ def test_what_exits_save_and_a_dull_answer_does_is_in_the_calibration(model: Pat
     assert card.tested["constant_accuracy"] == 0.5
     better = card.model_copy(update={"tested": card.tested | {"full_accuracy": 0.9}})
     assert calibration_warnings(better, {}, FROZEN, None) == []
+    survival, costs = (1.0, 1.0, 0.5, 0.25), (1.0, 1.0, 4.0, 4.0)
+    assert work_share(survival, None) == pytest.approx(2.75 / 4)
+    assert work_share(survival, costs) == pytest.approx(5 / 10)
+    assert work_share(survival, costs, first=2) == pytest.approx(5 / 8), "a chain beside its last model"
+    assert work_share(survival, costs, first=2, entry=2) == pytest.approx(3 / 8), "that model alone"
 
 
 def test_an_injected_model_of_which_little_can_be_saved_is_named(tmp_path: Path) -> None:
@@ -94,14 +99,6 @@ def test_an_injected_model_of_which_little_can_be_saved_is_named(tmp_path: Path)
 )
 def test_the_best_constant_answer(task: Task, truth: list[float], accuracy: float | None) -> None:
     assert constant_accuracy(task, np.array(truth)) == (None if accuracy is None else pytest.approx(accuracy))
-
-
-def test_work_is_a_share_of_the_full_models() -> None:
-    survival, costs = (1.0, 1.0, 0.5, 0.25), (1.0, 1.0, 4.0, 4.0)
-    assert work_share(survival, None) == pytest.approx(2.75 / 4)
-    assert work_share(survival, costs) == pytest.approx(5 / 10)
-    assert work_share(survival, costs, first=2) == pytest.approx(5 / 8), "a chain beside its last model"
-    assert work_share(survival, costs, first=2, entry=2) == pytest.approx(3 / 8), "that model alone"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def card_of_chain(work: float, blocks: float, ramp: int = 3) -> CalibrationCard:
     )
 
 
-def test_a_cascade_that_takes_more_work_than_its_reference_alone_is_named() -> None:
+def test_a_cascade_of_more_work_than_its_reference_and_a_diverged_training_are_named() -> None:
     chain, alone = card_of_chain(0.9, 5.78), card_of_chain(0.69, 4.11)
     [warning] = calibration_warnings(chain, {"reference": alone}, {}, "mpnet")
     assert warning == (
@@ -142,6 +139,11 @@ def test_a_cascade_that_takes_more_work_than_its_reference_alone_is_named() -> N
     )
     assert calibration_warnings(card_of_chain(0.5, 5.78), {"reference": alone}, {}, "mpnet") == []
     assert "mpnet alone takes 100%: leave" in calibration_warnings(card_of_chain(1.2, 8.0), {}, {}, "mpnet")[0]
+    for num_rows, words in ((3, ["diverged; train again with a lower --learning-rate"]), (0, [])):
+        outputs = {block: torch.full((num_rows, 2), float("nan")) for block in range(2)}
+        truth_N = np.zeros(num_rows, dtype=np.int64)
+        said = warnings_on(outputs, LabelTask(("a", "b")), truth_N, {}, block_costs=None)
+        assert [part in each for part, each in zip(words, said, strict=True)] == [True] * len(words)
 
 
 def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured) -> None:
@@ -154,11 +156,3 @@ def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured
     said = cells(capsys.readouterr().out)
     assert "reference 3 4.10 of 6 1.0000" in said
     assert any("ramps after blocks" in line for line in said)
-
-
-def test_outputs_that_are_not_numbers_are_told_as_a_training_that_diverged_and_no_rows_say_nothing() -> None:
-    for num_rows, words in ((3, ["diverged; train again with a lower --learning-rate"]), (0, [])):
-        outputs = {block: torch.full((num_rows, 2), float("nan")) for block in range(2)}
-        truth_N = np.zeros(num_rows, dtype=np.int64)
-        said = warnings_on(outputs, LabelTask(("a", "b")), truth_N, {}, block_costs=None)
-        assert [part in each for part, each in zip(words, said, strict=True)] == [True] * len(words)

@@ -34,7 +34,7 @@ async def asked(said: Sequence[Said], num: int = 1, timeout_s: float = 30.0) -> 
     return [each.kind if isinstance(each, NoReply) else (each.status, each.payload) for each in outcomes]
 
 
-async def test_a_request_says_who_asks_and_what_and_goes_below_the_path_of_the_address() -> None:
+async def test_a_request_says_who_asks_and_what_and_where() -> None:
     async with scripted() as server, connected(f"{server.url}/below/", api_key="k") as post:
         await post("the-id", {"inputs": "so"}, 30.0)
     lines = server.heads[0].decode().split("\r\n")
@@ -42,9 +42,9 @@ async def test_a_request_says_who_asks_and_what_and_goes_below_the_path_of_the_a
     assert lines[1] == f"Host: {server.url.removeprefix('http://')}"
     assert {"Authorization: Bearer k", "Content-Type: application/json", "X-Request-ID: the-id"} < set(lines)
     assert server.bodies == [b'{"inputs": "so"}']
-
-
-async def test_tensors_go_to_the_open_inference_protocol_with_the_time_that_is_left() -> None:
+    async with scripted() as server, connected(f"{server.url}/bü cher%20/") as post:
+        await post("r", {}, 30.0)
+    assert server.heads[0].startswith(b"POST /b%C3%BC%20cher%20/predict HTTP/1.1\r\n")
     async with scripted() as server, connected(server.url) as post:
         await post("r", TensorBody(model="m", inputs=(), tail=b"\x00\xff"), 2.0)
     assert server.heads[0].startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
@@ -52,7 +52,7 @@ async def test_tensors_go_to_the_open_inference_protocol_with_the_time_that_is_l
     assert server.bodies == [b'{"inputs": [], "parameters": {"timeout": 2000000}}\x00\xff']
 
 
-async def test_bytes_behind_json_belong_to_its_tensors_and_to_no_later_answer() -> None:
+async def test_answers_have_their_own_bytes_and_say_when_to_come_again() -> None:
     described = {"name": "class_map", "datatype": "UINT8", "shape": [1, 2, 2], "parameters": {"binary_data_size": 4}}
     content = json.dumps({"outputs": [described]}).encode()
     head = f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(content)}\r\n"
@@ -62,6 +62,11 @@ async def test_bytes_behind_json_belong_to_its_tensors_and_to_no_later_answer() 
     assert isinstance(first, Reply)
     assert first.payload["outputs"][0]["data"].tolist() == [0, 1, 2, 3]
     assert second == Reply(status=200, payload=5)
+    async with scripted((BUSY,), (HINTS, ok())) as server, connected(server.url) as post:
+        busy, fine = [await post("r", {}, 30.0) for _ in range(2)]
+    assert busy == Reply(status=503, payload="busy", retry_after_s=2.5)
+    assert isinstance(fine, Reply)
+    assert fine.retry_after_s is None
 
 
 @pytest.mark.parametrize(
@@ -82,14 +87,6 @@ async def test_bytes_behind_json_belong_to_its_tensors_and_to_no_later_answer() 
 )
 async def test_every_request_has_its_outcome_and_the_next_one_is_answered(said: Said, outcome: object) -> None:
     assert await asked([said, (ok("1"),)], num=2) == [outcome, (200, 1)]
-
-
-async def test_when_to_come_again_is_what_the_last_answer_said() -> None:
-    async with scripted((BUSY,), (HINTS, ok())) as server, connected(server.url) as post:
-        busy, fine = [await post("r", {}, 30.0) for _ in range(2)]
-    assert busy == Reply(status=503, payload="busy", retry_after_s=2.5)
-    assert isinstance(fine, Reply)
-    assert fine.retry_after_s is None
 
 
 @pytest.mark.parametrize("patience_s", [0.2, 30.0], ids=["timed out", "cancelled"])
@@ -137,7 +134,7 @@ async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch
     assert server.num_connections == 2
 
 
-async def test_without_a_listener_the_connection_is_to_blame() -> None:
+async def test_without_a_listener_or_without_tls_of_its_own_the_connection_is_to_blame() -> None:
     with socket.socket() as bound:  # no other process takes the port
         bound.bind(("127.0.0.1", 0))
         async with connected(f"http://127.0.0.1:{bound.getsockname()[1]}") as post:
@@ -145,6 +142,19 @@ async def test_without_a_listener_the_connection_is_to_blame() -> None:
     assert isinstance(outcome, NoReply)
     assert outcome.kind == "connection"
     assert "Connect call failed" in outcome.message
+    first: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first.append(await reader.readexactly(1))
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(f"https://127.0.0.1:{port}") as post:
+            outcome = await post("r", {}, 30.0)
+    assert first == [b"\x16"], "a handshake"
+    assert isinstance(outcome, NoReply)
+    assert outcome.kind == "connection"
 
 
 @pytest.mark.parametrize(
@@ -162,37 +172,12 @@ async def test_an_address_is_one_of_http(url: str, words: str) -> None:
             pytest.fail("nothing to connect to")
 
 
-async def test_letters_that_no_path_may_have_are_quoted() -> None:
-    async with scripted() as server, connected(f"{server.url}/bü cher%20/") as post:
-        await post("r", {}, 30.0)
-    assert server.heads[0].startswith(b"POST /b%C3%BC%20cher%20/predict HTTP/1.1\r\n")
-
-
-async def test_an_address_of_https_is_spoken_to_in_tls() -> None:
-    first: list[bytes] = []
-
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        first.append(await reader.readexactly(1))
-        writer.close()
-
-    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with connected(f"https://127.0.0.1:{port}") as post:
-            outcome = await post("r", {}, 30.0)
-    assert first == [b"\x16"], "a handshake"
-    assert isinstance(outcome, NoReply)
-    assert outcome.kind == "connection"
-
-
 async def test_a_sleeper_is_never_woken_before_its_time_and_can_sleep_again() -> None:
     with exact_sleep() as sleep:
         for seconds in (0.002, 0.0, 0.001):
             began_s = time.monotonic()
             await sleep(seconds)
             assert time.monotonic() - began_s >= seconds
-
-
-async def test_a_sleep_just_short_of_a_second_is_one() -> None:
     with exact_sleep() as sleep:
         sleeping = asyncio.ensure_future(sleep(1 - 1e-10))
         await asyncio.sleep(0)

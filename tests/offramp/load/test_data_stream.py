@@ -22,17 +22,11 @@ def test_texts_are_read_by_the_files_ending_without_their_labels(tmp_path: Path,
     assert list(stream_texts(tmp_path / name, ["text"])) == [("a, b",), ("c",)]
 
 
-def test_a_list_of_a_clinc150_file_is_named_by_part(tmp_path: Path) -> None:
+def test_parts_and_columns_are_named_and_no_more_lines_are_taken_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"train": [["a", "x"]], "val": [["b", "y"]]}', encoding="utf-8")
     assert list(stream_texts(tmp_path / "c.json", ["text"], part="val")) == [("b",)]
-
-
-def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")
     assert list(stream_texts(tmp_path / "t.csv", ["body"])) == [("a",)]
-
-
-def test_no_more_lines_are_taken_than_are_asked_for() -> None:
     lines = iter(["a\n", "b\r\n", "c\n"])
     assert list(islice(stream_lines(lines, "pipe"), 2)) == ["a", "b"]
     assert list(lines) == ["c\n"]

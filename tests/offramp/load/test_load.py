@@ -47,14 +47,11 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def test_given_send_times_are_kept_and_their_rate_is_up_to_the_last() -> None:
+async def test_latency_is_counted_from_the_schedule_and_the_rate_up_to_the_last_send_time() -> None:
     config = config_of(rate_rps=None, send_times_s=[0.5, 1.0, 4.0], inputs_per_request=2)
     assert send_times_s(config, 3) == [0.5, 1.0, 4.0]
     assert config.offered_rps == 6 / 4
     assert send_times_s(config_of(concurrency=1), 3) is None
-
-
-async def test_latency_is_counted_from_the_schedule() -> None:
     clock = ManualClock()
 
     async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
@@ -65,6 +62,9 @@ async def test_latency_is_counted_from_the_schedule() -> None:
     record = await generator_of(config_of(), post, clock).request(0, start_s=0.0, scheduled_s=2.0)
     assert (record.scheduled_s, record.sent_s, record.done_s) == (2.0, 2.5, 2.75)
     assert (record.latency_s, record.lateness_s) == (0.75, 0.5)
+    clock = ManualClock(31.0)
+    record = await generator_of(config_of(), None, clock).request(0, start_s=0.0, scheduled_s=0.0)
+    assert record.error == "timeout"
 
 
 async def test_an_open_loop_never_waits_for_an_answer() -> None:
@@ -131,12 +131,6 @@ async def test_a_request_is_repeated_only_where_that_can_help(retries: int) -> N
 
     record = await generator_of(config_of(retries=retries), post, ManualClock()).request(0, 0.0, 0.0)
     assert (record.error, record.num_attempts, len(bodies)) == ("unprocessable_input", 1, 1)
-
-
-async def test_a_request_that_is_too_late_to_send_is_a_timeout() -> None:
-    clock = ManualClock(31.0)
-    record = await generator_of(config_of(), None, clock).request(0, start_s=0.0, scheduled_s=0.0)
-    assert record.error == "timeout"
 
 
 async def test_every_request_is_counted_exactly_once_whatever_became_of_it() -> None:

@@ -12,38 +12,26 @@ from offramp.load.processes import CountReplay, StampReplay
 from tests.offramp.load.drawn import draw, per_second, trace
 
 
-def test_counts_are_drawn_second_by_second(tmp_path: Path) -> None:
+def test_counts_are_drawn_second_by_second_or_minute_by_minute_and_spread_evenly(tmp_path: Path) -> None:
     counts = per_second(draw(trace(tmp_path, "0 400 0 10000 0"), 5.0), 5)
     assert [counts[0], counts[2], counts[4]] == [0, 0, 0]
     assert abs(counts[1] - 400) < 3 * 20
     assert abs(counts[3] - 10_000) < 3 * 100
-
-
-def test_within_a_second_arrivals_are_spread_evenly(tmp_path: Path) -> None:
     within_s = draw(trace(tmp_path, "20000 20000"), 2.0) % 1
     assert np.histogram(within_s, bins=4, range=(0, 1))[0] == pytest.approx([10_000] * 4, rel=0.03)
-
-
-def test_minutes_are_drawn_minute_by_minute(tmp_path: Path) -> None:
     arrivals_s_N = draw(trace(tmp_path, "f,minute_1,minute_2\na,0,6000\nb,0,6000\n"), 120.0)
     assert arrivals_s_N.min() > 60
     assert abs(len(arrivals_s_N) - 12_000) < 3 * 110
 
 
-def test_a_rate_is_the_mean_of_the_window_drawn_and_keeps_proportions(tmp_path: Path) -> None:
+def test_a_rate_is_the_mean_of_the_window_and_counts_go_round_again(tmp_path: Path) -> None:
     spec = trace(tmp_path, "10 30 9999") + ",rate=10000"
     counts = per_second(draw(spec, 2.0), 2)
     assert abs(counts[0] - 5_000) < 3 * 71
     assert abs(counts[1] - 15_000) < 3 * 123
     assert abs(len(draw(spec + ",from=1", 1.0)) - 10_000) < 3 * 100
     assert abs(len(draw(spec + ",from=1.5", 0.25)) - 2_500) < 3 * 50
-
-
-def test_a_rate_may_leave_less_than_one_request_a_second(tmp_path: Path) -> None:
     assert abs(len(draw(trace(tmp_path, "1 " * 4000) + ",rate=0.25", 4000.0)) - 1000) < 3 * 32
-
-
-def test_a_trace_of_counts_goes_round_again(tmp_path: Path) -> None:
     counts = per_second(draw(trace(tmp_path, "0 1000") + ",from=1", 5.0), 5)
     assert [counts[1], counts[3]] == [0, 0]
     assert min(counts[0], counts[2], counts[4]) > 1000 - 3 * 32
@@ -68,7 +56,7 @@ def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
     assert (len(kept.counts_B), kept.start_s) == (136, 30.5)
 
 
-def test_whole_numbers_are_counts_or_times_as_the_caller_says_and_it_is_noted(tmp_path: Path) -> None:
+def test_whole_numbers_are_counts_or_times_as_the_caller_says(tmp_path: Path) -> None:
     spec = trace(tmp_path, "0\n1000\n3000\n").removeprefix("trace:")
     counted, timed = parse_arrivals(f"counts:{spec}"), parse_arrivals(f"times:{spec},unit=ms")
     assert isinstance(counted.process, CountReplay)
@@ -76,9 +64,6 @@ def test_whole_numbers_are_counts_or_times_as_the_caller_says_and_it_is_noted(tm
     assert timed.notes[0] == f"{spec}: read as the times of 3 requests"
     assert draw(f"times:{spec},unit=ms", 3.0).tolist() == [0.0, 1.0]
     assert draw(f"times:{spec}", 3000.0).tolist() == [0.0, 1000.0]
-
-
-def test_a_rate_multiplies_counts_and_moves_times_closer_together(tmp_path: Path) -> None:
     spec = trace(tmp_path, "0\n1000\n0\n1000").removeprefix("trace:")
     of_counts = per_second(draw(f"counts:{spec},rate=250", 4.0), 4)
     assert (of_counts[0], of_counts[2]) == (0, 0)  # bursts stay where they were, and as long
@@ -91,28 +76,19 @@ def test_recorded_seconds_are_drawn_as_they_were_and_go_round_a_mean_gap_later(t
     assert draw(spec, 3.0).tolist() == [0.0, 1.0]
     assert draw(spec, 6.0).tolist() == [0.0, 1.0, 3.0, 4.5, 5.5]
     assert draw(spec + ",from=1", 3.6).tolist() == [0.0, 2.0, 3.5]
-
-
-def test_recorded_seconds_begin_where_they_say(tmp_path: Path) -> None:
     spec = trace(tmp_path, "2.0\n4.0\n")
     assert draw(spec, 7.0).tolist() == [2.0, 4.0, 6.0]
     dates = trace(tmp_path, "1700000000.0\n1700000001.5\n")
     assert draw(dates + ",from=1700000000", 2.0).tolist() == [0.0, 1.5]
 
 
-def test_a_rate_fits_the_next_recorded_arrivals_to_the_duration(tmp_path: Path) -> None:
+def test_a_rate_fits_recorded_arrivals_and_names_may_hold_commas(tmp_path: Path) -> None:
     spec = trace(tmp_path, "0.0\n1.0\n3.0\n")
     assert draw(spec + ",rate=2", 1.0).tolist() == pytest.approx([0, 1 / 3])  # the window ends where the third is
     # Seconds 1, 3, 4.5 and 5.5 of the trace, up to the next at 7.5: 6.5 s become 1 s.
     assert draw(spec + ",rate=4,from=1", 1.0).tolist() == pytest.approx([0, 2 / 6.5, 3.5 / 6.5, 4.5 / 6.5])
     assert len(draw(spec + ",rate=1000", 60.0)) == 60_000
-
-
-def test_a_window_of_a_fit_does_not_end_between_arrivals_of_one_instant(tmp_path: Path) -> None:
     assert draw(trace(tmp_path, "0.0\n1.0\n1.0\n1.0\n4.0\n") + ",rate=2", 1.0).tolist() == [0.0, 0.25]
-
-
-def test_a_file_name_may_hold_commas(tmp_path: Path) -> None:
     found = parse_arrivals(" " + trace(tmp_path, "1 2 3", name="a,b.txt") + ",rate=5 ")
     assert isinstance(found.process, CountReplay)
     assert found.process.rate_per_s == 5.0

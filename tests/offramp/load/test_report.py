@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -24,15 +25,7 @@ def answered(
 
 
 def failed(scheduled_s: float, error: str, num_attempts: int = 1) -> RequestRecord:
-    return RequestRecord(
-        request_id="r",
-        input_indices=(0,),
-        scheduled_s=scheduled_s,
-        sent_s=scheduled_s + 0.002,
-        done_s=scheduled_s + 0.5,
-        num_attempts=num_attempts,
-        error=error,
-    )
+    return replace(answered(scheduled_s, 0.5), num_attempts=num_attempts, predictions=(), error=error)
 
 
 def report_of(*records: RequestRecord, slo_s: float = 0.1, offered_rps: float | None = 2.0) -> LoadReport:
@@ -41,13 +34,19 @@ def report_of(*records: RequestRecord, slo_s: float = 0.1, offered_rps: float | 
     )
 
 
-def test_percentiles_of_a_known_list() -> None:
+def test_percentiles_are_of_a_known_list_in_the_order_of_the_schedule() -> None:
     latency = report_of(*(answered(0.0, float(value)) for value in range(100, -1, -1))).latency
     figures = {"p50_s": 50.0, "p90_s": 90.0, "p95_s": 95.0, "p99_s": 99.0, "max_s": 100.0, "mean_s": 50.0}
     assert latency == pytest.approx(figures)
+    report = report_of(answered(2.0, 0.1), answered(1.0, 5.0))
+    assert [record.scheduled_s for record in report.records] == [1.0, 2.0]
+    stored = json.loads(json.dumps(report.to_json()))
+    assert "records" not in stored
+    assert stored["latency"]["max_s"] == 5.0
+    assert (stored["seed"], stored["schema_version"]) == (7, 1)
 
 
-def test_rates_count_answers_over_the_whole_run() -> None:
+def test_rates_count_answers_over_the_whole_run_and_a_late_client_is_to_blame() -> None:
     report = report_of(
         answered(1.0, 0.0625, exit_index=0),
         answered(2.0, 0.125, exit_index=3, text=1),
@@ -64,18 +63,6 @@ def test_rates_count_answers_over_the_whole_run() -> None:
     assert report.errors == {"overloaded": 1}
     assert report.num_retries == 2
     assert report.latencies_s.tolist() == [0.0625, 0.125, 1.0]
-
-
-def test_records_are_kept_in_the_order_of_the_schedule_and_out_of_the_json() -> None:
-    report = report_of(answered(2.0, 0.1), answered(1.0, 5.0))
-    assert [record.scheduled_s for record in report.records] == [1.0, 2.0]
-    stored = json.loads(json.dumps(report.to_json()))
-    assert "records" not in stored
-    assert stored["latency"]["max_s"] == 5.0
-    assert (stored["seed"], stored["schema_version"]) == (7, 1)
-
-
-def test_the_client_is_to_blame_when_it_was_late_by_a_tenth_of_the_slo() -> None:
     assert report_of(answered(1.0, 0.1), slo_s=0.019).is_client_bound
     assert not report_of(answered(1.0, 0.1), slo_s=0.021).is_client_bound
     assert not report_of(answered(1.0, 0.1), slo_s=0.001, offered_rps=None).is_client_bound

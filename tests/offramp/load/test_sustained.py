@@ -56,33 +56,12 @@ def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(told: M
     assert told.verdict(0.1) == verdict
 
 
-def test_a_search_brackets_the_capacity_then_halves_and_asks_the_failure_again() -> None:
+def test_a_search_brackets_the_capacity_and_asks_each_failure_again() -> None:
     search = searched(up_to(250.0), resolution=0.2)
     # 100 passes, so does 2 times that, 4 times that is 800; means: sqrt(200 * 800) = 400, 282.8, 237.8; 282.8 / 237.8
     # is 1.19.
     assert rates(search) == [100.0, 200.0, 800.0, 400.0, 282.8, 237.8, 282.8]
     assert (round(search.best_per_s, 1), search.ending) == (237.8, "bracketed")
-
-
-@pytest.mark.parametrize("capacity_per_s", [11.0, 99.0, 100.0, 101.0, 333.3, 950.0], ids=str)
-def test_the_result_is_within_the_resolution_of_the_capacity(capacity_per_s: float) -> None:
-    best_per_s = searched(up_to(capacity_per_s), resolution=0.03).best_per_s
-    assert best_per_s <= capacity_per_s <= 1.03 * best_per_s
-
-
-def test_what_fails_at_the_lowest_rate_too_sustains_nothing() -> None:
-    search = searched(up_to(0.0))
-    assert rates(search) == [100.0, 50.0, 12.5, 10.0, 10.0]
-    assert (search.best_per_s, search.ending) == (0.0, "none passed")
-
-
-def test_what_passes_at_the_highest_rate_is_asked_no_more() -> None:
-    search = searched(up_to(1e9))
-    assert rates(search) == [100.0, 200.0, 800.0, 1000.0]
-    assert (search.best_per_s, search.ending) == (1000.0, "highest")
-
-
-def test_one_unlucky_failure_does_not_end_a_search() -> None:
     # The second probe, of 200/s, fails although 500/s are sustained.
     search = searched(lambda rate, index: "failed" if index == 1 else up_to(500.0)(rate, index))
     assert search.best_per_s <= 500.0 <= 1.1 * search.best_per_s
@@ -92,13 +71,22 @@ def test_one_unlucky_failure_does_not_end_a_search() -> None:
     assert search.ending == "bracketed"
 
 
-def test_a_late_client_is_asked_again_at_once() -> None:
+@pytest.mark.parametrize("capacity_per_s", [11.0, 99.0, 100.0, 101.0, 333.3, 950.0], ids=str)
+def test_the_result_is_within_the_resolution_of_the_capacity(capacity_per_s: float) -> None:
+    best_per_s = searched(up_to(capacity_per_s), resolution=0.03).best_per_s
+    assert best_per_s <= capacity_per_s <= 1.03 * best_per_s
+
+
+def test_a_search_ends_at_both_bounds_and_asks_a_late_client_again() -> None:
+    search = searched(up_to(0.0))
+    assert rates(search) == [100.0, 50.0, 12.5, 10.0, 10.0]
+    assert (search.best_per_s, search.ending) == (0.0, "none passed")
+    search = searched(up_to(1e9))
+    assert rates(search) == [100.0, 200.0, 800.0, 1000.0]
+    assert (search.best_per_s, search.ending) == (1000.0, "highest")
     search = searched(lambda rate, index: "client late" if index == 1 else up_to(250.0)(rate, index), resolution=0.2)
     assert rates(search) == [100.0, 200.0, 200.0, 800.0, 400.0, 282.8, 237.8, 282.8]
     assert search.ending == "bracketed"
-
-
-def test_a_client_that_is_late_twice_bounds_the_search_and_the_ending_tells() -> None:
     search = searched(lambda rate, _: "passed" if rate <= 250.0 else "client late", resolution=0.2)
     assert rates(search) == [100.0, 200.0, 800.0, 800.0, 400.0, 400.0, 282.8, 282.8, 237.8]
     assert (round(search.best_per_s, 1), search.ending) == (237.8, "client late")

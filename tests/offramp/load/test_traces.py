@@ -44,33 +44,24 @@ def test_whole_numbers_are_requests_per_second(tmp_path: Path, text: str) -> Non
     assert counts(tmp_path, text) == ([3.0, 0.0, 12.0, 1.0], 1.0)
 
 
-def test_one_number_with_a_point_makes_them_all_seconds(tmp_path: Path) -> None:
+def test_one_number_with_a_point_makes_all_seconds_unless_the_caller_says(tmp_path: Path) -> None:
     assert seconds(tmp_path, "0.25\n1\n1\n\n3e0\n") == [0.25, 1.0, 1.0, 3.0]
-
-
-def test_the_caller_may_say_what_whole_numbers_are(tmp_path: Path) -> None:
     path = write(tmp_path, "0\n3\n12\n")
     timed, counted = read_trace(path, "times"), read_trace(path, "counts")
     assert isinstance(timed, StampReplay)
     assert isinstance(counted, CountReplay)
     assert timed.arrivals_s_N.tolist() == counted.counts_B.tolist() == [0.0, 3.0, 12.0]
-
-
-def test_functions_are_added_by_the_minute(tmp_path: Path) -> None:
-    assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
-    assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
-
-
-def test_stamps_become_seconds_since_the_first(tmp_path: Path) -> None:
-    rows = "2023-11-16 23:59:59.5000000,4808,10\r\n2023-11-17 00:00:00.7500001,1,8\r\n2023-11-17 00:01:00,1,1"
-    assert seconds(tmp_path, LLM + rows) == [0.0, 1.25, 60.5]  # to the microsecond
-    assert seconds(tmp_path, "TIMESTAMP\n2024-05-10 00:00:00+00:00\n2024-05-10 00:00:01+00:00") == [0.0, 1.0]
-
-
-def test_what_is_compressed_is_seen_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "no_ending"
     path.write_bytes(gzip.compress(b"1 2 3"))
     assert read_counts(path).counts_B.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_functions_are_added_by_the_minute_and_stamps_become_seconds_since_the_first(tmp_path: Path) -> None:
+    assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
+    assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
+    rows = "2023-11-16 23:59:59.5000000,4808,10\r\n2023-11-17 00:00:00.7500001,1,8\r\n2023-11-17 00:01:00,1,1"
+    assert seconds(tmp_path, LLM + rows) == [0.0, 1.25, 60.5]  # to the microsecond
+    assert seconds(tmp_path, "TIMESTAMP\n2024-05-10 00:00:00+00:00\n2024-05-10 00:00:01+00:00") == [0.0, 1.0]
 
 
 def test_sixty_zeros_are_a_gap_and_fifty_nine_are_quiet() -> None:

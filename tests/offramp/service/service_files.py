@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.settings import ControlSettings
 from earlyexit.errors import InputError
 from offramp.spec.file import Service, read_service
+from optimizer.plan import PolicySpec
 from optimizer.plan_file import parse_plan, write_plan
+from optimizer.problem import PlanProblem
 from tests.offramp.service.service_folders import write_chain, write_model
 
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
@@ -63,6 +66,20 @@ class Files:
     def line_of(self, text: str) -> int:
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return next(number for number, line in enumerate(lines, start=1) if text in line)
+
+
+def control_of(service: Service) -> ControlSettings:
+    assert service.settings.control is not None
+    return service.settings.control
+
+
+def problem_of(service: Service) -> PlanProblem:
+    return control_of(service).problem
+
+
+def policy_of(service: Service) -> PolicySpec:
+    assert service.settings.plan.policy is not None
+    return service.settings.plan.policy
 
 
 def emulated(scale: float = 1.0, count: int = 4, **model: Any) -> dict[str, Any]:

@@ -31,20 +31,25 @@ def plan_file(tmp_path: Path) -> str:
     return str(tmp_path / "plan.yaml")
 
 
-def test_files_are_found_beside_the_one_that_names_them(tmp_path: Path) -> None:
+def test_files_are_found_beside_the_one_naming_them_and_budgets_reach_replicas(tmp_path: Path, model: Path) -> None:
     document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessDocument(keys_file="../keys"))
     found = application_settings(document, PLAN, tmp_path / "services")
     assert found.model == str(tmp_path / "services" / "m")
     assert found.access == AccessSettings(keys_file=str(tmp_path / "keys"))
+    moved = at_folder(settings(AccessSettings(keys_file="/home/me/keys")), PurePosixPath("/srv/offramp"))
+    assert moved.access == AccessSettings(keys_file="/srv/offramp/keys")
+    splits = (Split(first=0, end=2, batch=8, tokens=64), Split(first=2, end=3, batch=8))
+    plan = Plan(stages=(Stage(device="cpu", replicas=1, splits=splits),))
+    write_plan(plan, tmp_path / "tokens.yaml")
+    read = resolve_plan(str(tmp_path / "tokens.yaml"), model)
+    served = application_settings(ApplicationDocument(model=ServedModelDocument(folder=str(model))), read)
+    assert ServeSettings.model_validate_json(served.model_dump_json()).plan.splits == splits
 
 
-def test_a_built_in_plan_has_a_batch_of_32_on_one_cpu_replica_unless_told_otherwise(model: Path) -> None:
+def test_a_built_in_plan_has_a_batch_of_32_and_with_ramps_the_calibrations_thresholds(model: Path) -> None:
     assert resolve_plan("stock", model) == stock_plan(3, batch=32, device="cpu", replicas=1)
     told = resolve_plan("stock", model, batch=4, replicas=2, device="cuda")
     assert told == stock_plan(3, batch=4, device="cuda", replicas=2)
-
-
-def test_a_built_in_plan_with_ramps_takes_the_calibrations_thresholds(model: Path) -> None:
     thresholds = {0: 0.4, 1: 0.5}
     card = CalibrationCard(
         policy="entropy", thresholds=thresholds, budget=0.01, confidence=0.9, tested={}, provenance={}
@@ -54,28 +59,11 @@ def test_a_built_in_plan_with_ramps_takes_the_calibrations_thresholds(model: Pat
     assert resolve_plan("early-exit", model).ramps == (0, 1)
 
 
-def test_a_plan_of_a_file_is_that_of_the_file(model: Path, plan_file: str) -> None:
+def test_a_plan_of_a_file_is_taken_in_any_order_or_refused(model: Path, plan_file: str) -> None:
     assert resolve_plan(plan_file, model) == PLAN
-
-
-def test_budgets_of_tokens_come_from_a_plans_file_into_the_settings_of_every_replica(
-    model: Path, tmp_path: Path
-) -> None:
-    splits = (Split(first=0, end=2, batch=8, tokens=64), Split(first=2, end=3, batch=8))
-    plan = Plan(stages=(Stage(device="cpu", replicas=1, splits=splits),))
-    write_plan(plan, tmp_path / "tokens.yaml")
-    found = resolve_plan(str(tmp_path / "tokens.yaml"), model)
-    settings = application_settings(ApplicationDocument(model=ServedModelDocument(folder=str(model))), found)
-    assert ServeSettings.model_validate_json(settings.model_dump_json()).plan.splits == splits
-
-
-def test_any_plan_takes_another_order(model: Path, plan_file: str) -> None:
     das = OrderSpec(name="das")
     assert resolve_plan("stock", model, order=das) == replace(stock_plan(3, batch=32), order=das)
     assert resolve_plan(plan_file, model, order=das) == replace(PLAN, order=das)
-
-
-def test_a_plan_that_cannot_be_is_refused(model: Path, plan_file: str) -> None:
     with pytest.raises(InputError, match=r"--batch and --device: only for built-in plans; .* says it for every stage"):
         resolve_plan(plan_file, model, batch=32, device="cpu")
     with pytest.raises(PlanError, match="--plan serail: no such file; built in are stock, early-exit, serial"):
@@ -103,11 +91,6 @@ def test_the_environments_keys_count_where_none_are_named_and_are_never_held(
     found = with_environment(settings(named), environment)
     assert found == settings(access)
     assert "alice" not in found.model_dump_json()
-
-
-def test_nodes_find_the_keys_beside_the_model() -> None:
-    moved = at_folder(settings(AccessSettings(keys_file="/home/me/keys")), PurePosixPath("/srv/offramp"))
-    assert moved.access == AccessSettings(keys_file="/srv/offramp/keys")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from offramp.spec.application import resolve_plan
 from offramp.spec.model import of_ramps
 from optimizer.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
-from tests.offramp.service.service_files import CHAIN_TABLE, Files
+from tests.offramp.service.service_files import CHAIN_TABLE, Files, control_of, policy_of, problem_of
 from tests.offramp.service.service_folders import (
     WEIGHTS_BYTES,
     write_beside,
@@ -40,14 +40,16 @@ def test_a_chain_is_served_as_any_model_is(files: Files, models: dict[str, Any])
     assert [split.end for split in plan.splits if split.end in plan.networks] == [2, 5]
 
 
-def test_built_in_plans_of_a_chain_end_splits_where_its_networks_end(files: Files) -> None:
+def test_splits_end_where_networks_end_and_crossings_take_seconds(files: Files) -> None:
     folder = files.folder / "cascade"
     assert [(split.first, split.end) for split in resolve_plan("stock", folder).splits] == [(2, 5)]
     assert [(split.first, split.end) for split in resolve_plan("early-exit", folder).splits] == [(2, 5)]
     assert [split.end for split in resolve_plan("serial", folder).splits] == [1, 2, 3, 4, 5]
+    assert problem_of(files.read(model=model())).crossing_s == 0.0005
+    assert problem_of(files.read()).crossing_s == 0
 
 
-def test_a_replica_must_have_room_for_all_models_of_a_chain(files: Files) -> None:
+def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(files: Files) -> None:
     def cluster(memory_bytes: int) -> dict[str, Any]:
         return {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}}
 
@@ -55,9 +57,6 @@ def test_a_replica_must_have_room_for_all_models_of_a_chain(files: Files) -> Non
     assert files.read(model=fits, cluster=cluster(needed)).name == "demo"
     said = files.refused(model=fits, cluster=cluster(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in float32, of s and m; cpu has ")
-
-
-def test_every_model_of_a_chain_must_run_in_the_float_type(files: Files) -> None:
     card = files.folder / "small" / "model.json"
     card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
     with pytest.raises(ModelFolderError, match="s: onnx models run in float32, not bfloat16"):
@@ -80,31 +79,24 @@ def test_words_are_pruned_where_the_plan_is_worth_more(
     assert whole.prune == {}
     assert whole.used == (0, 1)
     chosen = files.read(model=model()).settings
-    asked = files.read(model=model(), accuracy={"prune": True}).settings
-    assert asked.plan.prune == {1: 0.6}
-    assert asked.plan.policy is not None
-    assert asked.plan.policy.thresholds == dict.fromkeys(range(4), 0.4)
-    assert chosen.plan == (asked.plan if pays else whole)
-    assert (asked.plan.predicted["rate_per_s"] > whole.predicted["rate_per_s"]) == pays
-    assert asked.control is not None
-    assert asked.control.problem.crossing_tokens == (1.0, kept), "the controller plans with it too"
-    assert asked.control.problem.latency["cpu"].block_s_NB[0].tolist() == pytest.approx(
-        [0.01 * measuring, 0.02 * measuring]
-    )
+    asked = files.read(model=model(), accuracy={"prune": True})
+    plan, problem = asked.settings.plan, problem_of(asked)
+    assert plan.prune == {1: 0.6}
+    assert policy_of(asked).thresholds == dict.fromkeys(range(4), 0.4)
+    assert chosen.plan == (plan if pays else whole)
+    assert (plan.predicted["rate_per_s"] > whole.predicted["rate_per_s"]) == pays
+    assert problem.crossing_tokens == (1.0, kept), "the controller plans with it too"
+    assert problem.latency["cpu"].block_s_NB[0].tolist() == pytest.approx([0.01 * measuring, 0.02 * measuring])
 
 
-def test_texts_stay_whole_where_a_plan_that_prunes_them_cannot_be(files: Files) -> None:
-    write_pruned(files.folder / "cascade", end=1, kept=0.8, measuring=1.0)
+def test_texts_are_pruned_where_only_that_is_quick_enough_and_not_where_inputs_stay(files: Files) -> None:
+    write_pruned(files.folder / "cascade", end=1, kept=0.5, measuring=1.0)
     soonest = {"planner": {"objective": {"minimize": "latency", "rate_per_s": 5.0}}, "slo": {"latency_s": 9.0}}
     plan = files.read(model=model(), **soonest).settings.plan
     assert plan.after_answer == "stay"
     assert plan.prune == {}
     said = files.refused(model=model(), accuracy={"prune": True}, **soonest)[1]
     assert said.startswith("accuracy.prune: where early answers are sought inputs may stay")
-
-
-def test_a_service_that_only_pruned_texts_make_quick_enough_prunes_them(files: Files) -> None:
-    write_pruned(files.folder / "cascade", end=1, kept=0.5, measuring=1.0)
     most = files.read(model=model(), accuracy={"prune": False}).settings.plan.predicted["rate_per_s"]
     priced = {"devices": {"cpu": {"count": 4, "usd_per_hour": 1.0}}}
     cheapest = {"objective": {"minimize": "cost", "rate_per_s": 1.05 * most}}
@@ -118,18 +110,8 @@ def test_what_the_end_loses_is_no_longer_the_ramps_to_lose_where_no_probe_sees_i
     assert of_ramps(0.2, records, {}) == pytest.approx(0.2 - 1 / 8)
     assert of_ramps(0.2, replace(records, end_losses_N=None), {}) == 0.2
     for prune in (False, True):  # of pruned texts probes see it
-        control = files.read(model=model(), accuracy={"prune": prune, "budget": 0.2}).settings.control
-        assert control is not None
-        assert control.accuracy_budget == 0.2
-
-
-def test_a_crossing_takes_its_seconds_in_a_services_problem(files: Files) -> None:
-    control = files.read(model=model()).settings.control
-    assert control is not None
-    assert control.problem.crossing_s == 0.0005
-    of_one = files.read().settings.control
-    assert of_one is not None
-    assert of_one.problem.crossing_s == 0
+        service = files.read(model=model(), accuracy={"prune": prune, "budget": 0.2})
+        assert control_of(service).accuracy_budget == 0.2
 
 
 @pytest.mark.parametrize(
@@ -145,25 +127,18 @@ def test_of_several_calibrations_that_of_the_plan_that_is_worth_most_is_followed
 ) -> None:
     write_beside(files.folder / "cascade", "", own)
     write_beside(files.folder / "cascade", "reference", reference)
-    settings = files.read(model=model()).settings
-    assert settings.plan.policy is not None
-    assert settings.plan.policy.thresholds == (reference if reference == {2: 0.5} else own)
-    assert settings.plan.used == used
-    assert settings.control is not None
-    assert settings.control.policy == settings.plan.policy
-    assert isinstance(settings.control.policy.thresholds, dict)
-    assert settings.control.problem.ramps == tuple(settings.control.policy.thresholds), "the controller keeps to it"
+    service = files.read(model=model())
+    thresholds = reference if reference == {2: 0.5} else own
+    assert policy_of(service).thresholds == thresholds
+    assert service.settings.plan.used == used
+    assert control_of(service).policy == policy_of(service)
+    assert problem_of(service).ramps == tuple(thresholds), "the controller keeps to it"
 
 
-def test_what_the_file_says_of_thresholds_leaves_no_calibration_to_choose(files: Files) -> None:
+def test_a_files_thresholds_leave_no_choice_and_pruned_texts_are_one(files: Files) -> None:
     write_beside(files.folder / "cascade", "reference", {2: 0.5})
     said = {"policy": "entropy", "thresholds": {1: 0.5}}
-    plan = files.read(model=model(), accuracy=said).settings.plan
-    assert plan.policy is not None
-    assert plan.policy.thresholds == {1: 0.5}
-
-
-def test_pruned_texts_are_chosen_among_all_calibrations(files: Files) -> None:
+    assert policy_of(files.read(model=model(), accuracy=said)).thresholds == {1: 0.5}
     chain = files.folder / "cascade"
     write_pruned(chain, end=1, kept=0.5, measuring=1.0)
     write_beside(chain, "reference", {2: 0.05})

@@ -63,11 +63,19 @@ class Patience:
         self.waiting = Waiting(clock=clock, sleep=clock.advance, tell=self.said.append, limit_s=limit_s)
 
 
-def test_the_inventory_is_that_of_the_nodes_alive() -> None:
+def test_the_inventory_is_of_nodes_alive_and_the_status_of_replicas() -> None:
     assert dashboard(FakeRay(serving())).inventory().counts == {"cpu": 4, "emulated:V100": 2}
+    slots = {"split-emulated-V100-0": deployment(2, 1), "split-cpu-0": deployment()}
+    serve = serving(application("demo") | {"deployments": slots})
+    [found] = applications_document(serve)
+    assert found["status"] == "RUNNING"
+    assert found["deployments"] == [
+        {"name": "split-emulated-V100-0", "status": "HEALTHY", "replicas": 1, "wanted": 2, "emulated": True},
+        {"name": "split-cpu-0", "status": "HEALTHY", "replicas": 1, "wanted": 1, "emulated": False},
+    ]
 
 
-def test_waiting_tells_every_news_once_and_ends_when_the_application_runs() -> None:
+def test_waiting_tells_every_news_once_until_the_application_runs_or_is_gone() -> None:
     starting = serving(application("demo", status="DEPLOYING", a=deployment(2, 0, "UPDATING"), b=deployment()))
     running = serving(application("demo", a=deployment(2, 2), b=deployment()))
     patience = Patience()
@@ -77,36 +85,19 @@ def test_waiting_tells_every_news_once_and_ends_when_the_application_runs() -> N
         "DEPLOYING: 1 of 2 deployments healthy, 1 of 3 replicas running",
         "RUNNING: 2 of 2 deployments healthy, 3 of 3 replicas running",
     ]
-
-
-def test_an_application_that_cannot_run_ends_the_wait_with_serves_last_words() -> None:
-    failed = application("demo", status="DEPLOY_FAILED") | {"message": "Traceback:\n  a\nPlanError: too many stages\n"}
-    with pytest.raises(OfframpError, match="application 'demo': DEPLOY_FAILED: PlanError: too many stages"):
-        wait_until_running(dashboard(FakeRay(serving(failed))), "demo", Patience().waiting)
-
-
-def test_an_application_that_never_runs_ends_the_wait_in_time() -> None:
-    stuck = serving(application("demo", status="DEPLOYING", a=deployment(2, 1, "UPDATING")))
-    with pytest.raises(OfframpError, match="does not run after 5 s: DEPLOYING: 0 of 1 deployments healthy, 1 of 2"):
-        wait_until_running(dashboard(FakeRay(stuck)), "demo", Patience(5.0).waiting)
-
-
-def test_an_application_is_gone_when_serve_names_it_no_more() -> None:
     deleting = serving(application("demo", status="DELETING"))
     wait_until_gone(dashboard(FakeRay(deleting, deleting, serving())), "demo", Patience().waiting)
     with pytest.raises(OfframpError, match="still there after 3 s"):
         wait_until_gone(dashboard(FakeRay(deleting)), "demo", Patience(3.0).waiting)
 
 
-def test_the_status_names_replicas_and_what_is_emulated() -> None:
-    slots = {"split-emulated-V100-0": deployment(2, 1), "split-cpu-0": deployment()}
-    serve = serving(application("demo") | {"deployments": slots})
-    [found] = applications_document(serve)
-    assert found["status"] == "RUNNING"
-    assert found["deployments"] == [
-        {"name": "split-emulated-V100-0", "status": "HEALTHY", "replicas": 1, "wanted": 2, "emulated": True},
-        {"name": "split-cpu-0", "status": "HEALTHY", "replicas": 1, "wanted": 1, "emulated": False},
-    ]
+def test_an_application_that_never_runs_ends_the_wait_with_serves_words() -> None:
+    failed = application("demo", status="DEPLOY_FAILED") | {"message": "Traceback:\n  a\nPlanError: too many stages\n"}
+    with pytest.raises(OfframpError, match="application 'demo': DEPLOY_FAILED: PlanError: too many stages"):
+        wait_until_running(dashboard(FakeRay(serving(failed))), "demo", Patience().waiting)
+    stuck = serving(application("demo", status="DEPLOYING", a=deployment(2, 1, "UPDATING")))
+    with pytest.raises(OfframpError, match="does not run after 5 s: DEPLOYING: 0 of 1 deployments healthy, 1 of 2"):
+        wait_until_running(dashboard(FakeRay(stuck)), "demo", Patience(5.0).waiting)
 
 
 def refuse(_: httpx.Request) -> httpx.Response:

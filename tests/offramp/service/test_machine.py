@@ -16,8 +16,8 @@ from offramp.commands.machine import ASKED, BATCHES, KEPT_FILE, MOST_S, affordab
 from offramp.commands.serve import folder_settings
 from offramp.spec.jobs import ServeJob
 from optimizer.plan import Plan
-from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
+from tests.latency_profile import latency_profile
 from tests.offramp.service.service_folders import write_model
 
 CORES = 4
@@ -36,14 +36,11 @@ def folder(tmp_path: Path) -> Path:
     made = write_model(tmp_path / "model")
     card = read_card(made)
     asked = circumstances(made, ProfileJob(backend="auto"))
-    LatencyProfile(
-        model=card.name,
-        num_blocks=3,
+    latency_profile(
         ramps=card.ramps,
         device="cpu",
         backend="onnx",
         dtype="float32",
-        kind="measured",
         tables={16: LatencyTable.of_rows((1, 4), [[BLOCK_S, BLOCK_S]] * 3, [[0.0, 0.0]] * 2)},
         provenance={ASKED: asked, "created_at": "today"},
     ).save(made / KEPT_FILE)
@@ -55,7 +52,7 @@ def settings(folder: Path, said: list[str] | None = None, **options: Any) -> Any
     return folder_settings(job.document, folder, (said if said is not None else []).append)
 
 
-def test_plan_replicas_and_backend_follow_from_the_profile_and_three_lines_say_so(folder: Path) -> None:
+def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path) -> None:
     said: list[str] = []
     found = settings(folder, said)
     plan: Plan = found.plan
@@ -66,9 +63,6 @@ def test_plan_replicas_and_backend_follow_from_the_profile_and_three_lines_say_s
     blocks = ", ".join(f"block {block} in batches of 4" for block in range(3))
     assert said[1] == f"plan: {blocks}, exits after 0, 1; 457 inputs/s by a thread, without exits 267"
     assert said[2].startswith("replicas: 4 of 1 thread by onnx, for 4 cores")
-
-
-def test_options_override_what_is_chosen(folder: Path) -> None:
     given = settings(folder, batch=1, replicas=3, threads=2, dispatch="deferred", order="arrival")
     assert {split.batch for split in given.plan.splits} == {1}
     assert (given.plan.stages[0].replicas, given.threads_per_replica) == (3, 2)
@@ -76,6 +70,10 @@ def test_options_override_what_is_chosen(folder: Path) -> None:
     named = settings(folder, plan="stock")
     assert (named.plan.stages[0].replicas, named.plan.splits[0].batch, named.backend) == (1, 32, "torch")
     assert named.plan.dispatch == "work-conserving"
+    assert affordable(0.01) == (BATCHES, 5)
+    assert affordable(0.2) == (BATCHES, 2)
+    assert affordable(0.5) == (BATCHES[:4], 1)
+    assert affordable(MOST_S) == (BATCHES[:1], 1)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +84,6 @@ def test_there_are_no_more_replicas_than_cores_memory_and_ingress_take(
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": bytes_free}))
     assert machine._replicas(folder, rate_per_s) == chosen
-
-
-def test_measuring_takes_no_longer_than_it_may() -> None:
-    assert affordable(0.01) == (BATCHES, 5)
-    assert affordable(0.2) == (BATCHES, 2)
-    assert affordable(0.5) == (BATCHES[:4], 1)
-    assert affordable(MOST_S) == (BATCHES[:1], 1)
 
 
 def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_torch_where_it_is_served(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from deployments.settings import ControlSettings, ServeSettings
+from deployments.settings import ServeSettings
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError
 from offramp.spec.file import Service
@@ -18,23 +18,14 @@ from optimizer.calibration_file import RECORDS_FILE
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import read_plan
-from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.problem import MinimizeLatency
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
-from tests.offramp.service.service_files import TABLE, Files, emulated
+from tests.offramp.service.service_files import TABLE, Files, control_of, emulated, policy_of, problem_of
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_model, write_records, write_shares
 
 SERVICES = yaml.safe_load(Path(__file__).with_name("services.yaml").read_text(encoding="utf-8"))["services"]
-
-
-def control_of(service: Service) -> ControlSettings:
-    assert service.settings.control is not None
-    return service.settings.control
-
-
-def problem_of(service: Service) -> PlanProblem:
-    return control_of(service).problem
 
 
 def found_at(service: Service, path: str) -> Any:
@@ -56,13 +47,10 @@ def test_what_a_file_says_is_found_in_the_service(case: dict[str, Any], files: F
     assert {path: found_at(service, path) for path in case["found"]} == case["found"]
 
 
-def test_shares_are_of_the_values_that_the_calibration_counts(files: Files) -> None:
+def test_shares_are_of_calibrated_values_and_harm_is_nothing_to_watch(files: Files) -> None:
     write_shares(files.model, calibrated=0.9, recorded=0.9)
     policy = PolicySpec(name="share", thresholds={0: 0.5, 1: 0.5}, confidences={0: 0.9, 1: 0.9})
     assert files.read().settings.plan.policy == policy
-
-
-def test_a_budget_of_harm_is_nothing_that_a_service_can_watch(files: Files) -> None:
     path = files.model / "calibration.json"
     written = json.loads(path.read_text(encoding="utf-8")) | {"metric": "harm"}
     path.write_text(json.dumps(written), encoding="utf-8")
@@ -70,16 +58,11 @@ def test_a_budget_of_harm_is_nothing_that_a_service_can_watch(files: Files) -> N
     assert control_of(files.read(accuracy={"budget": 0.03})).accuracy_budget == 0.03  # of agreement, which it can
 
 
-def test_a_model_without_thresholds_is_planned_without_ramps(tmp_path: Path) -> None:
+def test_a_model_without_thresholds_is_planned_without_ramps_and_not_tuned(tmp_path: Path) -> None:
     files = Files(tmp_path / "a")
     write_model(tmp_path / "a" / "none", thresholds={})
     problem = problem_of(files.read(model={"folder": "none", "latency": {"cpu": TABLE}}))
     assert (problem.ramps, problem.survival_N) == ((), (1.0, 1.0, 1.0))
-
-
-def test_thresholds_that_are_not_there_are_not_tuned(tmp_path: Path) -> None:
-    files = Files(tmp_path / "a")
-    write_model(tmp_path / "a" / "none", thresholds={})
     with pytest.raises(InputError, match="tuning 'guarantee' moves thresholds, and the model has none"):
         files.read(model={"folder": "none", "latency": {"cpu": TABLE}}, planner={"tuning": "guarantee"})
 
@@ -96,17 +79,17 @@ def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> 
     assert elsewhere.state == str(files.folder / "s" / "x.sqlite")
 
 
-def test_the_first_plan_may_use_all_accelerators(files: Files) -> None:
+def test_the_first_plan_may_use_all_accelerators_or_be_a_files(files: Files) -> None:
     assert sum(stage.replicas for stage in files.read().settings.plan.stages) == 4
-
-
-def test_a_plan_file_is_begun_with(files: Files) -> None:
     files.write_plan(replicas=2)
     settings = files.read(planner={"plan": "plan.yaml"}).settings
     assert settings.plan.stages == read_plan(files.folder / "plan.yaml").stages
+    files.write_plan(ramps=[1], policy={"name": "entropy", "thresholds": 0.5})
+    parts = {"accuracy": {"policy": "entropy", "thresholds": {0: 0.5}, "budget": 0.1}}
+    assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None
 
 
-def test_the_order_is_the_plan_files_unless_the_service_says_another(files: Files) -> None:
+def test_order_and_dispatch_are_the_plan_files_unless_the_service_says_another(files: Files) -> None:
     files.write_plan(replicas=2)
     path = files.folder / "plan.yaml"
     path.write_text(path.read_text(encoding="utf-8") + "order: shortest\n", encoding="utf-8")
@@ -115,9 +98,6 @@ def test_the_order_is_the_plan_files_unless_the_service_says_another(files: File
     assert other.order == OrderSpec(name="das", eta=0.3)
     assert files.read(planner={"strategy": "serial", "order": "arrival"}).settings.plan.order.name == "arrival"
     assert files.read(planner={"strategy": "serial"}).settings.plan.order == OrderSpec()
-
-
-def test_the_dispatch_is_the_plan_files_unless_the_service_says_another(files: Files) -> None:
     files.write_plan(replicas=2)
     assert files.read(planner={"plan": "plan.yaml"}).settings.plan.dispatch == "work-conserving"
     assert files.read(planner={"plan": "plan.yaml", "dispatch": "filling"}).settings.plan.dispatch == "filling"
@@ -125,7 +105,7 @@ def test_the_dispatch_is_the_plan_files_unless_the_service_says_another(files: F
     assert files.read(planner={"strategy": "serial"}).settings.plan.dispatch == "work-conserving"
 
 
-def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas(files: Files) -> None:
+def test_emulated_time_is_stretched_for_the_controller_and_kept_for_replicas(files: Files) -> None:
     service = files.read(**emulated(scale=20.0))
     settings, problem = service.settings, problem_of(service)
     table = problem.latency["emulated:V100"]
@@ -134,16 +114,13 @@ def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas
     assert (problem.link.delay_s, problem.link.bandwidth_bytes_per_s) == (0.02, 5e4)
     kept = settings.emulated["emulated:V100"]
     assert (kept.batch, kept.block_s, kept.ramp_s, kept.time_scale) == (*TABLE.values(), 20)
-
-
-def test_a_stretched_cluster_has_the_same_plan_at_a_fraction_of_the_rate(files: Files) -> None:
     plain, slow = (files.read(**emulated(scale=scale)).settings.plan for scale in (1.0, 20.0))
     assert plain.stages == slow.stages
     assert slow.predicted["rate_per_s"] == pytest.approx(plain.predicted["rate_per_s"] / 20)
     assert slow.predicted["latency_s"] == pytest.approx(plain.predicted["latency_s"] * 20)
 
 
-def test_early_answers_are_sought_and_promised_in_stretched_time(files: Files) -> None:
+def test_early_answers_are_sought_in_stretched_time_or_by_recorded_batches(files: Files) -> None:
     objective = {"minimize": "latency", "rate_per_s": 40.0, "ramp_budget": 0.5}
     service = files.read(**emulated(scale=20.0), planner={"objective": objective, "strategy": "apparate"})
     assert problem_of(service).objective == MinimizeLatency(rate_per_s=2.0, ramp_budget=0.5)
@@ -152,15 +129,12 @@ def test_early_answers_are_sought_and_promised_in_stretched_time(files: Files) -
     figures = evaluate(problem_of(service), plan.stages)
     assert plan.predicted["mean_latency_s"] == pytest.approx(figures.mean_latency_s)
     assert plan.predicted["ramp_overhead"] == pytest.approx(figures.ramp_overhead)
-
-
-def test_without_a_controller_exits_may_be_found_by_the_records_batches(files: Files) -> None:
     planner = {"objective": {"minimize": "latency", "rate_per_s": 40.0}, "strategy": "pame", "control": False}
     plan = files.read(**emulated(scale=20.0), planner=planner).settings.plan
     assert (len(plan.splits), plan.after_answer) == (1, "stop")
 
 
-def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> None:
+def test_emulated_accelerators_answer_from_exit_records_that_have_answers(files: Files) -> None:
     service = files.read(**emulated())
     settings = service.settings
     records = str(files.model / "exit_records.npz")
@@ -168,6 +142,10 @@ def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> Non
     assert settings.plan.policy == expected
     assert control_of(service).policy == expected
     assert settings.emulated["emulated:V100"].decisions == "recorded"
+    path = files.model / RECORDS_FILE
+    replace(ExitRecords.load(path), answers_NE=None).save(path)
+    assert files.read(**emulated(decisions="computed")).settings.plan.policy is not None
+    assert files.read().settings.plan.policy is not None
 
 
 def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(tmp_path: Path) -> None:
@@ -183,50 +161,35 @@ def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(
     assert problem_of(service).latency["emulated:V100"].batches == (1, 2, 4)
 
 
-def test_a_cluster_may_stand_in_a_file_of_its_own(files: Files) -> None:
-    (files.folder / "cluster.yaml").write_text("devices: {cpu: {count: 3}}\n", encoding="utf-8")
-    assert files.read(cluster="cluster.yaml").inventory.counts == {"cpu": 3}
-
-
-def test_exit_records_may_be_others_than_the_calibrations(files: Files) -> None:
-    records = write_records(files.folder / "others.npz")
-    accuracy = {"policy": "recorded", "records": "others.npz", "thresholds": 0.5}
-    (files.model / "calibration.json").unlink()
-    policy = files.read(accuracy=accuracy).settings.plan.policy
-    assert policy is not None
-    assert policy.records == str(records)
-
-
-def test_who_may_use_it_is_said_in_the_file(files: Files) -> None:
+def test_keys_a_cluster_and_exit_records_may_stand_in_files_of_their_own(files: Files) -> None:
     access = files.read(
         access={"keys_file": "keys", "rate_per_s": 5.0, "cors_origins": ["https://a.org"]}
     ).settings.access
     assert access is not None
     assert access.keys_file == str(files.folder / "keys")
     assert (access.rate_per_s, access.rate_of, access.cors_origins) == (5.0, "requests", ("https://a.org",))
+    (files.folder / "cluster.yaml").write_text("devices: {cpu: {count: 3}}\n", encoding="utf-8")
+    assert files.read(cluster="cluster.yaml").inventory.counts == {"cpu": 3}
+    records = write_records(files.folder / "others.npz")
+    accuracy = {"policy": "recorded", "records": "others.npz", "thresholds": 0.5}
+    (files.model / "calibration.json").unlink()
+    assert policy_of(files.read(accuracy=accuracy)).records == str(records)
 
 
 def test_lengths_give_the_plan_budgets_of_tokens_and_the_controller_their_mean(files: Files) -> None:
     parts = emulated(latency={"emulated:V100": TABLE | {"length": 4}})
-    settings = files.read(**parts, lengths=[2, 4]).settings
+    service = files.read(**parts, lengths=[2, 4])
+    settings = service.settings
     budgets = {split.tokens for stage in settings.plan.stages for split in stage.splits}
     assert budgets <= {4, 8}
     assert settings.plan.predicted["tokens_per_input"] == 3.0
-    assert settings.control is not None
-    assert settings.control.problem.lengths == Lengths.of([2, 4])
+    assert problem_of(service).lengths == Lengths.of([2, 4])
     assert settings.emulated["emulated:V100"].length == 4
 
 
 def test_of_an_emulated_cluster_the_nearest_slo_is_in_the_files_own_seconds(files: Files) -> None:
     plain = files.refused(**emulated(scale=1.0), slo={"latency_s": 0.001})
     assert files.refused(**emulated(scale=20.0), slo={"latency_s": 0.001}) == plain
-
-
-def test_records_without_answers_decide_nothing_on_emulated_accelerators(files: Files) -> None:
-    path = files.model / RECORDS_FILE
-    replace(ExitRecords.load(path), answers_NE=None).save(path)
-    assert files.read(**emulated(decisions="computed")).settings.plan.policy is not None
-    assert files.read().settings.plan.policy is not None
 
 
 @pytest.mark.parametrize(("dtype", "needed"), [("float32", WEIGHTS_BYTES), ("bfloat16", WEIGHTS_BYTES // 2)])
@@ -240,9 +203,3 @@ def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int)
     assert files.read(**parts(needed)).name == "demo"
     said = files.refused(**parts(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in {dtype}; cpu has ")
-
-
-def test_without_a_controller_a_plan_may_have_ramps_without_thresholds_of_it(files: Files) -> None:
-    files.write_plan(ramps=[1], policy={"name": "entropy", "thresholds": 0.5})
-    parts = {"accuracy": {"policy": "entropy", "thresholds": {0: 0.5}, "budget": 0.1}}
-    assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None
