@@ -243,6 +243,11 @@ class Scene:
         )
         self.loop.restore()
 
+    def restart(self) -> None:
+        """Another controller begins after this one ended."""
+        self.history.close()
+        self.start()
+
     async def sleep(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.meanwhile()
@@ -405,7 +410,3 @@ def thresholds_of(scene: Scene) -> Any:
     policy = scene.fleet.followed.plan.policy
     assert policy is not None
     return policy.thresholds
-
-
-def on_trial(scene: Scene) -> bool:
-    return scene.loop.state.trial is not None

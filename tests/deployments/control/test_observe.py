@@ -287,16 +287,11 @@ def answered(num: int, tokens: int, at_s: float) -> Interval:
     return Interval(since_s=at_s - 10.0, at_s=at_s, arrived=num, answered=num, answered_tokens=tokens)
 
 
-def test_lengths_are_those_of_the_problem_until_enough_inputs_were_answered() -> None:
+def test_lengths_and_those_of_questions_are_the_problems_until_enough_inputs_were_answered() -> None:
     stream = known(with_lengths())
     stream.add_counts(answered(200, 8000, START_S + 10.0))
     assert stream.lengths(STATE, START_S + 20.0) == Lengths.of([10, 10, 40])
     stream.add_counts(answered(200, 8000, START_S + 20.0))
     assert stream.lengths(STATE, START_S + 20.0) == Lengths.of([20, 20, 80])
-
-
-def test_questions_are_of_the_lengths_that_are_answered_now() -> None:
-    stream = known(with_lengths())
-    stream.add_counts(answered(400, 16000, START_S + 10.0))
     (question,) = asked_of(stream, START_S + 20.0, {"cpu": 4})
     assert question.lengths == Lengths.of([20, 20, 80])

@@ -26,7 +26,6 @@ from tests.deployments.control.control_fakes import (
     alarm_while_replicas_start,
     begun,
     halves,
-    on_trial,
     planned,
     probes,
     problem,
@@ -38,7 +37,7 @@ from tests.deployments.control.test_controller import settings
 from tests.optimizer.live.tuning.logs import lying, mixed, question
 
 
-async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Path) -> None:
+async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing_and_is_not_taken_for_a_drift(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
@@ -51,23 +50,10 @@ async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Pat
     # One replica does the second half for all inputs: 4 inputs in 20 ms.
     assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
     assert tuner.followed == [dict.fromkeys(RAMPS, 0.5), SAFE]
-    assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when no input leaves
-
-
-async def test_a_change_of_thresholds_is_not_taken_for_a_drift(tmp_path: Path) -> None:
-    scene, tuner = await tuned(tmp_path)
-    tuner.says(SAFE, "alarm")
-    await scene.ticks(1, EASY)
     await scene.ticks(10, (0, 100))  # no input leaves, as was to be expected
     assert scene.said("reaction") == []
-    assert scene.asked == []
-
-
-async def test_inputs_that_leave_although_none_should_are_one(tmp_path: Path) -> None:
-    scene, tuner = await tuned(tmp_path)
-    tuner.says(SAFE, "alarm")
-    await scene.ticks(1, EASY)
-    await scene.ticks(2, EASY)
+    assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when no input leaves
+    await scene.ticks(2, EASY)  # inputs leave although none should
     assert scene.said("reaction")[0].startswith("60.0% of 100 inputs left by ramp 1, 0.0% to")
 
 
@@ -113,8 +99,7 @@ async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_control
     scene, tuner = await tuned(tmp_path)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
-    scene.history.close()
-    scene.start()
+    scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
     scene.solve_as = lambda asked: planned(asked, halves(2, 2))
     await scene.ticks(25, (10, 90))
@@ -124,30 +109,31 @@ async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_control
     assert tuner.followed[-1] == LOWER
 
 
-async def test_tested_thresholds_wait_until_a_plan_on_trial_was_judged(tmp_path: Path) -> None:
+async def tried(path: Path) -> tuple[Scene, ToldTuner]:
+    """A scene whose plan is on trial."""
     tuner = ToldTuner()
-    scene = await begun(
-        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
-    )
+    predicted = {"rate_per_s": 400.0}
+    scene = await begun(path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted=predicted)
     await scene.ticks(1, EASY)
-    assert on_trial(scene)
+    assert scene.loop.state.trial is not None
+    return scene, tuner
+
+
+async def test_tested_thresholds_wait_until_a_plan_on_trial_was_judged(tmp_path: Path) -> None:
+    scene, tuner = await tried(tmp_path)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
     await scene.ticks(5, EASY)
-    assert not on_trial(scene)
+    assert scene.loop.state.trial is None
     assert thresholds_of(scene) == LOWER
 
 
 async def test_an_alarm_ends_the_trial_of_a_plan(tmp_path: Path) -> None:
-    tuner = ToldTuner()
-    scene = await begun(
-        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
-    )
-    await scene.ticks(1, EASY)
+    scene, tuner = await tried(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
-    assert not on_trial(scene)
+    assert scene.loop.state.trial is None
     assert thresholds_of(scene) == SAFE
     await scene.ticks(8, (0, 100), in_slo=False)
     assert scene.said("trial") == []
@@ -181,15 +167,22 @@ async def test_an_alarm_while_inputs_drain_does_not_make_the_change_wait_for_lat
     assert scene.clock.now_s() - began_s < 10.0
 
 
+OWN = dict.fromkeys(RAMPS, 0.9)
+
+
+def own(thresholds: dict[int, float]) -> dict[str, object]:
+    """An operator's own plan, as a document."""
+    return plan_document(Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=thresholds)))
+
+
 async def test_an_operators_own_thresholds_stay(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
-    own = Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.9)))
-    await scene.loop.apply(plan_document(own), hold=True)
+    await scene.loop.apply(own(OWN), hold=True)
     assert scene.fleet.log == ["follow 1"]
     before = tuner.observed
     tuner.says(SAFE, "alarm")
     await scene.ticks(3, EASY)
-    assert thresholds_of(scene) == dict.fromkeys(RAMPS, 0.9)
+    assert thresholds_of(scene) == OWN
     assert tuner.observed <= before + 100
     await scene.loop.replan()
     await scene.ticks(2, EASY)
@@ -229,21 +222,11 @@ async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: P
     assert tuner.served == [4, 2, 4]
 
 
-BOLD = dict.fromkeys(RAMPS, 0.1)
-OWN = dict.fromkeys(RAMPS, 0.9)
-
-
-def own(thresholds: dict[int, float]) -> dict[str, object]:
-    """An operator's own plan, as a document."""
-    return plan_document(Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=thresholds)))
-
-
 @pytest.mark.parametrize("name", TUNERS)
 async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_on(tmp_path: Path, name: str) -> None:
     scene = await begun(tmp_path, first=halves(3, 1), best=halves(3, 1))
-    scene.history.close()
     scene.make_tuner = lambda shape: make_tuner(name, QUESTION)
-    scene.start()
+    scene.restart()
     await scene.ticks(3, (362, 241))
     assert scene.said("error") == []
     assert set(thresholds_of(scene)) == set(RAMPS)
@@ -252,8 +235,7 @@ async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_
     assert (state.safe, state.rows > 0) == (False, True)
     # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of the plan's 4.
     assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 4}[name]
-    scene.history.close()
-    scene.start()
+    scene.restart()
     await scene.ticks(2, EASY)
     assert scene.said("error") == []
 
@@ -264,8 +246,7 @@ async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> N
     await scene.ticks(1, EASY)
     assert scene.said("error") == ["PlanError: tested!: no threshold for ramps [0, 2]"]
     assert thresholds_of(scene) == POLICY.thresholds
-    scene.history.close()
-    scene.start()
+    scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
@@ -277,7 +258,7 @@ async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers
         best=halves(3, 1),
         make_tuner=lambda _: make_tuner("guarantee", QUESTION),
     )
-    await scene.loop.apply(own(BOLD), hold=True)
+    await scene.loop.apply(own(dict.fromkeys(RAMPS, 0.1)), hold=True)
 
     def all_wrong() -> None:
         seen = probes([scene.clock.now_s()] * 100, [True] * 100, scene.fleet.followed.plan)
@@ -294,12 +275,7 @@ async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers
 
 
 async def test_what_was_said_before_an_operators_plan_is_void_after_it(tmp_path: Path) -> None:
-    tuner = ToldTuner()
-    scene = await begun(
-        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
-    )
-    await scene.ticks(1, EASY)
-    assert on_trial(scene)
+    scene, tuner = await tried(tmp_path)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)  # it waits for the end of the trial
     await scene.loop.apply(own(OWN), hold=True)
@@ -346,8 +322,7 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
     tuner.says(SAFE, "alarm")
     with pytest.raises(KeyboardInterrupt):
         await scene.ticks(1, EASY)
-    scene.history.close()
-    scene.start()
+    scene.restart()
     assert scene.loop._goes_by_ours(scene.loop.state.placed)
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
@@ -366,27 +341,23 @@ async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
     scene, tuner = await tuned(tmp_path, tuning="guarantee", accuracy_budget=0.01)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
-    scene.history.close()
-    scene.start()
+    scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
-    scene.history.close()
     scene.settings = {**scene.settings, **changed}
-    scene.start()
+    scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
     assert scene.said("thresholds")[-1] == f"back to the settings'; what tuning found is void: {words}"
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
     assert scene.fleet.log[-1].startswith("follow")
-    scene.history.close()
-    scene.start()
+    scene.restart()
     assert len(scene.said("thresholds")) == 2  # the test's, and that
 
 
 async def test_remembered_thresholds_that_lack_a_ramp_are_not_taken_up(tmp_path: Path) -> None:
     scene, _ = await tuned(tmp_path)
     scene.loop.become(thresholds={1: 0.25})
-    scene.history.close()
-    scene.start()
+    scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
     await scene.ticks(1, EASY)
     assert scene.said("error") == []
