@@ -28,17 +28,13 @@ def config(**args: Any) -> dict[str, Any]:
     return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
 
 
-def test_an_application_is_put_beside_those_that_are_there() -> None:
+def test_an_application_is_put_beside_those_that_are_there_and_options_of_a_serve_that_runs_stay() -> None:
     before = serving(application("other"))
     put = with_application(before, config(x=1))
     assert put["applications"] == [
         before["applications"]["other"]["deployed_app_config"],
         config(x=1)["applications"][0],
     ]
-
-
-def test_options_of_a_serve_that_runs_stay_as_they_are() -> None:
-    put = with_application(serving(), config())
     assert put["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "grpc_options" not in put
 
@@ -59,24 +55,15 @@ def test_grpc_is_not_asked_of_a_serve_that_runs_without_it() -> None:
     assert with_application(serving(), wanted)["grpc_options"] == wanted["grpc_options"]
 
 
-def test_an_application_of_the_same_name_is_replaced() -> None:
-    put = with_application(serving(application("demo", route="/")), config(x=2))
-    assert [each["args"] for each in put["applications"]] == [{"x": 2}]
-
-
-def test_an_application_started_by_hand_is_left_alone() -> None:
+def test_an_application_of_the_same_name_is_replaced_and_one_started_by_hand_is_left_alone() -> None:
     by_hand = application("hand") | {"deployed_app_config": None}
-    assert len(with_application(serving(by_hand), config())["applications"]) == 1
+    put = with_application(serving(application("demo", route="/"), by_hand), config(x=2))
+    assert [each["args"] for each in put["applications"]] == [{"x": 2}]
 
 
 def test_a_route_that_is_taken_is_refused() -> None:
     with pytest.raises(InputError, match="application 'other' has route /; first: offramp delete other"):
         with_application(serving(application("other", route="/")), config())
-
-
-def test_without_an_application_the_others_stay() -> None:
-    put = without_application(serving(application("a"), application("b")), "a")
-    assert [each["name"] for each in put["applications"]] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -89,14 +76,21 @@ def test_without_an_application_the_others_stay() -> None:
         ),
     ],
 )
-def test_only_an_application_that_is_there_can_be_deleted(serve: dict[str, Any], words: str) -> None:
+def test_an_application_that_is_there_can_be_deleted_alone(serve: dict[str, Any], words: str) -> None:
+    put = without_application(serving(application("a"), application("b")), "a")
+    assert [each["name"] for each in put["applications"]] == ["b"]
     with pytest.raises(InputError, match=words):
         without_application(serve, "demo")
 
 
-def test_missing_accelerators_are_refused_with_what_is_there() -> None:
-    there = Inventory(devices={"V100": Accelerators(count=4)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+def test_accelerators_that_are_missing_or_used_by_other_services_are_refused_with_what_is_there() -> None:
+    devices = {"V100": Accelerators(count=4), "cpu": Accelerators(count=4)}
+    there = Inventory(devices=devices, link=ClusterLink(bandwidth_bytes_per_s=1.0))
     check_devices({"V100": 4}, there, {})
+    check_devices({"cpu": 2}, there, {"cpu": 2})
+    check_devices({"cpu": 2}, there, {"V100": 5})  # a lack of theirs is not ours
+    with pytest.raises(InputError, match=r"\(cpu: 3 in the file, 2 of other services, 4 there\)$"):
+        check_devices({"cpu": 3}, there, {"cpu": 2})
     with pytest.raises(
         InputError, match=r"lacks accelerators \(V100: 6 in the file, 4 there; T4: 1 in the file, 0 there\)$"
     ):
@@ -112,24 +106,13 @@ def ours(name: str, **args: Any) -> dict[str, Any]:
     return found | {"deployed_app_config": found["deployed_app_config"] | {"import_path": BUILDER, "args": settings}}
 
 
-def test_what_our_other_applications_may_use_is_claimed() -> None:
+def test_what_our_other_applications_may_use_is_claimed_and_one_of_another_release_is_named() -> None:
     by_hand = ours("hand") | {"deployed_app_config": None}
     serve = serving(ours("a"), ours("b"), ours("demo"), application("strange"), by_hand)
     assert claimed(serve, but="demo") == {"cpu": 2 + 2}
     assert claimed(serving(), but="demo") == {}
-
-
-def test_an_application_whose_settings_cannot_be_read_is_named() -> None:
     with pytest.raises(InputError, match="application 'new' is of another release"):
         claimed(serving(ours("new", later=1)), but="demo")
-
-
-def test_accelerators_of_other_services_are_missing_here() -> None:
-    there = Inventory(devices={"cpu": Accelerators(count=4)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
-    check_devices({"cpu": 2}, there, {"cpu": 2})
-    check_devices({"cpu": 2}, there, {"V100": 2})  # a lack of theirs is not ours
-    with pytest.raises(InputError, match=r"\(cpu: 3 in the file, 2 of other services, 4 there\)$"):
-        check_devices({"cpu": 3}, there, {"cpu": 2})
 
 
 # Ray's dashboard
@@ -140,12 +123,9 @@ def answering(status: int, content: bytes = b"") -> RayDashboard:
     return RayDashboard("http://ray:8265/", transport)
 
 
-async def test_an_answer_is_its_json_or_nothing() -> None:
+async def test_an_answer_is_its_json_or_nothing_and_a_refusal_an_error_with_the_dashboards_words() -> None:
     assert await answering(200, b'{"a": 1}').ask("GET", "/x") == {"a": 1}
     assert await answering(200).ask("PUT", "/x", {}) is None
-
-
-async def test_a_refusal_is_an_error_with_the_dashboards_words() -> None:
     with pytest.raises(OfframpError, match="dashboard says 400: no such slot"):
         await answering(400, b"no such slot").ask("POST", "/x")
 

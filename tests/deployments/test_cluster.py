@@ -43,11 +43,14 @@ def settings(device: str = "cpu", *, control: bool = False, **changes: Any) -> S
     return ServeSettings.model_validate(fields | changes)
 
 
-def test_without_a_controller_there_is_no_dashboard_and_a_core_for_every_process() -> None:
+def test_there_is_no_dashboard_without_a_controller_and_a_core_for_every_process_that_may_run() -> None:
     plain = settings()
     assert _with_dashboard(plain, LocalCluster()) == plain
     assert _dashboard_options(plain) == {"include_dashboard": False}
     assert _resources_needed(plain)["CPU"] == 3  # two replicas and an ingress
+    assert _resources_needed(settings(control=True))["CPU"] == 4 + 1 + 1
+    needed = _resources_needed(settings("emulated:V100", control=True))
+    assert (needed["CPU"], needed["emulated:V100"]) == (2, 4)
 
 
 def test_a_controller_is_told_where_its_dashboard_will_be() -> None:
@@ -66,12 +69,6 @@ def test_a_service_that_may_load_versions_knows_a_dashboard_and_has_room_for_the
     assert (told.control, told.repository.dashboard_url) == (None, "http://127.0.0.1:8299")
     assert _dashboard_options(told)["dashboard_port"] == 8299
     assert _resources_needed(told)["CPU"] == 3 * (2 + 1)
-
-
-def test_all_accelerators_of_the_problem_are_made_room_for() -> None:
-    assert _resources_needed(settings(control=True))["CPU"] == 4 + 1 + 1
-    needed = _resources_needed(settings("emulated:V100", control=True))
-    assert (needed["CPU"], needed["emulated:V100"]) == (2, 4)
 
 
 def test_accelerators_that_are_not_there_are_named() -> None:
@@ -122,9 +119,9 @@ ALONE = ServeSettings(model="m", plan=stock_plan(2, batch=4))
 TWO = ALONE.model_copy(update={"ingress_replicas": 2})
 VERSIONS = ALONE.model_copy(update={"repository": ALONE.repository.model_copy(update={"control": "explicit"})})
 CONFIGURATION = """global
-    stats socket /tmp/admin.sock mode 666 level admin expose-fd listeners
+    stats socket /tmp/admin.sock mode {mode} level admin expose-fd listeners
 frontend prometheus
-    bind :9101
+    bind {here}:9101
 frontend http_frontend
     bind {served}:8000
 frontend grpc_frontend
@@ -132,20 +129,7 @@ frontend grpc_frontend
 backend some
     server one 127.0.0.1:30000 check
 listen stats
-  bind *:8404
-"""
-BOUND = """global
-    stats socket /tmp/admin.sock mode 600 level admin expose-fd listeners
-frontend prometheus
-    bind 127.0.0.1:9101
-frontend http_frontend
-    bind {host}:8000
-frontend grpc_frontend
-    bind {host}:9000 proto h2
-backend some
-    server one 127.0.0.1:30000 check
-listen stats
-  bind 127.0.0.1:8404
+  bind {page}:8404
 """
 
 
@@ -210,10 +194,10 @@ def test_haproxy_listens_for_callers_on_the_host_and_for_the_rest_on_loopback(
 ) -> None:
     monkeypatch.setenv(BINARY, "/bin/echo")
     file = tmp_path / "haproxy.cfg"
-    file.write_text(CONFIGURATION.format(served=served))
+    file.write_text(CONFIGURATION.format(mode=666, here="", served=served, page="*"))
     with prepared("haproxy", ALONE, host, 8000, (9000,)):
         command = [os.environ[BINARY], "-db", "-f", str(file), "-sf", "12"]
         started = subprocess.run(command, capture_output=True, text=True, check=True)
     assert started.stdout == f"-db -f {file} -sf 12\n"
-    assert file.read_text() == BOUND.format(host=bound)
+    assert file.read_text() == CONFIGURATION.format(mode=600, here=HERE, served=bound, page=HERE)
     assert os.environ[BINARY] == "/bin/echo"

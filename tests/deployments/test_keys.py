@@ -11,21 +11,18 @@ from earlyexit.errors import InputError
 ALICE, BOB = "alice-0123456789", "Bob._~+/0123456="
 
 
-def test_owners_are_known_by_their_keys() -> None:
+def test_owners_are_known_by_their_keys_and_a_key_without_a_name_by_its_hash() -> None:
     keys = parse_keys(f"# these may ask\nalice:{ALICE}\n\n  bob:{BOB}  # since May\n", "keys")
     assert len(keys) == 2
     assert (keys.owner(ALICE), keys.owner(BOB)) == ("alice", "bob")
+    owner = parse_keys(ALICE, "keys").owner(ALICE)
+    assert owner is not None
+    assert (len(owner), ALICE in owner) == (16, False)
 
 
 @pytest.mark.parametrize("token", ["", "alice", f"alice:{ALICE}", ALICE[:-1], ALICE + "0", ALICE.upper(), "é\ud800"])
 def test_what_is_not_the_whole_key_is_no_key(token: str) -> None:
     assert parse_keys(f"alice:{ALICE}", "keys").owner(token) is None
-
-
-def test_a_key_without_a_name_is_called_by_its_hash_never_by_itself() -> None:
-    owner = parse_keys(ALICE, "keys").owner(ALICE)
-    assert owner is not None
-    assert (len(owner), ALICE in owner) == (16, False)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +62,13 @@ def test_keys_come_from_a_file_that_not_everybody_may_read(tmp_path: Path) -> No
         read_keys(access)
 
 
-def test_keys_come_from_a_variable_separated_by_commas_or_lines() -> None:
+def test_keys_come_from_a_variable_separated_by_commas_or_lines_or_are_not_asked_for() -> None:
+    assert read_keys(AccessSettings(rate_per_s=5.0)) is None
     keys = read_keys(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{ALICE},bob:{BOB}\n"})
     assert keys is not None
     assert (keys.owner(ALICE), keys.owner(BOB)) == ("alice", "bob")
     with pytest.raises(InputError, match="the environment variable KEYS, which should hold API keys, is not set"):
         read_keys(AccessSettings(keys_env="KEYS"), {})
-
-
-def test_settings_that_point_to_no_keys_have_none() -> None:
-    assert read_keys(AccessSettings(rate_per_s=5.0)) is None
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_a_loss_is_told_by_what_ended_and_how(found: dict[str, tuple[int, int | 
     assert loss_words(found) == f"Ray's head is gone ({words}); what was left of the service is ended"
 
 
-def test_the_end_of_one_of_several_processes_is_the_loss() -> None:
+def test_the_end_of_one_of_several_processes_is_the_loss_also_where_it_was_waited_for() -> None:
     losses: queue.Queue[HeadLostError] = queue.Queue()
     with (
         subprocess.Popen(["sleep", "60"]) as stays,
@@ -202,11 +202,5 @@ def test_the_end_of_one_of_several_processes_is_the_loss() -> None:
         stays.kill()
     assert f"gcs_server {ends.pid} ended with status 3)" in str(loss)
     assert losses.empty()
-
-
-def test_one_that_was_waited_for_already_is_lost() -> None:
-    losses: queue.Queue[HeadLostError] = queue.Queue()
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    with watched({"raylet": ended}, losses.put):
-        assert "ended with status 0" in str(losses.get(timeout=10))
+    with watched({"gcs_server": ends}, losses.put):
+        assert "ended with status 3" in str(losses.get(timeout=10))

@@ -1,6 +1,9 @@
+"""What replicas run: real and emulated devices, chains, and decoders with the memory of their sequences."""
+
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -8,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.emulated import PacedRunner
@@ -15,22 +19,32 @@ from deployments.replica.build import (
     build_policy,
     build_runner,
     check_emulated,
+    expect_no_loss,
     policy_for,
     starting_policy,
     warm_up,
 )
+from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
-from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Split
+from earlyexit.errors import InputError, PlanError
+from earlyexit.network.boundary import Encoded, Split, entering
+from earlyexit.network.chain_network import open_memory, tokens_that_fit
+from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
-from earlyexit.network.store import read_card
-from optimizer.plan import PolicySpec, early_exit_plan
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import CARD_FILE, ModelFolder, chain_card, read_card, save_model
+from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
+from earlyexit.sequences.sequence import run_of
+from earlyexit.tasks.token import TokenTask
+from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.deployments.control.control_fakes import problem
 from tests.deployments.stage.small_model import save_records, save_small_model
+from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.cuts import answers_of
+from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import of_tokens, wire_of
 
 ROOT = Path(__file__).parents[3]
@@ -90,20 +104,18 @@ def test_a_gpu_answers_as_the_cpu_does_from_graphs(folder: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_recorded_decisions_need_the_recorded_policy(folder: Path) -> None:
-    settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
-    with pytest.raises(PlanError, match=f"{V100} takes its decisions from exit records.* 'recorded', not 'entropy'"):
-        runner_of(settings)
-    with pytest.raises(PlanError, match="'recorded', not none"):
-        build_runner(settings, V100, None, clock=ManualClock())
-
-
 def test_what_an_emulated_replica_would_fail_on_is_told_before_it_starts(folder: Path) -> None:
     card = read_card(folder)
     check_emulated(settings_of(folder), V100, card)
     check_emulated(settings_of(folder), "cpu", card)
-    with pytest.raises(PlanError, match="'recorded', not 'entropy'"):
-        check_emulated(settings_of(folder, PolicySpec(name="entropy", thresholds=0.4)), V100, card)
+    entropy = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
+    said = f"{V100} takes its decisions from exit records.* 'recorded', not"
+    with pytest.raises(PlanError, match=f"{said} 'entropy'"):
+        check_emulated(entropy, V100, card)
+    with pytest.raises(PlanError, match=f"{said} 'entropy'"):
+        runner_of(entropy)
+    with pytest.raises(PlanError, match=f"{said} none"):
+        build_runner(entropy, V100, None, clock=ManualClock())
     with pytest.raises(PlanError, match="no latency profile says how fast emulated:T4 is"):
         check_emulated(settings_of(folder), "emulated:T4", card)
 
@@ -221,3 +233,116 @@ def test_an_own_policy_that_is_none_is_refused() -> None:
         build_policy(PolicySpec(name="own", own="nowhere:rule"))
     with pytest.raises(PlanError, match="'math:pi' is no exit policy"):
         build_policy(PolicySpec(name="own", own="math:pi"))
+
+
+V100 = "emulated:V100"
+NEVER = PolicySpec(name="confidence", thresholds=2.0)
+SPLITS = (
+    Split(first=0, end=2, batch=4, ramps=(1,)),
+    Split(first=2, end=4, batch=2, ramps=(2,)),
+    Split(first=4, end=5, batch=2),
+)
+CHAIN_PROFILE = {
+    "batch": [1, 4],
+    "block_s": [[1.0, 2.0]] * 2 + [[3.0, 6.0]] * 3,
+    "ramp_s": [[0.5, 0.5]] * 4,
+    "decisions": "computed",
+}
+
+
+@pytest.fixture(scope="module")
+def chain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks before three."""
+    base = tmp_path_factory.mktemp("models")
+    members = []
+    for name, num_blocks in (("small", 2), ("large", 3)):
+        save_model(renamed(small(num_blocks=num_blocks), name), base / name)
+        members.append(ModelFolder(folder=base / name, card=read_card(base / name)))
+    chain = base / "chain"
+    chain.mkdir()
+    card = chain_card("large", chain, members, provenance={})
+    (chain / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
+    return chain
+
+
+def chain_settings(chain_folder: Path, device: str, **changed: Any) -> ServeSettings:
+    plan = Plan(stages=(Stage(device=device, replicas=1, splits=SPLITS),), policy=NEVER, networks=(2, 5))
+    fields = {"model": str(chain_folder), "plan": plan_document(plan), "emulated": {V100: CHAIN_PROFILE}} | changed
+    return ServeSettings.model_validate(fields)
+
+
+def test_every_split_of_every_network_is_warmed_and_none_crosses(chain_folder: Path) -> None:
+    settings = chain_settings(chain_folder, "cpu", attention="padded")
+    runner = build_runner(settings, "cpu", NEVER, clock=MonotonicClock())
+    assert isinstance(runner, TorchRunner)
+    times = warm_up(runner, [SPLITS], clock=MonotonicClock(), starts=read_card(chain_folder).chain.starts)
+    assert all(0 < times.batch_s(split, 4) < math.inf for split in SPLITS)
+
+
+def test_an_emulated_accelerator_takes_the_rows_of_the_whole_chain(chain_folder: Path) -> None:
+    settings, card = chain_settings(chain_folder, V100), read_card(chain_folder)
+    check_emulated(settings, V100, card)
+    runner = build_runner(settings, V100, NEVER, clock=ManualClock())
+    assert isinstance(runner, PacedRunner)
+    assert [runner.pace.split_s(split, 1) for split in SPLITS] == [(2.5, 2.5), (3.5, 6.5), (3.0, 3.0)]
+    with pytest.raises(PlanError, match="has 3 rows of block_s and 4 of ramp_s; large has 5 blocks and 4 ramps"):
+        check_emulated(
+            chain_settings(chain_folder, V100, emulated={V100: CHAIN_PROFILE | {"block_s": [[1.0, 2.0]] * 3}}),
+            V100,
+            card,
+        )
+
+
+VOCABULARY, NUM_BLOCKS = 32, 3
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_blocks": NUM_BLOCKS,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_size": 8,
+    "intermediate_size": 16,
+    "max_length": 4096,
+}
+STAGE = Stage(
+    device="cpu",
+    replicas=1,
+    splits=(Split(first=0, end=1, batch=32, ramps=(0,)), Split(first=1, end=NUM_BLOCKS, batch=32, ramps=(1,))),
+)
+PLAN = Plan(stages=(STAGE,), policy=PolicySpec(name="confidence", thresholds=0.04))
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    ramps = RampOptions(at=(0, 1), pooling="last")
+    return random_model(SIZES, family="llama", task=TokenTask(VOCABULARY), ramps=ramps).requires_grad_(False)
+
+
+def test_a_replica_of_a_decoder_warms_up_and_reports_its_free_pages(model: EarlyExitModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    settings = ServeSettings(model=str(tmp_path), plan=PLAN, kv_tokens=100, kv_fill="copy")
+    clock = MonotonicClock()
+    runner = build_runner(settings, "cpu", None, clock=clock)
+    times = warm_up(runner, [STAGE.splits], clock=clock)
+    assert all(times.batch_s(split, 16.0) > 0 for split in STAGE.splits)
+    host = StageHost(settings, "cpu", runner, clock, expect_no_loss)
+    kept = MemoryUse(num_pages=100 // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
+    assert host.report(replica="r", node="n").memory == kept, "warming up leaves no pages in use"
+    assert host.stats()["memory"]["num_pages"] == 6
+
+
+def test_without_a_setting_the_free_memory_decides_how_many_tokens_are_kept() -> None:
+    assert tokens_that_fit(10_000, 100, 1000, on_gpu=True) == 80
+    assert tokens_that_fit(10_000, 100, 1000, on_gpu=False) == 25
+    assert tokens_that_fit(1 << 40, 1 << 20, 1 << 40, on_gpu=False) == 4 << 10
+    assert tokens_that_fit(1 << 40, 1, 128, on_gpu=False) == 256 * 128
+    assert tokens_that_fit(0, 100, 1000, on_gpu=False) == PAGE_TOKENS
+
+
+def test_an_input_that_is_no_sequence_is_refused_with_what_to_do(model: EarlyExitModel) -> None:
+    memory = open_memory(model, 1024, "compute", 0)
+    assert memory is not None
+    ids, run = np.arange(2, dtype=np.int32), np.array([run_of(0, 0, 4, 2)], np.int32)
+    [error] = memory.admit(entering(["a"], [Encoded(2, (ids, run))]), [0])
+    assert isinstance(error, InputError)
+    assert "ask it to generate" in str(error)

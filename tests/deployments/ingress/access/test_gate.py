@@ -1,18 +1,21 @@
-"""Keys, passwords, rates and other sites' pages, over the routes of REST."""
+"""Keys that are read again, passwords, rates and other sites' pages."""
 
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.api.access import ALL_CALLERS, RateLimits, gate_of
+from deployments.api.access import ALL_CALLERS, KeyRing, RateLimits, gate_of, rate_limits
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.clock import ManualClock
+from earlyexit.errors import InputError, RateLimitError
 from tests.deployments.ingress.api.faces import BEARER, KEY, OTHER_KEY, V2_BODY, FakeBackend, client_of, gate
 from tests.deployments.ingress.api.test_http import ROUTES, call, path_of
 
@@ -22,11 +25,6 @@ HERE = "https://example.org"
 
 def basic(password: str, user: str = "me") -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
-@pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
 
 
 @pytest.fixture
@@ -52,24 +50,24 @@ async def test_every_route_but_health_is_behind_the_keys(client: httpx.AsyncClie
             assert (await open_to_all.request(method, path_of(route), json=V2_BODY)).status_code != 401
 
 
-async def test_what_is_not_listed_as_open_is_behind_the_keys_even_where_nothing_is(client: httpx.AsyncClient) -> None:
+async def test_what_is_not_listed_as_open_is_behind_the_keys_even_where_nothing_is_and_below_a_route_prefix(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
     for path in ("/nothing", "/dashboard/nothing.js", "/v2/health", "/v2/health/live/", "//v2/health/live"):
         assert (await client.get(path)).status_code == 401, path
         assert (await client.get(path, headers=BEARER)).status_code == 404, path
-
-
-async def test_below_a_route_prefix_the_same_paths_are_open(backend: FakeBackend) -> None:
-    async with client_of(backend, gate(), root_path="/svc") as client:
+    async with client_of(backend, gate(), root_path="/svc") as below:
         for path, status in (("/svc/v2/health/live", 200), ("/svc/v2", 401)):
-            assert (await client.get(path)).status_code == status
+            assert (await below.get(path)).status_code == status
 
 
-async def test_a_known_key_is_let_in(client: httpx.AsyncClient) -> None:
+async def test_a_known_key_is_let_in_and_anything_else_is_a_401_that_quotes_nothing(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
     for authorization in (f"Bearer {KEY}", f"bearer {OTHER_KEY}", f"BEARER  {KEY} "):
         assert (await predicted(client, authorization)).status_code == 200
-
-
-async def test_anything_else_is_a_401_that_quotes_nothing(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    backend.requests.clear()
+    backend.counted.clear()
     wrong = ("Bearer", "Bearer ", "Bearer wrong-0123456789", KEY, f"Basic {KEY}", f"Digest {KEY}", f"Bearer {KEY}x")
     for authorization in (*wrong, basic(KEY)):
         response = await predicted(client, authorization)
@@ -82,7 +80,12 @@ async def test_anything_else_is_a_401_that_quotes_nothing(client: httpx.AsyncCli
 # Pages
 
 
-async def test_a_browser_is_asked_for_a_password_on_pages(client: httpx.AsyncClient) -> None:
+async def test_a_browser_is_asked_for_a_password_on_pages_which_is_not_good_for_what_it_would_post(
+    client: httpx.AsyncClient,
+) -> None:
+    password = basic(KEY, user="")
+    assert (await client.get("/openapi.json", headers={"authorization": password})).status_code == 200
+    assert (await predicted(client, password)).status_code == 401
     for path in ("/docs", "/dashboard", "/dashboard/live"):
         asked = (await client.get(path)).headers["www-authenticate"]
         assert asked == 'Basic realm="offramp", charset="UTF-8"'
@@ -90,14 +93,6 @@ async def test_a_browser_is_asked_for_a_password_on_pages(client: httpx.AsyncCli
         assert (await client.get(path, headers={"authorization": basic("no")})).status_code == 401
     for none in ("Basic !", "Basic /w==", "Basic", "Basic bm9uZQ=="):
         assert (await client.get("/docs", headers={"authorization": none})).status_code == 401, none
-
-
-async def test_the_password_is_good_for_what_a_page_gets_and_not_for_what_it_would_post(
-    client: httpx.AsyncClient,
-) -> None:
-    password = basic(KEY, user="")
-    assert (await client.get("/openapi.json", headers={"authorization": password})).status_code == 200
-    assert (await predicted(client, password)).status_code == 401
 
 
 # Rates
@@ -192,3 +187,102 @@ async def test_a_web_socket_is_refused(backend: FakeBackend, behind: bool) -> No
     scope = {"type": "websocket", "path": "/predict", "headers": [], "query_string": b"", "root_path": ""}
     await build_api(backend, gate=gate() if behind else None).router(scope, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+ALICE, BOB = "alice-0123456789", "bob-012345678901"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    put(path, f"alice:{ALICE}\n")
+    return path
+
+
+def put(path: Path, text: str) -> None:
+    """As an editor saves it: another file in its place."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.replace(path)
+
+
+def test_a_changed_file_is_read_again_and_one_that_stayed_as_it_was_is_not(path: Path) -> None:
+    ring = KeyRing(AccessSettings(keys_file=str(path)))
+    before = ring.keys
+    ring.look()
+    assert ring.keys is before
+    put(path, f"bob:{BOB}\n")
+    ring.look()
+    assert (ring.keys.owner(ALICE), ring.keys.owner(BOB)) == (None, "bob")
+
+
+@pytest.mark.parametrize("text", [f"bob:{BOB[:5]}\n", "", None], ids=["short", "empty", "gone"])
+def test_a_file_that_went_wrong_changes_nothing_and_is_told_once_without_its_text(
+    path: Path, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = KeyRing(AccessSettings(keys_file=str(path)))
+    if text is None:
+        path.unlink()
+    else:
+        put(path, text)
+    ring.look()
+    ring.look()
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("the API keys stay as they were: ")
+    assert BOB[:5] not in record.getMessage()
+    assert ring.keys.owner(ALICE) == "alice"
+
+
+def test_a_ring_without_keys_to_read_does_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        KeyRing(AccessSettings(keys_file=str(tmp_path / "none")))
+
+
+async def test_a_variable_is_read_once_and_never_watched() -> None:
+    ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": ALICE})
+    await ring.watch()
+    assert ring.keys.owner(ALICE) is not None
+
+
+# Two tokens come a second, three fit. At which second how many are taken, and how long that must wait.
+WAITS = {
+    "a burst passes, then the rate": ([(10.0, 1)] * 4 + [(10.5, 1)] * 2, [0.0, 0.0, 0.0, 0.5, 0.0, 0.5]),
+    "a refusal takes nothing": ([(0.0, 3), (0.0, 2), (0.5, 2), (1.0, 2)], [0.0, 1.0, 0.5, 0.0]),
+    "a pause fills the bucket and no more": ([(0.0, 3), (1000.0, 3), (1000.0, 1)], [0.0, 0.0, 0.5]),
+    "more than a burst is owed": ([(0.0, 7), (0.0, 1), (0.0, 7)], [0.0, 2.5, 3.5]),  # 4 are owed, 1 is asked for
+}
+
+
+@pytest.mark.parametrize(("taken", "waits_s"), WAITS.values(), ids=WAITS)
+def test_a_rate_is_kept_and_a_refusal_says_how_long_to_wait(
+    taken: list[tuple[float, int]], waits_s: list[float]
+) -> None:
+    limits, found = RateLimits(2.0, 3.0), []
+    for now_s, tokens in taken:
+        try:
+            limits.take("alice", tokens, now_s)
+            found.append(0.0)
+        except RateLimitError as refusal:
+            found.append(refusal.retry_after_s)
+    assert found == waits_s
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "burst", "num_ingresses", "share"),
+    [
+        (10.0, 20.0, 1, (10.0, 20.0)),
+        (10.0, 20.0, 4, (2.5, 5.0)),
+        (10.0, 20.0, 40, (0.25, 1.0)),
+        (10.0, None, 1, (10.0, 10.0)),
+        (0.5, None, 1, (0.5, 1.0)),
+    ],
+)
+def test_each_ingress_has_its_share_and_without_a_burst_one_seconds_requests(
+    rate_per_s: float, burst: float | None, num_ingresses: int, share: tuple[float, float]
+) -> None:
+    limits = rate_limits(AccessSettings(rate_per_s=rate_per_s, burst=burst), num_ingresses)
+    assert limits is not None
+    assert (limits.rate_per_s, limits.burst) == share
+    assert rate_limits(AccessSettings(), num_ingresses) is None

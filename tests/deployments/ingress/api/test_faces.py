@@ -35,11 +35,6 @@ def ask(request: pytest.FixtureRequest) -> Ask:
     return face
 
 
-@pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
-
-
 FAILURES: list[tuple[OfframpError, int, grpc.StatusCode, str | None]] = [
     (InputError("300 inputs; at most 256"), 400, grpc.StatusCode.INVALID_ARGUMENT, None),
     (UnprocessableInputError("too long"), 422, grpc.StatusCode.INVALID_ARGUMENT, None),
@@ -93,7 +88,7 @@ async def test_a_chosen_version_answers_by_its_own_labels_what_names_none(ask: A
     assert (named.version, len(backend.requests)) == ("1", 1)
 
 
-async def test_an_unexpected_exception_is_logged_and_told_without_its_words(
+async def test_what_fails_is_logged_without_its_words_and_only_what_the_model_says_goes_to_its_caller(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.failure = RuntimeError("secret/path.py: boom")
@@ -106,11 +101,7 @@ async def test_an_unexpected_exception_is_logged_and_told_without_its_words(
     assert record.getMessage().startswith("request r-1: ")
     assert record.exc_info is not None
     assert record.exc_info[1] is backend.failure
-
-
-async def test_what_the_model_says_of_an_input_goes_to_its_caller_and_not_into_the_log(
-    ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
-) -> None:
+    caplog.clear()
     backend.failure = ExecutionError("the model failed on this input: KeyError: 'my name'")
     said = await ask(backend, "pay", headers={"x-request-id": "r-1"})
     assert said.message == "the model failed on this input: KeyError: 'my name'"

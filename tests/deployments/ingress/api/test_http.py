@@ -57,11 +57,6 @@ MEDIA_TYPES = {
 
 
 @pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
-
-
-@pytest.fixture
 async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(backend) as client:
         yield client

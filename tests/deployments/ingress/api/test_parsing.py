@@ -1,19 +1,21 @@
-"""Requests that are taken, and what an ingress reads out of them; refusals are in refused_requests.yaml."""
+"""Requests that are taken, and the columns that an ingress reads out of them; refusals are in refused_requests.yaml."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.api.parsing import InferRequest
-from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json, packed
-
-
-@pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
+from deployments.api.grpc.calls import CONTENTS, parse_infer
+from deployments.api.grpc.messages import message_class
+from deployments.api.parsing import GivenTensor, InferRequest, Signature, packed, parse_v2, read_columns
+from earlyexit.network.boundary import DATATYPES
+from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json
+from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, tensor, tensors
 
 
 @pytest.fixture(params=list(WAYS.values()), ids=list(WAYS))
@@ -75,4 +77,81 @@ async def test_texts_as_bytes_are_answered_as_bytes(backend: FakeBackend) -> Non
     async with client_of(backend) as client:
         response = await client.post(V2_INFER, content=content, headers=headers)
     assert backend.requests[0].rows == ("café",)
-    assert response.content.endswith(packed(b"bill"))
+    assert response.content.endswith(b"\4\0\0\0bill")
+
+
+def numbers(datatype: str) -> npt.NDArray[Any]:
+    """Two rows of (2, 3), the datatype's smallest and largest among them."""
+    dtype: np.dtype[Any] = DATATYPES[datatype]
+    if dtype.kind == "b":
+        return np.array([False, True] * 6).reshape(2, 2, 3)
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    values = np.arange(12).astype(dtype)
+    values[-1], values[-2] = limits.max, limits.min
+    values.shape = (2, 2, 3)
+    return values
+
+
+def json_body(datatype: str, shape: list[int], data: object, name: str = "x") -> bytes:
+    given = {"name": name, "datatype": datatype, "shape": shape, "data": data}
+    return json.dumps({"inputs": [given]}).encode()
+
+
+def message(signature: Signature, datatype: str, array: npt.NDArray[Any], *, raw: bool) -> Any:
+    request = message_class("ModelInferRequest")(model_name="m")
+    request.inputs.add(name=signature.inputs[0].name, datatype=datatype, shape=array.shape)
+    if raw:
+        request.raw_input_contents.append(packed(datatype, array))
+    else:
+        getattr(request.inputs[0].contents, CONTENTS[datatype]).extend(array.ravel().tolist())
+    return request
+
+
+def rows_of(signature: Signature, body: bytes, json_length: int | None = None) -> npt.NDArray[Any]:
+    request, _ = parse_v2(body, json_length, signature)
+    return np.stack([row[0] for row in request.rows])
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+def test_every_datatype_is_the_same_by_every_way(datatype: str) -> None:
+    sent, signature = numbers(datatype), tensor(datatype, 2, 3)
+    triton = InferInput("x", list(sent.shape), datatype).set_data_from_numpy(sent)
+    binary, length = InferenceServerClient.generate_request_body([triton])
+    ways = {
+        "REST, nested JSON": rows_of(signature, json_body(datatype, [2, 2, 3], sent.tolist())),
+        "REST, flat JSON": rows_of(signature, json_body(datatype, [2, 2, 3], sent.ravel().tolist())),
+        "REST, bytes": rows_of(signature, binary, length),
+        "gRPC, raw": np.stack(
+            [row[0] for row in parse_infer(message(signature, datatype, sent, raw=True), signature)[0].rows]
+        ),
+    }
+    if datatype in CONTENTS:
+        request, _ = parse_infer(message(signature, datatype, sent, raw=False), signature)
+        ways["gRPC, typed"] = np.stack([row[0] for row in request.rows])
+    for way, received in ways.items():
+        assert received.dtype == DATATYPES[datatype], way
+        np.testing.assert_array_equal(received, sent, err_msg=way)
+
+
+def test_two_texts_are_a_pair() -> None:
+    inputs = [GivenTensor("text_pair", "BYTES", [2, 1], ["b", "d"]), GivenTensor("text", "BYTES", [2], ["a", "c"])]
+    assert PAIR.codec.from_columns(read_columns(inputs, PAIR.inputs)) == [("a", "b"), ("c", "d")]
+
+
+def test_several_tensors_follow_the_json_in_their_order() -> None:
+    triton = [
+        InferInput(name, [1], "BYTES").set_data_from_numpy(np.array([name[:5]], dtype=object))
+        for name in ("text_pair", "text")
+    ]
+    body, length = InferenceServerClient.generate_request_body(triton)
+    request, _ = parse_v2(body, length, PAIR)
+    assert request.rows == (("text", "text_"),)
+
+
+def test_metadata_says_the_form_that_is_preferred() -> None:
+    assert [each["name"] for each in PAIR.input_tensors] == ["text", "text_pair"]
+    assert IMAGE.input_tensors == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+    several = tensors(
+        {"name": "a", "datatype": "FP32", "shape": [2, 3]}, {"name": "b", "datatype": "INT8", "shape": []}
+    )
+    assert [(each["name"], each["shape"]) for each in several.input_tensors] == [("a", [-1, 2, 3]), ("b", [-1])]

@@ -70,21 +70,18 @@ def test_at_first_a_part_of_what_the_plan_answers_within_the_slo_may_be_inside(
     assert late(known(), unanswered, num_inputs=num_inputs, left_s=left_s) == pytest.approx(late_s)
 
 
-def test_how_late_it_would_be_goes_by_the_slo() -> None:
+def test_how_late_it_would_be_goes_by_the_slo_and_an_ingress_has_its_part_of_the_rate() -> None:
     admission = Admission(plan(rate_per_s=100.0), slo_s=2.0, num_ingresses=1)
     # Twice the SLO, so twice as many may be inside, and each of them waits as long as before: 1 / 70 s.
     assert late(admission, 2 * BEGIN, left_s=2.0) == pytest.approx(2 / (2 * BEGIN))
-
-
-def test_of_many_ingresses_each_may_have_one_input_inside_however_late_it_is() -> None:
-    admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
-    for second in range(30):
-        admission.answered(1.2, 60, 1, float(second))
-    assert admission.limit == 1.0
-
-
-def test_an_ingress_has_its_part_of_the_rate() -> None:
     assert Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=4).limit == pytest.approx(BEGIN / 4)
+
+
+def overload(admission: Admission, seconds: int = 30, answers: int = 50) -> None:
+    """So many late answers in every second."""
+    for second in range(seconds):
+        for _ in range(answers):
+            admission.answered(1.2, 60, 1, float(second))
 
 
 def test_an_idle_service_begins_whatever_comes_however_bad_its_name() -> None:
@@ -150,23 +147,17 @@ def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(
     assert admission.limit == pytest.approx(BEGIN * (1 + RISE) * times)
 
 
-def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was() -> None:
+def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within_bounds() -> None:
     admission = known()
-    for _ in range(50):
-        admission.answered(1.2, 60, 1, 0.1)
+    overload(admission, seconds=1)
     admission.follow(plan(rate_per_s=200.0))
     assert admission.limit == pytest.approx(2 * BEGIN * (1 - DEEPEST_FALL))
     admission.follow(plan())
     assert admission.limit == pytest.approx(2 * BEGIN * (1 - DEEPEST_FALL))
-
-
-def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None:
     admission = known()
-    for second in range(30):
-        for _ in range(50):
-            admission.answered(1.2, 60, 1, float(second))
+    overload(admission)
     assert admission.limit == pytest.approx(1.0, abs=0.2)
-    admission.follow(plan(rate_per_s=1000.0))
+    admission.follow(plan(rate_per_s=1000.0))  # it may have nothing in common with the last one
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
 
 
@@ -175,12 +166,13 @@ def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_split_of_
     dispatch: Dispatch,
 ) -> None:
     admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
-    for second in range(30):
-        for _ in range(50):
-            admission.answered(1.2, 60, 1, float(second))
+    overload(admission)
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
     admission.follow(plan(dispatch, rate_per_s=1.0))
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
+    many = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
+    overload(many, answers=1)
+    assert many.limit == 1.0, "of many ingresses each may have one input inside, however late it is"
 
 
 @pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (1, 2, 27, 28, 30))])
@@ -188,9 +180,7 @@ def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:
     admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
-    for second in range(60):
-        for _ in range(50):
-            admission.answered(1.2, 60, 1, float(second))
+    overload(admission, seconds=60)
     inside = (0, 1, 2, 27, 28, 30)
     assert tuple(each for each in inside if admission.late_s(8, 0.999, unanswered=each, now_s=60.0)) == refused
 
@@ -326,9 +316,7 @@ def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_th
     admission.follow(plan(rate_per_s=100.0), 50.0)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
     assert not admission.counts_tokens
-
-
-def test_one_that_says_nothing_keeps_the_limit_in_tokens_of_inputs_as_they_came_and_back() -> None:
+    # A plan that says nothing keeps the limit, in tokens of inputs as they came, and back.
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
     admission.follow(plan(length=LENGTH), 50.0)
     assert admission.limit == pytest.approx(50 * BEGIN)

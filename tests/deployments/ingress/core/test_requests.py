@@ -59,16 +59,10 @@ def test_inputs_go_through_the_stages_and_are_answered_where_they_leave() -> Non
 # Plans
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        pytest.param(placed(stage(split(0, 5)), epoch=2), "a plan of 5 blocks cannot follow one of 4", id="blocks"),
-    ],
-)
-def test_a_plan_that_cannot_be_followed_changes_nothing(wrong: PlacedPlan, message: str) -> None:
+def test_a_plan_that_cannot_be_followed_changes_nothing() -> None:
     world = CoreWorld()
-    with pytest.raises(PlanError, match=message):
-        world.follow(wrong)
+    with pytest.raises(PlanError, match="a plan of 5 blocks cannot follow one of 4"):
+        world.follow(placed(stage(split(0, 5)), epoch=2))
     world.follow(plan(epoch=0, cut=3))  # older than the present: ignored
     world.submit("a")
     world.go_on(0, "a")

@@ -118,7 +118,9 @@ async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp
     assert scene.core.num_unanswered == 0
 
 
-async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_texts_are_encoded_beside_the_event_loop_and_one_that_fails_gets_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def aside(function: Callable[..., None], *given: object) -> None:
@@ -127,10 +129,13 @@ async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monk
         function(*given)
 
     monkeypatch.setattr(asyncio, "to_thread", aside)
-    scene, text = ChainScene(chained(tmp_path, max_lengths=(9000, 9000))), "a" * 2001
-    [flight] = scene.submit_texts(text)
+    codec = chained(tmp_path, max_lengths=(9000, 9000))
+    codec.__class__ = Moody
+    scene, text, wrong = ChainScene(codec), "a" * 2001, "x" * 2001
+    flight, _ = scene.submit_texts(text, wrong)
     await turns()
-    cross(scene.stages[0].calls[0], [text])
+    for each in (text, wrong):
+        cross(scene.stages[0].calls[0], [each])
     await turns()
     assert began.is_set()
     assert scene.stages[1].calls == []
@@ -140,26 +145,14 @@ async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monk
     go_on.set()
     await turns()
     assert scene.stages[1].calls[0].call.piece.lengths_B.tolist() == [2003]
-    assert flight.tokens == 2003
-
-
-async def test_a_long_text_that_the_next_codec_fails_on_gets_an_error_and_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def here(function: Callable[..., None], *given: object) -> None:
-        function(*given)
-
-    monkeypatch.setattr(asyncio, "to_thread", here)
-    codec = chained(tmp_path, max_lengths=(9000, 9000))
-    codec.__class__ = Moody
-    scene, text = ChainScene(codec), "x" * 2001
-    scene.submit_texts(text)
+    assert (flight.tokens, len(scene.stages[1].calls)) == (2003, 1)
+    assert scene.errors == [(wrong, "execution")]
+    scene.stages[1].calls[0].answer([text], exit_block=3)
+    scene.stages[1].calls[0].end()
+    scene.stages[0].calls[-1].answer("b")
     await turns()
-    cross(scene.stages[0].calls[0], [text])
-    await turns()
-    assert scene.errors == [(text, "execution")]
-    assert (scene.core.num_unanswered, scene.stages[1].calls) == (0, [])
-    assert all(call.is_first for call in scene.dispatcher._tasks), "the crossing that is over is kept nowhere"
+    assert scene.core.num_unanswered == 0
+    assert all(call.is_first for call in scene.dispatcher._tasks), "a crossing that is over is kept nowhere"
 
 
 PRUNES = replace(CASCADE, prune={1: 0.8})
@@ -193,17 +186,23 @@ async def test_words_that_got_little_attention_do_not_cross(tmp_path: Path) -> N
     assert (counts.crossings, counts.words, counts.pruned_words) == ({2: 2}, {2: 5}, {2: 1})
 
 
-async def test_a_text_without_its_attention_loses_no_words(tmp_path: Path) -> None:
+async def test_a_text_without_its_attention_or_with_other_tokens_than_were_measured_loses_no_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     scene = ChainScene(chained(tmp_path), PRUNES)
-    scene.submit_texts("a b c", "b c")
+    scene.submit_texts("a b c", "b c", "a b c b")
     await turns()
     call = scene.stages[0].calls[0]
     cross(call, ["a b c"])
     await turns()
     cross_with(call, ["b c"], [np.nan] * 4, [4])
     await turns()
-    assert [ids(each.call.piece) for each in scene.stages[1].calls] == [[1, 14, 15, 16, 2], [1, 15, 16, 2]]
+    cross_with(call, ["a b c b"], [9, 1, 9], [3])
+    await turns()
+    crossed = [ids(each.call.piece) for each in scene.stages[1].calls]
+    assert crossed == [[1, 14, 15, 16, 2], [1, 15, 16, 2], [1, 14, 15, 16, 15, 2]]
     assert scene.core.counts.pruned_words.get(2, 0) == 0
+    assert "keeps its words: ValueError('3 tokens have an importance, of 6')" in caplog.text
 
 
 async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
@@ -220,15 +219,3 @@ async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
     cross_with(again, ["a b c"], [9, 1, 4, 4, 9], [5])
     await turns()
     assert ids(scene.stages[1].calls[-1].call.piece) == [1, 14, 15, 16, 2], "the present plan prunes nothing"
-
-
-async def test_a_text_with_other_tokens_than_were_measured_keeps_all_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    scene = ChainScene(chained(tmp_path), PRUNES)
-    scene.submit_texts("a b c")
-    await turns()
-    cross_with(scene.stages[0].calls[0], ["a b c"], [9, 1, 9], [3])
-    await turns()
-    assert ids(scene.stages[1].calls[0].call.piece) == [1, 14, 15, 16, 2]
-    assert "keeps its words: ValueError('3 tokens have an importance, of 5')" in caplog.text

@@ -1,4 +1,4 @@
-"""Default version and canary, by the requests and orders that an ingress gets over HTTP."""
+"""Default version and canary by requests and orders over HTTP, links to other versions, and how answers compare."""
 
 from __future__ import annotations
 
@@ -6,15 +6,31 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.api.parsing import Canary
-from deployments.versions.choice import MOST_COMPARED, Traffic, draws
-from deployments.versions.versions import LOOK_S, AppStatus
-from earlyexit.errors import DeadlineError, InputError, VersionUnavailableError
+from deployments.versions.choice import MOST_COMPARED, Traffic, draws, losses_between
+from deployments.versions.versions import LOOK_S, AppStatus, OtherVersion, connected
+from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
+from earlyexit.network.boundary import Answer, Value, values_of
 from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.segmentation import SegmentationTask
 from tests.deployments.ingress.completions.generating import tales
-from tests.deployments.ingress.versions.version_world import CANARY, ORDERS, Held, World, refused
+from tests.deployments.ingress.versions.version_world import (
+    CANARY,
+    ORDERS,
+    FakeLink,
+    FakeServed,
+    Held,
+    World,
+    a_request,
+    refused,
+)
 from tests.model_cards import a_card
 
 SHARE = 0.3
@@ -275,3 +291,78 @@ async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: 
     world.store.failures = [ConnectionError("no GCS")]
     found.append((await world.http.get("/v2/models/intents")).json()["versions"])
     assert found == [["1", "2", "3"], ["1"]]
+
+
+async def test_answers_and_errors_are_those_of_the_other_side_which_is_given_up_after_the_timeout() -> None:
+    served = FakeServed(version="2", label=1)
+    version = await connected("two", "2", FakeLink(served=served), default_timeout_s=30.0)
+    answers = await version.infer(a_request("r-7", "pay", "my bill"))
+    assert (version.version, [answer.value for answer in answers], served.asked) == ("2", [1, 1], ["r-7"])
+    served.failure = AdmissionError("late", retry_after_s=3.0)
+    with pytest.raises(AdmissionError, match="late") as caught:
+        await version.infer(a_request())
+    assert caught.value.retry_after_s == 3.0
+    link = FakeLink(served=served, is_silent=True)
+    [facts] = await link.facts()
+    with pytest.raises(DeadlineError, match=r"no answer within 0.01 s"):
+        await OtherVersion(facts, link, default_timeout_s=0.01, grace_s=0.0).infer(a_request())
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        pytest.param(FakeLink(gone=RuntimeError("no replica")), "does not answer: RuntimeError", id="gone"),
+        pytest.param(FakeLink(served=FakeServed(version="2"), agreements=()), "does not answer", id="none"),
+        pytest.param(FakeLink(served=FakeServed(version="3")), "two serves version '3' now", id="another"),
+    ],
+)
+async def test_an_application_that_is_not_that_version_is_not_connected(link: FakeLink, words: str) -> None:
+    with pytest.raises(VersionUnavailableError, match=words):
+        await connected("two", "2", link, default_timeout_s=30.0)
+
+
+def answers(*values: Value) -> list[Answer]:
+    return [Answer(sample_id="", value=value, score=0.5, exit=0) for value in values]
+
+
+STREET = SegmentationTask(("road", "sky"), height=2, width=2, stride=1)
+BODY = PoseTask(("head", "foot"), heatmap_side=4, image_side=8, tolerance=1.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (STREET, SegmentationTask(("road", "sky"), height=2, width=2, stride=2)),
+        (STREET, SegmentationTask(("road", "sky"), height=2, width=2, ignored=("sky",))),
+        (BODY, PoseTask(("head", "foot"), heatmap_side=2, image_side=8, tolerance=3.0, sigma=1.5, highest=1)),
+        (RegressionTask(scale=2.0), RegressionTask(scale=3.0, offset=1.0)),
+    ],
+    ids=["stride", "ignored", "pose", "regression"],
+)
+def test_versions_whose_answers_mean_the_same_differ_by_degrees(ours: Task, theirs: Task) -> None:
+    one, another = {
+        "segmentation": ([[0, 0], [0, 1]], [[0, 0], [0, 0]]),
+        "pose": ([[1, 1, 0.5], [5, 5, 0.5]], [[1, 1, 0.25], [5, 7, 0.5]]),
+        "regression": (1.0, 2.0),
+    }[ours.name]
+    dtype = np.uint8 if ours.name == "segmentation" else np.float32
+    early, full = ([each] if isinstance(each, float) else values_of(np.array([each], dtype)) for each in (one, another))
+    expected = 0.25 if ours.name == "segmentation" else 0.5
+    assert losses_between(answers(*early), ours, answers(*full), theirs) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (STREET, SegmentationTask(("sky", "road"), height=2, width=2)),
+        (STREET, SegmentationTask(("road", "sky"), height=4, width=2)),
+        (BODY, PoseTask(("foot", "head"), heatmap_side=4, image_side=8, tolerance=1.0)),
+        (BODY, PoseTask(("head", "foot"), heatmap_side=4, image_side=16, tolerance=1.0)),
+        (STREET, BODY),
+        (BODY, STREET),
+        (RegressionTask(scale=2.0), LabelTask(("a", "b"))),
+    ],
+)
+def test_answers_that_mean_something_else_are_not_compared_by_loss(ours: Task, theirs: Task) -> None:
+    assert not ours.compares(theirs)
+    assert ours.compares(ours)

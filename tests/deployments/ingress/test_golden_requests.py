@@ -1,8 +1,9 @@
-"""Refusals at the door: every entry of refused_requests.yaml, over HTTP and gRPC."""
+"""Requests at the door, over HTTP and gRPC: every entry of answered_requests.yaml and of refused_requests.yaml."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,12 @@ from tests.deployments.ingress.api.signatures import IMAGE, PAIR, TEXT, tensors
 from tests.deployments.ingress.completions import generating
 from tests.earlyexit.codecs.prompts import prompt_codec
 
-GOLDEN = yaml.safe_load(Path(__file__).with_name("refused_requests.yaml").read_text(encoding="utf-8"))
+Case = dict[str, Any]
+GOLDEN: dict[str, list[Case]] = {}
+for table in ("answered_requests.yaml", "refused_requests.yaml"):
+    GOLDEN |= yaml.safe_load(Path(__file__).with_name(table).read_text(encoding="utf-8"))
 OPENAI = {"/v1/completions": generating.TEXT, "/v1/chat/completions": generating.CHAT}
 LONG: dict[str, Any] = {"prompt": "a" * 200, "messages": [{"role": "user", "content": "a" * 200}]}
-Case = dict[str, Any]
 
 
 @dataclass
@@ -48,9 +51,47 @@ class OwnSignature(FakeBackend):
 
 
 def entries(section: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by a section of the table."""
+    """Parametrizes a test by a section of the tables."""
     cases = GOLDEN[section]
-    return pytest.mark.parametrize("case", cases, ids=[f"{k}-{case['says'][:40]}" for k, case in enumerate(cases)])
+    names = [case.get("says", case.get("post", case.get("get"))) for case in cases]
+    return pytest.mark.parametrize("case", cases, ids=[f"{k}-{name[:40]}" for k, name in enumerate(names)])
+
+
+def part_of(whole: Any, wanted: Any) -> Any:
+    """Returns of a body what the table names of it."""
+    if isinstance(wanted, Mapping) and isinstance(whole, Mapping):
+        return {key: part_of(whole.get(key), each) for key, each in wanted.items()}
+    if isinstance(wanted, list) and isinstance(whole, list) and len(wanted) == len(whole):
+        return [part_of(one, other) for one, other in zip(whole, wanted, strict=True)]
+    return whole
+
+
+async def check_answer(case: Case, client: Any, asked: list[Any]) -> None:
+    method = "post" if "post" in case else "get"
+    response = await client.request(method.upper(), case[method], json=case.get("json"), headers={"x-request-id": "r7"})
+    assert response.status_code == 200, response.text
+    wanted = case.get("answer", case.get("has"))
+    assert (response.json() if "answer" in case else part_of(response.json(), wanted)) == wanted
+    for name, value in case.get("asked", {}).items():
+        found = getattr(asked[-1], name)
+        assert (list(found) if isinstance(found, tuple) else found) == value, name
+
+
+@entries("texts")
+async def test_a_text_is_answered(case: Case) -> None:
+    backend = FakeBackend()
+    async with client_of(backend) as client:
+        await check_answer(case, client, backend.requests)
+
+
+@entries("tokens")
+async def test_a_prompt_is_answered(case: Case, tmp_path: Path) -> None:
+    teller = generating.Teller(codec=prompt_codec(tmp_path))
+    async with generating.client_of(teller) as client:
+        await check_answer(case, client, teller.asked)
+        if "streams" in case:
+            response = await client.post(case["post"], json=case["json"] | {"stream": True})
+            assert generating.text_of(generating.events(response.text)) == case["streams"]
 
 
 def check(case: Case, status: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's routes: whole answers and streams, in the form that its clients read, and what breaks them."""
+"""OpenAI's routes and Triton's generate extension: answers and streams as clients read them, errors, descriptions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from earlyexit.errors import DeadlineError, OverloadedError
+from offramp.commands.serve import example_of
 from tests.deployments.ingress.completions.generating import (
+    ASKED,
     CHAT,
     CUT_SHORT,
     TEXT,
+    V2,
     Teller,
     client_of,
     events,
     listening,
+    tales,
     text_of,
 )
 from tests.earlyexit.codecs.prompts import prompt_codec
+from tests.model_cards import a_card
 
 ROUTES = [("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)]
 BOTH = pytest.mark.parametrize(("path", "body"), ROUTES, ids=["text", "chat"])
@@ -76,13 +82,8 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
         assert spoken[0]["delta"] == {"role": "assistant", "content": ""}
         spoken = spoken[1:]
     assert [each.get("text") or each["delta"]["content"] for each in spoken] == ["a", " ", "🐭", "!"]
-
-
-@BOTH
-async def test_without_being_asked_a_stream_says_no_usage(teller: Teller, path: str, body: dict[str, Any]) -> None:
-    chunks = events((await asked(teller, path, body | {"stream": True})).text)
-    assert all("usage" not in each for each in chunks[:-1])
-    assert all(each["choices"] for each in chunks[:-1])
+    unasked = events((await asked(teller, path, body | {"stream": True})).text)
+    assert all("usage" not in each and each["choices"] for each in unasked[:-1])
 
 
 @BOTH
@@ -172,3 +173,85 @@ async def test_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(
     *chunks, last, _ = events((await asked(teller, path, body | {"stream": True})).text)
     assert (text_of(chunks), last["choices"][0]["finish_reason"]) == ("a mo", "length")
     assert last["offramp"] == whole["offramp"]
+
+
+# Triton's generate extension
+
+HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
+
+
+async def test_by_tritons_extension_a_stream_brings_its_parts_and_at_last_why_it_ended_or_failed(
+    teller: Teller,
+) -> None:
+    response = await asked(teller, f"{V2}_stream", ASKED | {"id": "7"})
+    *parts, last = events(response.text)
+    assert text_of(parts) == "a mouse"
+    assert parts[0] == {**HEAD, "text_output": "a"}
+    counts = {"prompt_tokens": 5, "completion_tokens": 8, "exits": {"1": 4, "3": 4}}
+    assert last == {**HEAD, "text_output": "", "finish_reason": "stop", **counts}
+    teller.breaks_after = 2
+    *parts, last = events((await asked(teller, f"{V2}_stream", ASKED)).text)
+    assert (text_of(parts), list(last)) == ("a ", ["error"])
+
+
+async def test_by_tritons_extension_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(
+    teller: Teller,
+) -> None:
+    teller.cut_after = 4
+    whole = (await asked(teller, V2, ASKED)).json()
+    assert (whole["text_output"], whole["finish_reason"], whole["cut_short"]) == ("a mo", "length", CUT_SHORT)
+    *parts, last = events((await asked(teller, f"{V2}_stream", ASKED)).text)
+    assert (text_of(parts), last["finish_reason"], last["cut_short"]) == ("a mo", "length", CUT_SHORT)
+
+
+MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell"}]
+
+
+async def test_the_openai_package_reads_whole_answers_streams_models_and_errors(teller: Teller) -> None:
+    async with (
+        listening(teller) as port,
+        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0) as client,
+    ):
+        chat = await client.chat.completions.create(model="tales", messages=MESSAGES, logprobs=True, top_logprobs=1)
+        text = await client.completions.create(model="tales", prompt="Once", max_tokens=50, logprobs=1)
+        assert [chat.choices[0].message.content, text.choices[0].text] == ["a mouse"] * 2
+        stream = await client.completions.create(model="tales", prompt="Once", max_tokens=50, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "a mouse"
+        assert [model.id async for model in client.models.list()] == ["tales"]
+        with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-4'"):
+            await client.chat.completions.create(model="gpt-4", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError, match="not served: 'n'"):
+            await client.chat.completions.create(model="tales", messages=MESSAGES, n=2)
+        teller.breaks_after = 2
+        with pytest.raises(openai.APIError, match="the model failed"):
+            async for _ in await client.chat.completions.create(model="tales", messages=MESSAGES, stream=True):
+                pass
+
+
+@pytest.mark.parametrize("name", ["CompletionBody", "ChatBody", "GenerateBody"])
+async def test_every_parameter_is_described_and_every_body_has_an_example(teller: Teller, name: str) -> None:
+    async with client_of(teller) as client:
+        schema = (await client.get("/openapi.json")).json()["components"]["schemas"][name]
+    assert [field for field, each in schema["properties"].items() if not each.get("description")] == []
+    assert schema["examples"]
+
+
+def test_a_service_that_starts_names_the_command_of_its_model() -> None:
+    assert example_of(tales()).startswith("offramp generate ")
+    assert example_of(a_card()).startswith("offramp predict ")
+
+
+async def test_defaults_of_generation_can_be_read_by_machines(teller: Teller) -> None:
+    async with client_of(teller) as client:
+        schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    defaults = {
+        name: {field: each["default"] for field, each in schemas[name]["properties"].items() if "default" in each}
+        for name in ("CompletionBody", "ChatBody", "GenerateParameters")
+    }
+    shared = {"top_p": 1.0, "ignore_eos": False, "exits": False}
+    assert defaults == {
+        "CompletionBody": shared | {"temperature": 1.0, "max_tokens": 16, "stream": False, "echo": False},
+        "ChatBody": shared
+        | {"temperature": 1.0, "max_tokens": 256, "stream": False, "logprobs": False, "top_logprobs": 0},
+        "GenerateParameters": shared | {"temperature": 0.0, "max_tokens": 16},
+    }
