@@ -97,18 +97,14 @@ def test_what_is_kept_of_a_frame_stays_as_it_was() -> None:
     assert all(frame.readonly for frame in end.kept)
 
 
-def test_a_frame_of_the_longest_length_is_heard() -> None:
-    end = End(longest=3)
-    end.feed(b"\0\0\0\3abc")
-    assert (end.heard, end.stream.ended) == ([b"abc"], "")
-
-
 @pytest.mark.parametrize("after", [b"", b"abcd"], ids=["its length alone", "content with it"])
 @pytest.mark.parametrize("length", [4, 1 << 31, (1 << 32) - 1], ids=["one more", "half", "most"])
 def test_a_claimed_length_above_the_limit_ends_the_connection_at_once(length: int, after: bytes) -> None:
     end = End(longest=3)
-    end.feed(b"\0\0\0\1a" + length.to_bytes(LENGTH_BYTES, "big") + after)
-    assert (end.heard, end.stream.ended) == ([b"a"], "aborted")
+    end.feed(b"\0\0\0\3abc")  # of the longest length
+    assert (end.heard, end.stream.ended) == ([b"abc"], "")
+    end.feed(length.to_bytes(LENGTH_BYTES, "big") + after)
+    assert (end.heard, end.stream.ended) == ([b"abc"], "aborted")
 
 
 def test_the_limit_may_be_another_after_any_frame() -> None:

@@ -105,18 +105,12 @@ def test_a_stage_whose_replica_serve_restarts_within_20_s_is_not_given_up() -> N
     assert left(missing, WITHOUT_STAGE, 95.0) == 6
 
 
-def test_once_ray_has_noticed_its_own_count_is_taken() -> None:
+def test_accelerators_are_there_again_once_ray_counts_them_or_their_replicas_run_or_after_a_while() -> None:
     missing = given_up()
     assert left(missing, WITHOUT_STAGE, 36.0) == 3
     assert left(missing, WITHOUT_STAGE, 38.0, counted=5) == 5
     assert left(missing, WITHOUT_STAGE, 40.0) == 6
-
-
-def test_accelerators_whose_replicas_run_again_are_there_again() -> None:
     assert left(given_up(), ALL, 40.0) == 6
-
-
-def test_after_a_while_it_is_tried_whether_they_are_back() -> None:
     missing = given_up()
     assert left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S - 1.0) == 3
     assert left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S) == 6

@@ -105,14 +105,11 @@ def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path,
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
     (tmp_path / "control.db").write_text("not a database, but long enough to be taken for one" * 20)
     for refuse in (History.open, History.check):
         with pytest.raises(DataError, match="cannot be used as the controller's memory"):
             refuse(tmp_path / "control.db", "app")
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be used as the controller's memory"):
         History.open(tmp_path / "nowhere" / "control.db", "app")
     with pytest.raises(DataError, match=r"there is no folder .*nowhere"):

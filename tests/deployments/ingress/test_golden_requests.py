@@ -53,7 +53,7 @@ class OwnSignature(FakeBackend):
 def entries(section: str) -> pytest.MarkDecorator:
     """Parametrizes a test by a section of the tables."""
     cases = GOLDEN[section]
-    names = [case.get("says") or case.get("post") or case["get"] for case in cases]
+    names = [str(case.get("says", case.get("post", case.get("get")))) for case in cases]
     return pytest.mark.parametrize("case", cases, ids=[f"{k}-{name[:40]}" for k, name in enumerate(names)])
 
 

@@ -107,16 +107,6 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     assert book.num_refused == (active is None)
 
 
-def test_of_complete_probes_that_are_not_asked_for_the_oldest_go() -> None:
-    flights = [flight(serial) for serial in range(5)]
-    book = begun(*flights, most_complete=3)
-    for each, exit_block in zip(flights, (0, 0, 2, 3, 3), strict=True):
-        finish(book, each, exit_block=exit_block)
-    observations = book.hand_over()
-    assert observations is not None
-    assert (observations.exits_N.tolist(), book.num_overflown) == ([2, 3, 3], 2)
-
-
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
     book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_open=2)
     assert book.begin([flight(1)], plan(), "probe", 2.0)

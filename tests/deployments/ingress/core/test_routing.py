@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from deployments.ingress.core.routes import (
     MOST_BATCHES,
     PARTS,
     FillFirst,
-    StageReplicas,
     fill_first,
     least_to_call,
     weight_of,
@@ -151,25 +149,6 @@ def test_unknown_replicas_have_no_load_and_none_is_chosen_from_none() -> None:
     router.add(3)
     router.load(2, 5)
     assert router.choose(1, BATCH) == 3
-
-
-@dataclass(eq=False)
-class Fake:
-    name: str
-    is_up: bool = True
-
-
-def test_a_replica_that_comes_back_to_a_stage_still_has_the_load_of_its_calls() -> None:
-    a, b = Fake("a"), Fake("b")
-    replicas = StageReplicas[Fake](0.0)
-    replicas.offer([a])
-    first = replicas.take(3, BATCH)
-    replicas.offer([b])  # the first one hosts another stage for a while
-    replicas.offer([a, b])
-    second = replicas.take(1, BATCH)
-    assert (first.replica, second.replica) == (a, b)
-    replicas.done(first, 3)
-    assert replicas.take(1, BATCH).replica is a
 
 
 def test_a_replica_that_starts_during_a_change_gets_the_stages_of_both_plans_the_coming_ones_first() -> None:

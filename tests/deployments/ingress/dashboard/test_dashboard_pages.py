@@ -99,22 +99,15 @@ class Connection:
             await asyncio.Event().wait()
 
 
-async def stream_to(viewer: Viewer, connection: Connection, *, stuck_s: float = 60.0) -> None:
-    stream = EventStream(viewer, Departure(connection.receive, viewer.leave), stuck_s=stuck_s)
-    await stream({}, connection.receive, connection.send)
-
-
-def a_viewer(left: list[Viewer]) -> Viewer:
-    return Viewer(0.0, left.append)
-
-
-async def streamed(what: str) -> tuple[Connection, bool]:
-    """Streams to a viewer until something ends it; returns also whether the viewer has left."""
+@pytest.mark.parametrize("what", ["it leaves", "it is let go", "it takes nothing", "its request is cancelled"])
+async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> None:
     left: list[Viewer] = []
-    connection, viewer = Connection(), a_viewer(left)
+    connection, viewer = Connection(), Viewer(0.0, left.append)
     connection.blocked = what == "it takes nothing"
     viewer.offer(b"data: 1\n\n")
-    streaming = asyncio.create_task(stream_to(viewer, connection, stuck_s=0.01 if connection.blocked else 60.0))
+    departure = Departure(connection.receive, viewer.leave)
+    stream = EventStream(viewer, departure, stuck_s=0.01 if connection.blocked else 60.0)
+    streaming = asyncio.create_task(stream({}, connection.receive, connection.send))
     await turns()
     if what == "it leaves":
         connection.gone.set()
@@ -123,13 +116,7 @@ async def streamed(what: str) -> tuple[Connection, bool]:
     elif what == "its request is cancelled":
         streaming.cancel()
     await asyncio.wait_for(asyncio.wait([streaming]), timeout=5)
-    return connection, viewer in left
-
-
-@pytest.mark.parametrize("what", ["it leaves", "it is let go", "it takes nothing", "its request is cancelled"])
-async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> None:
-    connection, has_left = await streamed(what)
-    assert has_left
+    assert viewer in left
     if what == "it is let go":
         assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 

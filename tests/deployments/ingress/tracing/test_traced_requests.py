@@ -38,12 +38,18 @@ def leaves(span: Received) -> list[Received]:
     return [leaf for child in span.children for leaf in leaves(child)] if span.children else [span]
 
 
-async def test_the_spans_of_a_request_add_up_to_its_latency(tmp_path: Path, receiver: Receiver) -> None:
+async def test_the_spans_of_a_request_add_up_to_its_latency_and_say_which_inputs_ran_together(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         for ids in ("a", "b", "c", "d", "abcd"):
             assert (await service.ask(*ids)).status_code == 200
         await service.send_spans()
     roots = receiver.requests()
+    inputs = roots[-1].named("input")
+    assert [each.attributes["offramp.exit"] for each in inputs] == [0, 1, 2, 3]
+    assert [each.attributes["offramp.batch"] for each in roots[-1].named("split 0 to 1")] == [4] * 4
+    assert [each.attributes["offramp.batch"] for each in roots[-1].named("split 2 to 2")] == [2] * 2
     assert [lasting(root) for root in roots] == pytest.approx([root.seconds for root in roots], rel=1e-3)
     assert [root.seconds >= blocks * BLOCK_S for root, blocks in zip(roots, (1, 2, 3, 4, 4), strict=True)] == [True] * 5
 
@@ -112,17 +118,6 @@ async def test_an_rpc_that_is_refused_has_its_status_in_the_trace(tmp_path: Path
     [root] = receiver.requests()
     assert root.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
     assert (root.names, root.failed) == (["prepare"], False)
-
-
-async def test_inputs_that_ran_together_say_so(tmp_path: Path, receiver: Receiver) -> None:
-    async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
-        await service.ask("a", "b", "c", "d")
-        await service.send_spans()
-    [root] = receiver.requests()
-    inputs = root.named("input")
-    assert [each.attributes["offramp.exit"] for each in inputs] == [0, 1, 2, 3]
-    assert [each.attributes["offramp.batch"] for each in root.named("split 0 to 1")] == [4] * 4
-    assert [each.attributes["offramp.batch"] for each in root.named("split 2 to 2")] == [2] * 2
 
 
 async def test_a_callers_trace_is_continued_and_comes_back(tmp_path: Path, receiver: Receiver) -> None:
