@@ -213,18 +213,6 @@ async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:
     )
 
 
-async def test_probes_are_seen_and_answered_and_go_on(replica: Replica) -> None:
-    chunks = await replica.call("ad", replica.assignment(2, FIRST), probe=True)
-    assert [answer.sample_id for chunk in chunks for answer, _ in chunk.early] == ["a"]
-    assert [(seen.sample_id, seen.block) for chunk in chunks for seen in chunk.seen] == [
-        ("a", 0),
-        ("d", 0),
-        ("a", 1),
-        ("d", 1),
-    ]
-    assert [chunk.going_on.piece.sample_ids for chunk in chunks if chunk.going_on is not None] == [("a", "d")]
-
-
 async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(settings: ServeSettings) -> None:
     class FailsTogether(RecordedRunner):
         def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:

@@ -1,20 +1,27 @@
-"""What a dispatcher adds to the core: calls, a timer, callers and metrics; and that what raises costs nothing else."""
+"""What a dispatcher adds to the core, that what raises costs nothing else, and what an ingress observes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from deployments.ingress.build import check_staying, probe_shape
 from deployments.ingress.core.calls import Actions
 from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import PendingInput
+from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk, GoingOn, StageCall
-from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.network.boundary import Answer, Encoded
+from earlyexit.errors import ExecutionError, OfframpError, PlanError
+from earlyexit.network.boundary import AfterAnswer, Answer, Encoded
 from optimizer.placement import PlacedPlan
+from optimizer.plan import NO_RAMPS, PolicySpec, stock_plan
+from profiles.records import ExitRecords
+from profiles.stream import StreamShape
 from tests.deployments.ingress.dispatch.dispatcher_scene import (
     PLAN,
     TIMING,
@@ -24,15 +31,7 @@ from tests.deployments.ingress.dispatch.dispatcher_scene import (
     survivors,
 )
 from tests.deployments.wire_fakes import turns
-
-
-async def test_requests_that_arrive_in_the_same_turn_of_the_loop_leave_in_one_call() -> None:
-    scene = Scene()
-    scene.submit("a")
-    scene.submit("bc")
-    assert scene.stages[0].calls == []
-    await turns()
-    assert scene.stages[0].names == ["abc"]
+from tests.model_cards import a_card
 
 
 async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
@@ -190,3 +189,64 @@ async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytes
     assert len(timers.rings) == 2
     timers.ring()
     assert scene.errors == [("a", "deadline")]
+
+
+CARD = a_card(ramps=(0, 2), num_blocks=4)
+
+
+def settings(policy: PolicySpec | None, probe_share: float = 0.02) -> ServeSettings:
+    plan = replace(stock_plan(4, batch=1), policy=policy)
+    return ServeSettings(model="unused", plan=plan, probe_share=probe_share)
+
+
+def seen(score: Any, *ramps: int) -> StreamShape:
+    return StreamShape(score=score, num_blocks=4, ramps=ramps)
+
+
+ENTROPY = PolicySpec(name="entropy", thresholds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "probe_share", "after_answer", "shape"),
+    [
+        pytest.param(ENTROPY, 0.02, "stop", seen("entropy", 0, 2), id="the policy's unit"),
+        pytest.param(PolicySpec(name="confidence", thresholds=0.5), 0.02, "stop", seen("confidence", 0, 2), id="other"),
+        # Nothing precedes the state after block 0, which it could be compared with.
+        pytest.param(PolicySpec(name="similar", thresholds=0.5), 0.02, "stop", seen("similar", 2), id="similar"),
+        pytest.param(None, 0.02, "stop", seen(NO_RAMPS.name, 0, 2), id="no policy"),
+        pytest.param(ENTROPY, 0.0, "stay", seen("entropy", 0, 2), id="inputs stay, no probes"),
+        pytest.param(ENTROPY, 0.0, "stop", None, id="none wanted"),
+        pytest.param(PolicySpec(name="patience", patience=2), 0.02, "stop", None, id="no score"),
+    ],
+)
+def test_probes_see_the_models_ramps_in_the_policys_unit_where_there_is_one(
+    policy: PolicySpec | None, probe_share: float, after_answer: AfterAnswer, shape: StreamShape | None
+) -> None:
+    wanted = settings(policy, probe_share)
+    staying = wanted.model_copy(update={"plan": wanted.plan.with_after_answer(after_answer)})
+    assert probe_shape(staying, CARD) == shape
+
+
+def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "records.npz"
+    ExitRecords.of_answers(
+        np.column_stack([np.array([[0]]), np.array([1])]),
+        score="confidence",
+        num_blocks=6,
+        ramps=(1,),
+        sample_ids=("a",),
+        scores_NR=np.array([[0.5]], dtype=np.float32),
+    ).save(path)
+    policy = PolicySpec(name="recorded", thresholds=0.5, records=str(path))
+    assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
+
+
+def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> None:
+    patient = settings(PolicySpec(name="patience", patience=2)).plan
+    check_staying(patient)
+    with pytest.raises(
+        PlanError, match=r"with scores \(entropy, confidence, share, foreseen, similar, recorded\): of 'patience'"
+    ):
+        check_staying(patient.with_after_answer("stay"))
+    check_staying(settings(PolicySpec(name="entropy", thresholds=0.5)).plan.with_after_answer("stay"))
+    check_staying(settings(None).plan.with_after_answer("stay"))
