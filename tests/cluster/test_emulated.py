@@ -45,16 +45,8 @@ def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | Non
     ]
 
 
-def test_of_entropies_small_ones_are_sure() -> None:
+def test_thresholds_change_from_the_next_batch_on_and_of_entropies_small_ones_are_sure() -> None:
     assert ran(recorded(0.5, "entropy"), "abcd") == EVERYWHERE
-
-
-@pytest.mark.parametrize("thresholds", [None, {}, {3: 0.5}], ids=["no policy", "none", "of a ramp without records"])
-def test_at_ramps_without_a_threshold_nobody_leaves(thresholds: Mapping[int, float] | None) -> None:
-    assert ran(recorded(thresholds), "abcd") == [("abcd", "", None)]
-
-
-def test_thresholds_change_from_the_next_batch_on() -> None:
     runner = recorded(HALF)
     running = runner.run(batch_of("abcd"))
     runner.follow({0: 2.0, 1: 0.5})
@@ -62,14 +54,9 @@ def test_thresholds_change_from_the_next_batch_on() -> None:
     assert ran(runner, "abcd") == [("ab", "cd", 2), ("cd", "", None)]
 
 
-def test_one_record_can_be_asked_many_times() -> None:
-    ids = ("a#0", "a#1", "d#x")
-    steps = list(recorded(HALF).run(batch_of(ids)))
-    assert [(said.sample_id, said.exit) for step in steps for said in step.answers] == [
-        ("a#0", 0),
-        ("a#1", 0),
-        ("d#x", 3),
-    ]
+@pytest.mark.parametrize("thresholds", [None, {}, {3: 0.5}], ids=["no policy", "none", "of a ramp without records"])
+def test_at_ramps_without_a_threshold_nobody_leaves(thresholds: Mapping[int, float] | None) -> None:
+    assert ran(recorded(thresholds), "abcd") == [("abcd", "", None)]
 
 
 def test_an_input_without_records_is_refused_alone() -> None:
@@ -151,15 +138,12 @@ def test_ramps_without_records_are_refused_when_prepared() -> None:
         recorded(HALF).prepare([Split(first=0, end=2, batch=1, ramps=(0,)), Split(first=2, end=5, batch=1, ramps=(3,))])
 
 
-def test_a_piece_crosses_processes_without_values() -> None:
+def test_a_piece_crosses_processes_without_values_and_a_real_ingress_may_send_tokens() -> None:
     runner = recorded(HALF)
     wire = piece_of("ab", next_block=2).to_wire()
     assert (wire.tensors, wire.state_BS) == ((), None)
     back = runner.from_wire(wire)
     assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a", "b"), 2, [1, 2])
-
-
-def test_what_a_real_ingress_sends_is_taken_without_its_tokens() -> None:
     wire = WirePiece(
         sample_ids=("a",),
         next_block=0,
@@ -167,7 +151,7 @@ def test_what_a_real_ingress_sends_is_taken_without_its_tokens() -> None:
         tensors=(np.array([7, 8, 9], dtype=np.int32),),
         state_BS=None,
     )
-    assert recorded(HALF).from_wire(wire).sample_ids == ("a",)
+    assert runner.from_wire(wire).sample_ids == ("a",)
 
 
 def test_pieces_for_warming_are_of_recorded_inputs() -> None:

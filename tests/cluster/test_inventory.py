@@ -39,7 +39,7 @@ def test_accelerators_of_all_nodes_are_counted(nodes: list[dict[str, Any]], coun
     assert from_nodes(nodes).counts == counts
 
 
-def test_labels_of_a_type_are_those_that_all_its_nodes_have_alike() -> None:
+def test_labels_are_those_that_all_nodes_have_alike_prices_and_the_link_the_catalogues() -> None:
     found = from_nodes(
         [v100(1.0, tier="fast", zone="a"), v100(1.0, tier="fast", zone="b"), node({"CPU": 1.0}, {"tier": "slow"})]
     )
@@ -47,9 +47,6 @@ def test_labels_of_a_type_are_those_that_all_its_nodes_have_alike() -> None:
     assert found.devices["cpu"].labels == {}
     itself = node({"CPU": 1.0}, {"ray.io/node-id": "a", "tier": "slow"})
     assert from_nodes([itself]).devices["cpu"].labels == {"tier": "slow"}
-
-
-def test_a_live_clusters_prices_and_link_are_the_catalogues() -> None:
     found = from_nodes([v100(1.0)])
     assert found.devices["V100"].usd_per_hour == 2.93
     assert found.link == known_link()

@@ -15,16 +15,13 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_what_a_file_leaves_out_is_the_catalogues(tmp_path: Path) -> None:
+def test_what_a_file_says_is_taken_and_what_it_leaves_out_is_the_catalogues(tmp_path: Path) -> None:
     found = read_inventory(written(tmp_path, "devices: {V100: {count: 16}}\n"))
     assert found.counts == {"V100": 16}
     assert found.devices["V100"].usd_per_hour == 2.93
     assert found.devices["V100"].memory_bytes == 16 * 2**30
     assert "E3" in (found.devices["V100"].source or "")
     assert (found.link, found.time_scale) == (known_link(), 1)
-
-
-def test_what_a_file_says_is_taken(tmp_path: Path) -> None:
     text = (
         "schema_version: 1\n"
         "devices:\n"

@@ -78,15 +78,14 @@ def test_a_batch_takes_what_the_profile_says(
     assert Stage(**options).moments(batch) == moments
 
 
-def test_what_lies_between_two_batches_costs_a_busy_device_nothing() -> None:
+def test_a_busy_device_loses_no_time_between_batches_a_late_one_waits_for_none_and_an_idle_one_for_the_last_input() -> (
+    None
+):
     stage = Stage()
     split = Split(first=0, end=2, batch=1)
     stage.moments(batch_of("a", split))
     stage.clock.advance(0.5)  # Python, between two batches
     assert stage.moments(batch_of("d", split, queued_s=3.0, started_s=11.5)) == [("", 22.0)]
-
-
-def test_an_idle_device_starts_when_the_last_input_of_the_batch_was_queued() -> None:
     stage = Stage()
     split = Split(first=0, end=2, batch=2)
     stage.clock.advance(100.5)
@@ -100,9 +99,6 @@ def test_an_idle_device_starts_when_the_last_input_of_the_batch_was_queued() -> 
         started_s=100.5,
     )
     assert stage.moments(batch) == [("", 122.0)]
-
-
-def test_a_device_that_is_late_does_not_wait() -> None:
     stage = Stage()
     stage.clock.advance(50)
     assert stage.moments(batch_of("d", Split(first=0, end=2, batch=1), started_s=50.0)) == [("", 50.0)]
@@ -140,15 +136,12 @@ def test_a_batch_that_tokens_filled_was_waited_with_for_somebody_outside_it() ->
     assert stage.moments(batch) == [("d#1", 50.0 + 1111)]
 
 
-def test_a_batch_beyond_the_profile_is_refused() -> None:
+def test_a_batch_or_a_token_budget_beyond_the_profile_is_refused() -> None:
     runner = Stage().runner
     with pytest.raises(PlanError, match="the profile knows no batch of 5: its largest is 4"):
         runner.prepare([Split(first=0, end=4, batch=5)])
     with pytest.raises(PlanError, match="the profile knows no batch of 5"):
         list(runner.run(batch_of("abcda", Split(first=0, end=4, batch=5))))
-
-
-def test_a_token_budget_beyond_the_profile_is_refused() -> None:
     runner = Stage(length=10).runner
     runner.prepare([Split(first=0, end=4, batch=64, tokens=40)])
     with pytest.raises(PlanError, match="knows no batch of 41 tokens: its largest is 4 inputs of 10"):
@@ -212,7 +205,7 @@ class SharedRuns:
                 self.log[answer.sample_id] = self.clock.now_s()
 
 
-def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over() -> None:
+def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over_or_given_up() -> None:
     runs = SharedRuns()
     split = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
     first, second = (batch_of(name, split, queued_s=0.0, started_s=0.0) for name in ("d", "a"))
@@ -220,11 +213,7 @@ def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over() -> None:
     runs.run(first)
     # Of 0.1 s a block alone. Together 0.2 s: then a leaves, and d has three blocks to itself.
     assert runs.log == {"a": pytest.approx(0.2), "d": pytest.approx(0.5)}
-
-
-def test_a_batch_that_is_given_up_leaves_the_other_alone() -> None:
     runs = SharedRuns()
-    split = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
     given_up = runs.runner.run(replace(batch_of("bc", split, queued_s=0.0), lane=1))
     next(given_up)
     given_up.close()  # type: ignore[attr-defined]

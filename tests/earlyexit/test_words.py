@@ -33,27 +33,21 @@ def cut(text: str, spans: list[tuple[int, int]], importance: list[float], alpha:
     return pruned(text, offsets(*spans), np.array(importance), alpha)
 
 
-def test_a_word_stays_by_more_than_alpha_times_the_mean_over_words() -> None:
+def test_a_word_stays_by_more_than_alpha_times_the_mean_over_words_for_one_of_its_tokens() -> None:
     # [CLS] this | film | shines [SEP]; the mean over words is 4, so that 0.8 of it is 3.2.
     spans = [CLS, (0, 4), (5, 9), (10, 16), CLS]
     assert cut("this film shines", spans, [90.0, 3.0, 4.0, 5.0, 90.0]) == "film shines"
     assert cut("this film shines", spans, [90.0, 4.0, 3.2, 4.8, 90.0]) == "this shines", "no more than the limit is cut"
-
-
-def test_a_word_stays_if_one_of_its_tokens_does() -> None:
     # beautiful|ly gone: only "gone" is below half of the mean of 2.
     spans = [CLS, (0, 9), (9, 11), (12, 16), CLS]
     assert cut("beautifully gone", spans, [9.0, 5.0, 0.1, 0.9, 9.0], alpha=0.5) == "beautifully"
     assert cut("beautifully gone", spans, [9.0, 0.1, 5.0, 0.9, 9.0], alpha=0.5) == "beautifully"
 
 
-def test_the_text_stays_where_the_importance_of_a_word_is_not_known() -> None:
+def test_the_text_stays_where_a_words_importance_is_not_known_or_there_is_no_word_or_token() -> None:
     spans = [CLS, (0, 1), (2, 3), CLS]
     assert cut("a b", spans, [1.0, math.nan, 9.0, 1.0]) == "a b"
     assert cut("a b", spans, [math.nan, 1.0, 9.0, math.nan]) == "b", "that of special tokens is never asked"
-
-
-def test_texts_without_words_or_tokens_stay() -> None:
     assert cut("", [CLS, CLS], [1.0, 1.0]) == ""
     assert cut(" \t\n", [CLS, CLS], [1.0, 1.0]) == " \t\n"
     assert cut("a b", [CLS, CLS], [1.0, 1.0]) == "a b"
@@ -70,19 +64,16 @@ def test_words_that_no_token_tells_of_stay() -> None:
     assert cut("a \u200b b", [CLS, (0, 1), (4, 5), CLS], [0.0, 1.0, 9.0, 0.0]) == "\u200b b"
 
 
-def test_white_space_stays_behind_the_word_before_it() -> None:
+def test_white_space_stays_behind_the_word_before_it_and_a_token_with_it_is_the_words_behind() -> None:
     spans = [(1, 2), (4, 5), (6, 7)]
     assert cut(" a  b\nc ", spans, [9.0, 1.0, 9.0]) == " a  c"
     assert cut(" a  b\nc ", spans, [9.0, 9.0, 1.0]) == " a  b"
     assert cut(" a  b\nc ", spans, [9.0, 9.0, 9.0]) == " a  b\nc ", "what loses no word is the very text"
-
-
-def test_a_token_with_the_space_before_it_is_the_words_behind() -> None:
     assert cut("a b c", [(0, 1), (1, 3), (3, 5)], [9.0, 0.1, 9.0]) == "a c"
     assert cut("a b", [(0, 1), (1, 2), (2, 3)], [9.0, 500.0, 9.0]) == "a b", "a lone space is no word's"
 
 
-def test_the_texts_of_a_pair_share_one_mean() -> None:
+def test_the_texts_of_a_pair_share_one_mean_and_a_word_stands_as_its_best_token_does() -> None:
     # [CLS] a b [SEP] c d [SEP]: the mean is 4; of the second text alone it would be 1.5.
     first = offsets(CLS, (0, 1), (2, 3), CLS, CLS, CLS, CLS)
     second = offsets(CLS, CLS, CLS, CLS, (0, 1), (2, 3), CLS)
@@ -91,6 +82,9 @@ def test_the_texts_of_a_pair_share_one_mean() -> None:
     assert left_of(words, importance, 0.4) == ("a b", "d")
     assert left_of(words, importance, 0.8) == ("b", "c d"), "no text is left empty"
     assert standing_of(words, importance).tolist() == [0.75, 2.5, 0.25, 0.5]
+    words = [Words.of("ab c \u200b d", offsets(CLS, (0, 1), (1, 2), (3, 4), (7, 8), CLS))]
+    assert standing_of(words, np.array([9.0, 1.0, 3.0, 2.0, 2.0, 9.0])).tolist() == [1.5, 1.0, 1.0]
+    assert standing_of(words, np.array([9.0, 1.0, math.nan, 2.0, 2.0, 9.0])).size == 0
 
 
 @given(
@@ -126,9 +120,3 @@ def test_an_alpha_is_found_for_a_share_of_the_words(seed: int, share: float) -> 
     importance = rng.uniform(1, 3, size=len(spans))
     alpha = alpha_for(share, standing_of([Words.of(text, spans)], importance))
     assert abs(200 * (1 - share) - num_words(pruned(text, spans, importance, alpha))) <= 1
-
-
-def test_a_word_stands_as_its_best_token_does() -> None:
-    words = [Words.of("ab c \u200b d", offsets(CLS, (0, 1), (1, 2), (3, 4), (7, 8), CLS))]
-    assert standing_of(words, np.array([9.0, 1.0, 3.0, 2.0, 2.0, 9.0])).tolist() == [1.5, 1.0, 1.0]
-    assert standing_of(words, np.array([9.0, 1.0, math.nan, 2.0, 2.0, 9.0])).size == 0

@@ -16,17 +16,9 @@ def batches(size: int = 3, sure: list[list[int]] = SURE) -> RecordedBatches:
     return RecordedBatches(num_blocks=4, ramps=(0, 2), sure_NR=sure_NR, losses_NR=losses_NR, size=size)
 
 
-def test_every_batch_counts_who_is_left_after_each_active_ramp() -> None:
+def test_every_batch_counts_who_is_left_and_records_become_batches_of_some_ramps_in_their_order() -> None:
     both = batches().remaining((0, 2)).tolist()
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
-
-
-def records(times: list[float] | None = None) -> ExitRecords:
-    times_s_N = None if times is None else np.array(times)
-    return exit_records([[0.9, 0.9], [0.1, 0.9], [0.1, 0.2]], [[1, 0], [1, 1], [1, 0]], times_s_N=times_s_N)
-
-
-def test_records_become_batches_in_the_order_of_arrival_also_of_some_ramps_and_count_the_same() -> None:
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)
     assert as_kept.remaining((0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure costs nothing
@@ -40,3 +32,8 @@ def test_records_become_batches_in_the_order_of_arrival_also_of_some_ramps_and_c
     for active in ((), (0,), (1,), (0, 1)):
         outcome = records().outcome({ramp: thresholds[ramp] for ramp in active})
         assert of.exits_N(active).tolist() == outcome.exits_N.tolist()
+
+
+def records(times: list[float] | None = None) -> ExitRecords:
+    times_s_N = None if times is None else np.array(times)
+    return exit_records([[0.9, 0.9], [0.1, 0.9], [0.1, 0.2]], [[1, 0], [1, 1], [1, 0]], times_s_N=times_s_N)

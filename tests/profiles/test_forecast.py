@@ -62,13 +62,19 @@ def test_where_little_was_seen_the_last_value_the_pooled_share_or_the_prior_is_f
     assert partly.go_on_HR.tolist() == [[0, 0.5]]
 
 
-def test_steady_shares_are_averaged_rather_than_repeated() -> None:
+def test_steady_shares_are_averaged_and_missing_windows_stepped_over() -> None:
     history = drawn(np.tile([0.7, 0.9, 0.5], (40, 1)), 240, seed=1)
     found = forecast_survival(history)
     truth = np.array([1, 0.7, 0.63, 0.315])
     last_error = np.abs(history.survival_WK[-5:] - truth).mean()
     assert np.abs(found.survival_HK[0] - truth).mean() < 0.5 * last_error
     assert all(method.how.startswith("arima(") for method in found.methods_R)
+    assert_possible(found)
+    reach_WK = drawn(np.tile([0.7, 0.5], (30, 1)), 240, seed=5).survival_WK * 240
+    reach_WK[[3, 10, 11, 29]] = np.nan
+    found = forecast_survival(history_of(reach_WK))
+    np.testing.assert_allclose(found.survival_HK[0], [1, 0.7, 0.35], atol=0.03)
+    assert found.methods_R[0].how.startswith("arima(")
     assert_possible(found)
 
 
@@ -80,15 +86,6 @@ def test_after_a_jump_only_the_new_level_counts() -> None:
     at_once = forecast_survival(drawn(go_on_WR[:31], 240, seed=3))
     assert at_once.methods_R[0].how == "last value"
     assert "jumped 1 windows ago" in at_once.methods_R[0].reason
-
-
-def test_missing_windows_are_stepped_over() -> None:
-    reach_WK = drawn(np.tile([0.7, 0.5], (30, 1)), 240, seed=5).survival_WK * 240
-    reach_WK[[3, 10, 11, 29]] = np.nan
-    found = forecast_survival(history_of(reach_WK))
-    np.testing.assert_allclose(found.survival_HK[0], [1, 0.7, 0.35], atol=0.03)
-    assert found.methods_R[0].how.startswith("arima(")
-    assert_possible(found)
 
 
 def test_further_windows_are_less_sure() -> None:

@@ -45,16 +45,13 @@ def table_of(of_split: Mapping[Split, Sequence[float]], num_blocks: int, ramps: 
 # Probes
 
 
-def test_a_profile_times_every_block_with_and_without_its_ramp_and_the_whole_model() -> None:
+def test_a_profile_times_every_block_with_and_without_its_ramp_and_steps_with_a_longer_context_too() -> None:
     splits = profile_splits(2, ramps=(0,), batches=(1, 4), lengths=(8,))
     assert [timed.split for timed in splits] == [
         *(split(0, 1), split(1, 2), split(0, 1, ramps=(0,)), split(0, 2)),
         *(split(0, 1, 4), split(1, 2, 4), split(0, 1, 4, ramps=(0,)), split(0, 2, 4)),
     ]
     assert {timed.length for timed in splits} == {8}
-
-
-def test_steps_are_timed_with_a_longer_context_too() -> None:
     near = profile_splits(2, (), batches=(1, 4, 16), lengths=(1, 8))
     assert profile_splits(2, (), (1, 4, 16), (8,), further=30) == profile_splits(2, (), (1, 4, 16), (8,))
     *others, far = profile_splits(2, (), (1, 4, 16), (1, 8), further=30)
@@ -186,13 +183,10 @@ def test_runs_warm_up_until_they_are_stable_and_are_not_counted(
     assert timed(FakeRunner({8: seconds}), [8], repeats=3) == [counted]
 
 
-def test_warming_up_ends_on_a_machine_that_never_settles() -> None:
+def test_warming_up_ends_on_a_machine_that_never_settles_and_rounds_hold_every_probe_once() -> None:
     runner = FakeRunner({8: [1.0, 2.0] * 5 + [3.0]})
     assert timed(runner, [8], repeats=1) == [(3.0,)]
     assert len(runner.log) == 10 + 1
-
-
-def test_rounds_hold_every_probe_once_in_an_order_of_their_own() -> None:
     lengths = [1, 2, 3, 4, 5, 6]
     runner = FakeRunner({length: [float(length)] for length in lengths})
     assert timed(runner, lengths, repeats=2) == [(length, length) for length in map(float, lengths)]
@@ -239,12 +233,9 @@ def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegm
     return logged
 
 
-def test_a_probe_runs_its_segments_on_its_whole_batch_and_nobody_leaves(model: EarlyExitModel) -> None:
+def test_a_probe_runs_its_segments_on_its_whole_batch_and_is_made_ready_for_the_largest(model: EarlyExitModel) -> None:
     logged = run_live(model, split(0, 3, 4, ramps=(0, 1)), split(1, 2, 2))
     assert logged.log == [(0, 1, 0, 4, 32), (1, 2, 1, 4, 32), (2, 3, None, 4, 32), (1, 2, None, 2, 16)]
-
-
-def test_what_is_to_be_timed_is_made_ready_for_its_largest_batch(model: EarlyExitModel) -> None:
     logged = LoggedSegments(model)
     splits = profile_splits(3, (0,), (2, 4), (4, 8))
     LiveSplits(model, np.random.default_rng(0), logged).make_ready(splits)

@@ -62,12 +62,6 @@ def test_numbers_differ_by_a_scale_and_losses_may_be_given_in_the_place_of_answe
     assert records.true_losses_NE.tolist() == [[0.5, 0.125]]
 
 
-def test_saved_records_are_read_as_well(tmp_path: Path) -> None:
-    records = read_records(file(tmp_path, *ROWS))
-    records.save(tmp_path / "r.npz")
-    assert read_records(tmp_path / "r.npz").losses_NR.tolist() == records.losses_NR.tolist()
-
-
 def test_arrays_that_numpy_alone_wrote_are_records(tmp_path: Path) -> None:
     facts = {"score": "confidence", "zero_one": True, "num_blocks": 3, "ramps": [0, 1], "provenance": {}}
     header = json.dumps({"schema_version": 2, **facts})

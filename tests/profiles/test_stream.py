@@ -68,7 +68,7 @@ PRUNED = replace(PROBES, end_losses_N=floats(1, np.nan))
 """The first of both lost words."""
 
 
-def test_what_the_end_costs_is_kept_where_words_were_pruned_and_is_nothing_elsewhere() -> None:
+def test_what_the_end_costs_is_kept_where_words_were_pruned_and_counted_by_agreement() -> None:
     stream = ExitStream(SHAPE, since_s=0)
     stream.append(PROBES)
     stream.append(PRUNED)
@@ -80,9 +80,6 @@ def test_what_the_end_costs_is_kept_where_words_were_pruned_and_is_nothing_elsew
     records = windows(stream, 120)[0].records()
     assert records.end_losses_N is not None
     assert records.end_losses_N.tolist() == [0, 0, 1, 0]
-
-
-def test_agreement_counts_what_pruning_changed_at_the_end() -> None:
     stream = ExitStream(SHAPE, since_s=0)
     stream.append(PRUNED)
     [window] = windows(stream, 120)

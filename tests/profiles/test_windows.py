@@ -120,11 +120,19 @@ def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -
     assert estimate(two, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7}).survival is None
 
 
-def test_before_the_first_ramp_asked_for_all_inputs_count() -> None:
+def test_before_the_first_ramp_asked_for_all_inputs_count_and_there_the_probes_that_reach_it() -> None:
     found = estimate(RECORDS, {}, [True, False, False, False], {3: 0.7})
     assert found.survival is not None
     assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])
     assert survival_history([found]).inputs_WK[0, 0] == found.num_inputs == 4
+    # All are the rest and probes b, c and d. c leaves at ramp 1; b leaves at ramp 3, and d goes on.
+    found = estimate(RECORDS, {}, [False, True, True, True], {1: 0.75, 3: 0.7})
+    assert found.go_on is not None
+    assert (found.go_on[3].probes_reaching, found.go_on[3].probes_going) == (2, 1)
+    # Shares of 2/3 and 1/2: drawing four inputs, and three of the four without replacement.
+    variance = (2 / 3) * 0.25 / 4 + (2 / 3) * 0.25 * (1 / 3 - 1 / 4)
+    assert worth(found)[3] == pytest.approx(0.25 * (2 / 3) ** 2 / variance)
+    assert worth(found)[3] == pytest.approx(2)
 
 
 def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
@@ -141,18 +149,7 @@ def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
     assert 30 < np.mean(worths) < 75  # of 75 probes those that pass ramp 1
 
 
-def test_only_the_probes_that_reach_a_ramp_tell_who_goes_on_there() -> None:
-    # All are the rest and probes b, c and d. c leaves at ramp 1; b leaves at ramp 3, and d goes on.
-    found = estimate(RECORDS, {}, [False, True, True, True], {1: 0.75, 3: 0.7})
-    assert found.go_on is not None
-    assert (found.go_on[3].probes_reaching, found.go_on[3].probes_going) == (2, 1)
-    # Shares of 2/3 and 1/2: drawing four inputs, and three of the four without replacement.
-    variance = (2 / 3) * 0.25 / 4 + (2 / 3) * 0.25 * (1 / 3 - 1 / 4)
-    assert worth(found)[3] == pytest.approx(0.25 * (2 / 3) ** 2 / variance)
-    assert worth(found)[3] == pytest.approx(2)
-
-
-def test_accuracy_counts_only_inputs_with_a_true_label() -> None:
+def test_accuracy_counts_only_inputs_with_a_true_label_and_averages_losses_in_between() -> None:
     seen = observe(RECORDS, {1: 0.75, 3: 0.8}, np.array(NONE))
     assert seen.true_losses_NE is not None
     known_N1 = np.array([[True], [True], [False], [False]])
@@ -162,9 +159,6 @@ def test_accuracy_counts_only_inputs_with_a_true_label() -> None:
     assert found.accuracy.value == 1.0
     unlabelled = replace(seen, true_losses_NE=None)
     assert Window(start_s=0, period_s=120, observations=unlabelled).estimate({}).accuracy is None
-
-
-def test_losses_in_between_are_averaged() -> None:
     losses_NR = np.array([[0.1, 0.2], [0.4, 0.3], [0.8, 0.5], [1.0, 0.9]])
     records = replace(
         RECORDS, losses_NR=losses_NR, zero_one=False, true_losses_NE=np.column_stack([losses_NR, np.full(4, 0.25)])

@@ -12,16 +12,13 @@ from simulator.controlled import Closed, Fault, Mix, rows_in_turn, simulate_cont
 from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
 
 
-def test_as_many_inputs_are_under_way_as_the_load_says() -> None:
+def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -> None:
     closed = Closed(in_flight=8, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),))
     made = scenario(whole(2), np.zeros(0), closed.rows_N, duration_s=1.0, slo_s=math.inf, admission=False)
     outcome = simulate_controlled(made, control(problem(0.0), hold=True), closed=closed).outcome
     # Two replicas run batches of 4 in 40 ms: 25 rounds of 8 in a second.
     assert len(outcome.latency_s_N) == 200
     assert np.unique(outcome.latency_s_N.round(9)).tolist() == [0.04]
-
-
-def test_inputs_are_of_the_mix_that_is_on() -> None:
     mixes = (Mix(at_s=0.0, rows_N=np.array([EASY, EASY])), Mix(at_s=1.0, rows_N=np.array([HARD, HARD])))
     closed = Closed(in_flight=4, mixes=mixes)
     made = scenario(halves(1, 1), np.zeros(0), closed.rows_N, duration_s=2.0, admission=False)
@@ -41,9 +38,11 @@ def test_refused_inputs_come_again_after_a_pause() -> None:
     assert (refused_N ^ ~np.isnan(outcome.latency_s_N)).all()
 
 
-def test_mixes_have_as_many_rows() -> None:
+def test_mixes_have_as_many_rows_and_a_fault_happens_at_a_time() -> None:
     with pytest.raises(DataError, match="as many rows"):
         Closed(in_flight=1, mixes=(Mix(at_s=0.0, rows_N=np.array([0])), Mix(at_s=1.0, rows_N=np.array([0, 1]))))
+    with pytest.raises(DataError, match="at_s must be a finite number"):
+        Fault(at_s=-1.0, happen=lambda fleet: fleet.die("split-cpu-0"))
 
 
 def test_inputs_are_those_of_the_mix_that_is_on_when_their_request_arrives() -> None:
@@ -56,8 +55,3 @@ def test_inputs_are_those_of_the_mix_that_is_on_when_their_request_arrives() -> 
 def test_mixes_begin_at_once_and_one_after_the_other(begins_s: tuple[float, ...]) -> None:
     with pytest.raises(DataError, match="mixes begin at 0 s"):
         rows_in_turn([Mix(at_s=each, rows_N=np.array([0, 1])) for each in begins_s], np.array([0.0]))
-
-
-def test_a_fault_happens_at_a_time() -> None:
-    with pytest.raises(DataError, match="at_s must be a finite number"):
-        Fault(at_s=-1.0, happen=lambda fleet: fleet.die("split-cpu-0"))

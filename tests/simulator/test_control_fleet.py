@@ -1,8 +1,10 @@
-"""Replicas that start, end and die, on accelerators that go and come."""
+"""Replicas that start, end and die, on accelerators that go and come; coroutines on a simulated clock."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from simulator.events import Events
-from simulator.fleet import SimulatedFleet
+from simulator.fleet import SimulatedFleet, SimulatedTime
 from simulator.service import SimulatedService
 from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
 
@@ -46,13 +48,19 @@ def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
     assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND), ("cpu#3", SECOND)]
 
 
-def test_a_type_that_shrinks_gives_up_first_what_has_not_started() -> None:
+def test_what_has_not_started_is_given_up_first_and_begins_again_elsewhere_where_its_accelerator_is_lost() -> None:
     fleet, service = fleet_of(whole(2))
     now(fleet.scale("cpu", 4))
     now(fleet.scale("cpu", 1))
     service.events.run_out()
     assert now(fleet.running()) == {"cpu": 1}
     assert seconds(fleet.log)[2:] == ["1.00 split-cpu#1 ends"]
+    fleet, service = fleet_of(whole(1))
+    now(fleet.scale("cpu", 2))
+    service.events.run_until(2.0)
+    fleet.lose("cpu", (1,))
+    service.events.run_out()
+    assert seconds(fleet.log)[-1] == "7.00 split-cpu#1 runs"  # noticed at 3
 
 
 def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_those_that_come_back() -> None:
@@ -76,10 +84,16 @@ def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_t
     ]
 
 
-def test_a_start_on_a_lost_accelerator_begins_again_elsewhere() -> None:
-    fleet, service = fleet_of(whole(1))
-    now(fleet.scale("cpu", 2))
-    service.events.run_until(2.0)
-    fleet.lose("cpu", (1,))
-    service.events.run_out()
-    assert seconds(fleet.log)[-1] == "7.00 split-cpu#1 runs"  # noticed at 3
+async def test_simulated_time_runs_inside_of_another_event_loop_and_leaves_it_as_it_was() -> None:
+    events, log = Events(), list[float]()
+    outer = asyncio.get_running_loop()
+    with closing(SimulatedTime(events)) as loop:
+
+        async def tell() -> None:
+            await asyncio.sleep(1.0)
+            log.append(asyncio.get_running_loop().time())
+
+        loop.create_task(tell())
+        events.run_out()
+    assert log == [1.0]
+    assert asyncio.get_running_loop() is outer

@@ -48,11 +48,6 @@ def drifting(rate_per_s: float, tuning: Tuning) -> Controlled:
     return simulated(problem(0.6), halves(3, 1), RECORDS, MIXES, tuning=tuning, budget=BUDGET, plan_s=0.3, **load)
 
 
-@pytest.fixture(scope="module")
-def tuned() -> Controlled:
-    return drifting(150, "guarantee")
-
-
 def agreement(result: Controlled, from_s: float, until_s: float) -> float:
     """Share of the answers to what arrived in between that are the full model's."""
     outcome, rows_N = result.outcome, rows_in_turn(MIXES, result.outcome.arrived_s_R)
@@ -66,23 +61,14 @@ def epochs(result: Controlled, reason: str) -> list[PlanRow]:
     return [plan for plan in result.plans if plan.outcome == "in force" and plan.reason == reason]
 
 
-def test_a_stream_that_drifts_keeps_its_agreement_with_tuning(tuned: Controlled) -> None:
+def test_a_stream_that_drifts_keeps_its_agreement_with_tuning_and_inputs_leave_again(tuned: Controlled) -> None:
+    tuned = drifting(150, "guarantee")
     alarm = epochs(tuned, "alarm")[0]
     # Of 15 probes a second three in ten are answered wrongly: one look or two are enough.
     assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 5.0
     assert agreement(tuned, 0.0, DRIFTS_S) > 1 - BUDGET
     assert agreement(tuned, alarm.at_s, ENDS_S) > 1 - BUDGET
-
-
-def test_the_same_stream_loses_it_without() -> None:
-    kept = drifting(150, "off")
-    assert (epochs(kept, "alarm"), epochs(kept, "thresholds")) == ([], [])
-    assert agreement(kept, 0.0, DRIFTS_S) > 1 - BUDGET
-    assert agreement(kept, DRIFTS_S, ENDS_S) == pytest.approx(0.7, abs=0.02)
-
-
-def test_no_input_leaves_between_the_alarm_and_the_first_test_and_then_many_do_again(tuned: Controlled) -> None:
-    alarm_s, tested_s = epochs(tuned, "alarm")[0].at_s, epochs(tuned, "thresholds")[0].at_s
+    alarm_s, tested_s = alarm.at_s, epochs(tuned, "thresholds")[0].at_s
     # 114 probes that lose nothing are a test at 2 % and 90 %, and 15 a second come; earlier ones lay the path.
     assert 5.0 < tested_s - alarm_s < 20.0
     assert set(tuned.outcome.figures_between(alarm_s + 0.5, tested_s - 0.5).exits) == {3}
@@ -91,6 +77,13 @@ def test_no_input_leaves_between_the_alarm_and_the_first_test_and_then_many_do_a
     assert 0.15 < early / late.answered < 0.35  # surer than 0.8 are three in ten
     assert late.in_slo == late.inputs
     assert tuned.words("error") == []
+
+
+def test_the_same_stream_loses_it_without() -> None:
+    kept = drifting(150, "off")
+    assert (epochs(kept, "alarm"), epochs(kept, "thresholds")) == ([], [])
+    assert agreement(kept, 0.0, DRIFTS_S) > 1 - BUDGET
+    assert agreement(kept, DRIFTS_S, ENDS_S) == pytest.approx(0.7, abs=0.02)
 
 
 def test_a_plan_that_lives_on_exits_gives_way_to_another_at_once() -> None:

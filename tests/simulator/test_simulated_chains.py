@@ -53,14 +53,11 @@ def test_unsure_inputs_cross_by_the_ingress_wherever_the_next_network_is(served_
     assert outcome.latency_s_N.tolist() == [2.0, 2.0 + 0.5 + 0.25 + 2.0]
 
 
-def test_a_plan_that_leaves_a_network_out_begins_with_the_next() -> None:
+def test_a_plan_that_leaves_a_network_out_begins_with_the_next_and_crossings_are_counted() -> None:
     outcome = served(ALONE, AT_1, TO_END)
     assert outcome.exit_N.tolist() == [3, 3]
     assert outcome.latency_s_N.tolist() == [2.0, 2.0]
     assert [(use.first, use.end) for use in outcome.splits] == [(2, 4)]
-
-
-def test_crossings_are_counted_with_their_seconds() -> None:
     service = booted(scenario(CASCADE, AT_1, TO_END, TO_END))
     play(service)
     counts = service.ingresses[0].core.counts

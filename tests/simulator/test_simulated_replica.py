@@ -101,13 +101,6 @@ def test_what_cannot_be_answered_in_time_is_dropped_unrun_or_late() -> None:
     assert outcome.splits[0].inputs == 4
 
 
-def test_a_slow_replica_takes_so_many_times_as_long() -> None:
-    service = booted(scenario(WHOLE, [0.0]))
-    (replica,) = service.replicas()
-    service.slow(replica, 2.0)
-    assert play(service).latency_s_N.tolist() == [8]
-
-
 def at(service: SimulatedService, second: float, action: Any) -> Outcome:
     """Play, and do something to the first replica then."""
     replica = next(iter(service.replicas()))
@@ -115,9 +108,13 @@ def at(service: SimulatedService, second: float, action: Any) -> Outcome:
     return play(service)
 
 
-def test_what_a_dead_replica_had_is_run_by_another_after_a_pause() -> None:
+def test_what_a_dead_replica_had_or_sent_starts_again_elsewhere() -> None:
     service = booted(scenario(plan(stage(2, split(0, 4))), [0.0]))
     assert at(service, 1.0, service.kill).latency_s_N.tolist() == [pytest.approx(1.05 + 4)]
+    served_by = plan(stage(2, split(0, 2)), stage(1, split(2, 4)))
+    service = booted(scenario(served_by, [0.0]))
+    # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the way, two blocks.
+    assert at(service, 2.25, service.kill).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]
 
 
 def test_a_replica_that_is_stopped_ends_what_it_has_and_gets_no_more() -> None:
@@ -125,10 +122,3 @@ def test_a_replica_that_is_stopped_ends_what_it_has_and_gets_no_more() -> None:
     outcome = at(service, 1.0, service.stop)
     assert outcome.latency_s_N.tolist() == [4, 4]
     assert sum(slot.replica_s for slot in outcome.slots) == 1.0 + 6.0
-
-
-def test_survivors_on_their_way_from_a_replica_die_with_it_and_start_again() -> None:
-    served_by = plan(stage(2, split(0, 2)), stage(1, split(2, 4)))
-    service = booted(scenario(served_by, [0.0]))
-    # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the way, two blocks.
-    assert at(service, 2.25, service.kill).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]

@@ -47,9 +47,6 @@ def test_tokens_that_left_early_are_run_with_the_next_that_survives() -> None:
     assert told(computed) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.25) / 2)]
     copied = asking(case(EARLY, (1, 3), rows=rows), fill="copy", copy_share=0.4)
     assert told(generate(copied)) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.1) / 2)]
-
-
-def test_a_token_that_leaves_passes_what_left_before_on_to_its_own_block() -> None:
     behind = Counter({0: 2, 2: 1})
     leave(behind, 1, 1)
     assert behind == {1: 3, 2: 1}

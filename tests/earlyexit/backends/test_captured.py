@@ -133,15 +133,14 @@ def test_rows_that_are_free_change_nothing(
     assert_as_the_model(segments, model, segment, piece_before(model, segment.first, lengths))
 
 
-def test_what_is_no_number_reaches_nobody_who_comes_later(small_model: EarlyExitModel) -> None:
+def test_what_is_no_number_reaches_nobody_who_comes_later_and_what_was_given_is_not_written_to_again(
+    small_model: EarlyExitModel,
+) -> None:
     segments = ready(small_model, Log(), LAST)
     broken = piece_before(small_model, 2, [5, 32, 3, 30])
     nothing = torch.full_like(broken.tensors[0], torch.nan)
     segments.run(LAST, replace(broken, tensors=(nothing,)))
     assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [4, 31, 3]))
-
-
-def test_what_was_given_is_not_written_to_again(small_model: EarlyExitModel) -> None:
     segments = ready(small_model, Log(), WITH_RAMP)
     (hidden,), logits_BC = segments.run(WITH_RAMP, piece_before(small_model, 1, [5, 7]))
     assert logits_BC is not None

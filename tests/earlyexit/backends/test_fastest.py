@@ -154,7 +154,7 @@ def test_the_middle_of_all_that_runs_cost_decides(onnx_s: Seconds, after_s: floa
     assert segments.backend == backend
 
 
-def test_torch_computes_what_onnx_runtime_cannot() -> None:
+def test_torch_computes_what_onnx_runtime_cannot_and_before_anything_is_prepared_the_network_itself() -> None:
     def refuse(*_: object) -> SegmentRunner:
         raise PlanError("ONNX Runtime is not installed")
 
@@ -163,9 +163,6 @@ def test_torch_computes_what_onnx_runtime_cannot() -> None:
     segments.prepare(FULL)
     assert segments.backend == "torch"
     assert machine.by_torch[-1].model is machine.model
-
-
-def test_before_anything_is_prepared_the_network_itself_is_asked() -> None:
     machine = Machine(always(0.001), always(0.002))
     segments = machine.segments()
     assert not segments.is_ready(WHOLE)

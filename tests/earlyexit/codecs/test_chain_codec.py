@@ -21,23 +21,18 @@ def ids(encoded: Encoded | None) -> list[int]:
     return [int(each) for each in encoded.tensors[0]]
 
 
-def test_a_row_is_encoded_for_the_network_that_it_enters_and_keeps_what_others_are_made_of(tmp_path: Path) -> None:
+def test_a_row_is_encoded_for_the_network_that_it_enters_and_callers_see_the_first_networks_codec(
+    tmp_path: Path,
+) -> None:
     codec = chained(tmp_path)
     [of_first] = codec.encode_for(["a b"], (0, 1))
     [of_second] = codec.encode_for(["a b"], (1,))
     assert (of_first.row, of_first.network, ids(of_first)) == ("a b", 0, [1, 4, 5, 2])
     assert (of_second.network, ids(of_second)) == (1, [1, 14, 15, 2])
     assert ids(codec.of(1).encode(["ab cd"])[0]) == [1, 14, 15, 16, 17, 2]
-
-
-def test_of_a_short_row_nothing_is_made_that_the_plan_may_never_need(tmp_path: Path) -> None:
-    [short] = chained(tmp_path).encode_for(["a b"], (0, 1))
-    assert short.of(0) is short
-    assert short.of(1) is None
-
-
-def test_callers_see_the_first_networks_codec(tmp_path: Path) -> None:
-    codec = chained(tmp_path)
+    # Of a short row nothing is made that the plan may never need.
+    assert of_first.of(0) is of_first
+    assert of_first.of(1) is None
     text = find_codec({"name": "text", "max_length": 8}, tmp_path / "m0")
     assert (codec.inputs, codec.json_schema, codec.content_types) == (text.inputs, text.json_schema, text.content_types)
     assert codec.from_json(["a", "b"]) == (["a", "b"], True)

@@ -16,12 +16,18 @@ ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w
 NUMBERS = [[1, 2.5, 3], [4, 5, 6]]
 
 
-def test_several_columns_are_several_tensors() -> None:
+def test_columns_are_tensors_of_an_input_and_many_numbers_leave_the_event_loop() -> None:
     rows = ROW.from_columns({"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "age": np.array([7, 8], np.int8)})
     assert [[array.tolist() for array in each.tensors] for each in ROW.encode(rows)] == [
         [[7], [[1.0, 2.0]]],
         [[8], [[3.0, 4.0]]],
     ]
+    [row] = SPECTRUM.from_columns({"spectrum": np.array([NUMBERS], np.float32)})
+    [encoded] = SPECTRUM.encode([row])
+    assert encoded.length == 1
+    assert [(array.dtype, array.tolist()) for array in encoded.tensors] == [(np.dtype(np.float32), [NUMBERS])]
+    assert not SPECTRUM.is_slow([(np.zeros((2, 3), np.float32),)])
+    assert SPECTRUM.is_slow([(np.zeros((500, 501), np.float32),)])
 
 
 def test_json_is_nested_lists_or_objects() -> None:
@@ -43,11 +49,6 @@ def test_every_datatype_is_taken(datatype: str) -> None:
     assert encoded.tensors[0].tolist() == [[1, 0]]
 
 
-def test_many_numbers_leave_the_event_loop() -> None:
-    assert not SPECTRUM.is_slow([(np.zeros((2, 3), np.float32),)])
-    assert SPECTRUM.is_slow([(np.zeros((500, 501), np.float32),)])
-
-
 # Codecs of users
 
 
@@ -55,19 +56,9 @@ def spectrum(bins: int) -> TensorCodec:
     return TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [bins]}])
 
 
-def test_ones_own_codec_is_named_by_module_and_function() -> None:
+def test_a_card_says_its_columns_or_names_ones_own_codec() -> None:
     [column] = find_codec({"name": f"{__name__}:spectrum", "bins": 40}, Path()).inputs
     assert column.shape == (40,)
-
-
-def test_one_column_is_one_tensor_per_input() -> None:
-    [row] = SPECTRUM.from_columns({"spectrum": np.array([NUMBERS], np.float32)})
-    [encoded] = SPECTRUM.encode([row])
-    assert encoded.length == 1
-    assert [(array.dtype, array.tolist()) for array in encoded.tensors] == [(np.dtype(np.float32), [NUMBERS])]
-
-
-def test_a_card_says_its_columns() -> None:
     spec = SPECTRUM.spec()
     assert spec == {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}]}
     assert find_codec(spec, Path()).spec() == spec

@@ -59,10 +59,16 @@ def listed(encoded: list[Encoded]) -> list[tuple[list[int], ...]]:
     return [tuple(array.tolist() for array in each.tensors) for each in encoded]
 
 
-def test_a_text_is_its_token_ids_with_special_tokens_and_without_padding(folder: Path) -> None:
+def test_a_text_or_a_pair_is_its_token_ids_with_special_tokens_and_without_padding(folder: Path) -> None:
     encoded = text_codec(folder).encode(["a b", "c ?", ""])
     assert listed(encoded) == [([1, 4, 5, 2],), ([1, 6, 3, 2],), ([1, 2],)]
     assert text_codec(folder).encode([]) == []
+    encoded = pair_codec(folder).encode([("a b", "c"), ("a", "b c")])
+    assert listed(encoded) == [
+        ([1, 4, 5, 2, 6, 2], [0, 0, 0, 0, 1, 1]),
+        ([1, 4, 2, 5, 6, 2], [0, 0, 0, 1, 1, 1]),
+    ]
+    assert listed(pair_codec(folder).encode([("a b", "c")])) == listed(encoded)[:1]
 
 
 def test_too_long_a_text_is_refused_with_its_place_or_cut_but_for_its_special_tokens(folder: Path) -> None:
@@ -86,15 +92,6 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_refused(tmp_path: Path) -> N
             codec.encode(texts)
 
 
-def test_a_pair_is_its_token_ids_and_their_types(folder: Path) -> None:
-    encoded = pair_codec(folder).encode([("a b", "c"), ("a", "b c")])
-    assert listed(encoded) == [
-        ([1, 4, 5, 2, 6, 2], [0, 0, 0, 0, 1, 1]),
-        ([1, 4, 2, 5, 6, 2], [0, 0, 0, 1, 1, 1]),
-    ]
-    assert listed(pair_codec(folder).encode([("a b", "c")])) == listed(encoded)[:1]
-
-
 def test_too_long_a_pair_is_cut_where_it_is_longest(folder: Path) -> None:
     codec = pair_codec(folder, max_length=7)
     cut = codec.encode([("a b c d", "e f g h"), ("a b c d", "e"), ("a", "b c d e"), ("a", "b")], truncate=True)
@@ -108,7 +105,7 @@ def test_too_long_a_pair_is_cut_where_it_is_longest(folder: Path) -> None:
         codec.encode([("a b c d", "e f g h")])
 
 
-def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
+def test_rows_come_of_columns_and_of_json_and_many_characters_leave_the_event_loop(folder: Path) -> None:
     text, pair = text_codec(folder), pair_codec(folder)
     assert text.from_columns({"text": ["a", "é".encode()]}) == ["a", "é"]
     assert text.from_json("a") == (["a"], False)
@@ -116,10 +113,6 @@ def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
     assert pair.from_columns({"text": [b"a"], "text_pair": ["b"]}) == [("a", "b")]
     assert pair.from_json(["a", "b"]) == ([("a", "b")], False)
     assert pair.from_json([["a", "b"], ["c", "d"]]) == ([("a", "b"), ("c", "d")], True)
-
-
-def test_texts_of_many_characters_leave_the_event_loop(folder: Path) -> None:
-    text, pair = text_codec(folder), pair_codec(folder)
     assert not text.is_slow(["a" * 20_000])
     assert text.is_slow(["a" * 20_000, "b"])
     assert pair.is_slow([("a" * 20_000, "b")])
@@ -227,9 +220,3 @@ def test_one_text_and_several_are_encoded_alike(tokenizer: Tokenizer) -> None:
         assert one.length == other.length
         assert one.tensors[0].tolist() == other.tensors[0].tolist()
     assert [each.length for each in alone] == [5, 12]
-
-
-def test_tokenizers_of_other_kinds_have_none() -> None:
-    from tokenizers.models import BPE
-
-    assert word_pieces_of(Tokenizer(BPE())) is None

@@ -101,7 +101,7 @@ def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
     assert again.columns["image"].tolist() == [b"\xff\xd8train/cat/2.jpg", b"\x89PNGtrain/dog/1.png"]
 
 
-def test_arrays_have_a_label_for_each_row(tmp_path: Path) -> None:
+def test_arrays_have_a_label_for_each_row_and_stay_arrays_whatever_they_are_named(tmp_path: Path) -> None:
     spectra = np.arange(12, dtype=np.float32).reshape(4, 3)
     np.savez(tmp_path / "d.npz", spectrum=spectra, labels=np.array([1, 2, 1, 2]))
     data = read_labelled(tmp_path / "d.npz")
@@ -110,6 +110,11 @@ def test_arrays_have_a_label_for_each_row(tmp_path: Path) -> None:
     again = read_labelled(write_labelled(part, tmp_path, "part"))
     assert again.labels == ("2", "1")
     assert np.array_equal(again.columns["spectrum"], spectra[[3, 0]])
+    np.savez(tmp_path / "a.npz", image=np.arange(8, dtype=np.float32).reshape(4, 2), labels=np.array([*"abab"]))
+    rows = read_labelled(tmp_path / "a.npz")
+    assert rows.kind == ()
+    kept = read_labelled(write_labelled(rows, tmp_path, "held_out"))
+    assert kept.columns["image"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 class Spectra(TensorCodec):
@@ -210,14 +215,6 @@ def test_arrays_are_read_by_name_whatever_the_file_is_called(tmp_path: Path) -> 
     assert {name: array.tolist() for name, array in read_arrays(one).items()} == {"": [0, 1, 2]}
 
 
-def test_an_array_that_is_named_image_stays_an_array(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", image=np.arange(8, dtype=np.float32).reshape(4, 2), labels=np.array([*"abab"]))
-    rows = read_labelled(tmp_path / "a.npz")
-    assert rows.kind == ()
-    kept = read_labelled(write_labelled(rows, tmp_path, "held_out"))
-    assert kept.columns["image"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
 # Files that are not there
 
 
@@ -257,7 +254,8 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
 
 
 def test_images_come_in_the_order_of_their_names_with_their_folders_as_labels(made: Source) -> None:
-    with open_images(made(TWO_CLASSES)) as images:
+    left_behind = {"__MACOSX/cat/._2.png": b"x", "cat/.DS_Store": b"x"}  # by archivers and file managers
+    with open_images(made(TWO_CLASSES | left_behind)) as images:
         assert images.names == ("cat/10.jpg", "cat/2.png", "dog/1.webp")
         assert images.labels == ("cat", "cat", "dog")
         assert list(images) == [b"c10", b"c2", b"d1"]
@@ -267,11 +265,6 @@ def test_a_part_is_one_of_the_folders_inside(made: Source) -> None:
     path = made({"train/cat/1.png": b"t", "test/cat/2.png": b"e"})
     with open_images(path, part="test") as images:
         assert (images.names, images.labels) == (("test/cat/2.png",), ("cat",))
-
-
-def test_what_archivers_and_file_managers_leave_behind_is_no_file(made: Source) -> None:
-    with open_images(made(TWO_CLASSES | {"__MACOSX/cat/._2.png": b"x", "cat/.DS_Store": b"x"})) as images:
-        assert len(images) == 3
 
 
 def test_one_image_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -289,14 +282,11 @@ def one_image(folder: Path, content: bytes, method: int = zipfile.ZIP_STORED, *,
     return folder / "images.zip"
 
 
-def test_a_broken_member_is_named(tmp_path: Path) -> None:
+def test_a_broken_member_is_named_and_one_that_unpacks_to_too_much_refused(tmp_path: Path) -> None:
     path = one_image(tmp_path, b"0123456789")
     path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123x56789"))
     with open_images(path) as images, pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
         images.read(0)
-
-
-def test_a_member_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path = one_image(tmp_path, bytes(LARGEST_BYTES + 1), zipfile.ZIP_DEFLATED)
     with open_images(path) as images, pytest.raises(DataError, match="at most 100000000 are taken"):
         images.read(0)
@@ -324,7 +314,7 @@ POSE = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3)
 SCENES = SegmentationTask(CLASSES, height=24, width=32, ignored=["Unlabelled"])
 
 
-def test_joints_are_read_in_the_order_of_the_first_image(tmp_path: Path) -> None:
+def test_joints_are_read_in_the_order_of_the_first_image_divided_and_picked(tmp_path: Path) -> None:
     table = write_poses(tmp_path / "set")
     rows = read_labelled(tmp_path / "set", joints=table, part="train")
     assert len(rows) == 6
@@ -337,6 +327,11 @@ def test_joints_are_read_in_the_order_of_the_first_image(tmp_path: Path) -> None
     image = np.asarray(Image.open(tmp_path / "set/train/im1.png"))
     for joint, (x, y) in enumerate(targets[1].astype(int)):
         assert image[y, x, joint] == 255
+    kept, held = rows.divide(1 / 3, seed=0)
+    assert (len(kept), len(held)) == (4, 2)
+    assert kept.sides == ((32, 32),) * 4
+    last = rows.select([5])
+    assert last.labels[0] is rows.labels[5]
 
 
 def test_joints_go_along_where_an_image_is_brought_to_another_size(tmp_path: Path) -> None:
@@ -355,7 +350,7 @@ def test_joints_that_are_cut_off_are_not_seen() -> None:
     assert found[[1, 2]].tolist() == [[0, 3], [31, 31]]
 
 
-def test_maps_of_classes_are_those_of_the_images_names(tmp_path: Path) -> None:
+def test_maps_of_classes_are_those_of_the_images_names_and_folders(tmp_path: Path) -> None:
     table = write_scenes(tmp_path / "set")
     rows = read_labelled(tmp_path / "set", classes=table, part="train")
     assert rows.part_names == CLASSES
@@ -364,10 +359,6 @@ def test_maps_of_classes_are_those_of_the_images_names(tmp_path: Path) -> None:
     for k, classes in enumerate(targets):
         image = np.asarray(Image.open(tmp_path / f"set/train/image/im{k}.png"))
         assert ((image[..., 0] < 100) == (classes == 1)).all()
-
-
-def test_maps_are_told_apart_by_the_folders_they_lie_in(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
     for scene, known in (("s1", 0), ("s2", 1)):
         write_image(tmp_path / f"set/seq/image/{scene}/1.png", np.zeros((24, 32, 3), np.uint8))
         write_image(tmp_path / f"set/seq/label/{scene}/1.png", np.full((24, 32), known, np.uint8))
@@ -414,13 +405,3 @@ def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:
     table.write_text("image,joint,x,y,visible\na.png,neck,35,3,1\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"joint 'neck' at \(35, 3\) is outside its image of 20 x 40 pixels"):
         read_labelled(tmp_path / "set", joints=table)
-
-
-def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
-    table = write_poses(tmp_path / "set")
-    rows = read_labelled(tmp_path / "set", joints=table)
-    kept, held = rows.divide(1 / 3, seed=0)
-    assert (len(kept), len(held)) == (4, 2)
-    assert kept.sides == ((32, 32),) * 4
-    last = rows.select([5])
-    assert last.labels[0] is rows.labels[5]

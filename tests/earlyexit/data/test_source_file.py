@@ -99,16 +99,15 @@ def test_a_small_file_of_aliases_that_says_billions_of_values_is_refused_where_t
         read_source(write(tmp_path / "plan.yaml", text), PlanError)
 
 
-def test_aliases_that_repeat_little_say_what_they_name(tmp_path: Path) -> None:
+def test_aliases_that_repeat_little_say_what_they_name_and_without_any_a_long_file_is_no_concern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = read_source(
         write(tmp_path / "plan.yaml", "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a]\nc: {<<: *a, x: 4}\n"), PlanError
     )
     a = {"x": 1, "y": [2, 3]}
     assert source.document == {"a": a, "b": [a, a], "c": {"x": 4, "y": [2, 3]}}
     assert source.lines.of(("b", 1, "y", 0)) == 1
-
-
-def test_a_long_file_without_aliases_is_no_concern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_file, "MOST_REPEATED", 1_000)
     source = read_source(write(tmp_path / "plan.yaml", "rows: [" + "1, " * 1_500 + "2]"), PlanError)
     assert isinstance(source.document, dict)

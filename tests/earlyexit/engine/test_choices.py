@@ -212,7 +212,7 @@ def test_times_that_leave_a_split_without_a_batch_are_tried_again() -> None:
     assert (ran.count(0), ran.count(2)) == (98, 98 - 7)  # 2 * 0.9 ** 7 is 0.96
 
 
-def test_a_forgotten_origin_loses_its_queued_members_in_every_split() -> None:
+def test_a_plan_that_changes_nothing_keeps_queues_and_a_forgotten_origin_loses_its_members() -> None:
     engine = driver_of(*TWO).engine
     mine, yours = object(), object()
     engine.submit(0, [member("a", origin=mine), member("b", origin=yours), member("c", origin=mine)], 0.0)
@@ -221,6 +221,12 @@ def test_a_forgotten_origin_loses_its_queued_members_in_every_split() -> None:
     assert engine.forget(mine) == 3
     assert engine.waiting() == {0: 1, 2: 0}
     assert names(chosen(engine).members) == "b"
+    engine = driver_of(*TWO).engine
+    engine.submit(0, [member("a"), member("b"), member("c")], 0.0)
+    assert engine.choose(0.0).batch is not None
+    engine.follow(splits_of(0, 2, 3, 4), "work-conserving")
+    assert engine.waiting() == {0: 1, 2: 0, 3: 0}
+    assert [counts.inputs for counts in engine.counts.values()] == [2, 0, 0]
 
 
 # Orders
@@ -307,22 +313,10 @@ def test_plans_change_while_inputs_wait(splits: Sequence[Split], events: list[Ev
     assert set(driver.engine.waiting().values()) <= {0}
 
 
-def test_the_rest_of_a_split_is_a_split_with_its_other_ramps() -> None:
+def test_the_rest_of_a_split_is_a_split_with_its_other_ramps_and_a_block_that_no_plan_holds_refused() -> None:
     engine = Engine([Split(first=0, end=4, batch=3, ramps=(0, 1, 2))], TableTimes({0: 1.0, 2: 1.0}))
     engine.submit(2, [member("a")], 0.0)
     assert chosen(engine).split == Split(first=2, end=4, batch=3, ramps=(2,))
-
-
-def test_a_plan_that_changes_nothing_keeps_queues_and_counts() -> None:
-    engine = driver_of(*TWO).engine
-    engine.submit(0, [member("a"), member("b"), member("c")], 0.0)
-    assert engine.choose(0.0).batch is not None
-    engine.follow(splits_of(0, 2, 3, 4), "work-conserving")
-    assert engine.waiting() == {0: 1, 2: 0, 3: 0}
-    assert [counts.inputs for counts in engine.counts.values()] == [2, 0, 0]
-
-
-def test_a_block_that_no_plan_holds_is_refused() -> None:
     engine = driver_of(*TWO).engine
     assert [engine.hosts(block) for block in range(5)] == [True, True, True, True, False]
     with pytest.raises(PlanError, match="no split here holds block 6; splits hold the blocks 0 to 1, 2 to 3"):

@@ -39,15 +39,6 @@ from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import wire_of
 
 
-def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:
-    bench = one_split([Part(1, 1, "b"), Part(1, 2, "ad"), Part(1, 3, ALL_OF_THEM)])
-    assert bench.run(members("abcd")) == [
-        "1.000 answer b after 0",
-        "2.000 answer a after 1, answer d after 1",
-        "3.000 answer c after 2",
-    ]
-
-
 def test_answers_know_how_long_they_waited_and_ran() -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
     bench = Bench(splits, {0: [Part(1, 1, "a"), Part(2, 2, "")], 2: [Part(4, 4, ALL_OF_THEM)]})
@@ -75,7 +66,7 @@ def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None
     assert bench.runner.runs == ["0:a"]
 
 
-def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -> None:
+def test_a_poisonous_input_fails_alone_and_those_in_a_row_are_counted_until_one_succeeds() -> None:
     bench = one_split([Part(1, 4, ALL_OF_THEM)], poison="b")
     assert bench.run(members("abc")) == [
         "2.000 answer a after 3",
@@ -83,9 +74,6 @@ def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -
         "4.000 answer c after 3",
     ]
     assert bench.runner.runs == ["0:abc", "0:a", "0:b", "0:c"]
-
-
-def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds() -> None:
     bench = one_split([Part(1, 4, ALL_OF_THEM)], poison="x")
     bench.run([member("x")])
     bench.run([member("x")])
@@ -118,7 +106,7 @@ def test_survivors_whose_block_a_plan_took_away_go_on_elsewhere(monkeypatch: pyt
 # Probes
 
 
-def test_an_answered_probe_stays_until_the_end_and_exits_say_what_they_saw() -> None:
+def test_probes_stay_until_the_end_and_those_that_run_again_say_nothing_twice() -> None:
     bench = one_split([Part(1, 1, "a"), Part(1, 4, ALL_OF_THEM)])
     a, b = probes = members("ab", probe=True)
     assert bench.run(probes) == [
@@ -126,9 +114,6 @@ def test_an_answered_probe_stays_until_the_end_and_exits_say_what_they_saw() -> 
         "2.000 look a at 3, look b at 3, answer a after 3, answer b after 3",
     ]
     assert (a.compute_s, b.compute_s) == (2.0, 2.0)
-
-
-def test_probes_that_run_again_after_a_failure_say_nothing_twice_and_end_once() -> None:
     parts = {0: [Part(1, 1, "ab"), Part(1, 4, ALL_OF_THEM)]}
     bench = Bench([Split(first=0, end=4, batch=4)], parts, "b", FailsLater)
     assert bench.run(members("abc", probe=True)) == [
@@ -167,16 +152,13 @@ def test_a_shared_device_does_not_teach_how_soon_an_answer_can_come_at_best() ->
     assert times.observed == [(0, 1, 4.0, 9.0), (0, 1, 9.0, 9.0)]
 
 
-def test_two_batches_at_most_run_each_in_a_lane_of_its_own() -> None:
+def test_two_batches_at_most_run_in_lanes_of_their_own_by_what_the_running_ones_plan_said() -> None:
     engine = overlapping(batch=1)
     engine.submit(0, [waiting(name) for name in "zyxw"], 0.0)
     first, second = begun(engine), begun(engine)
     assert not engine.may_begin
     engine.leave(first, 2.0)
     assert (first.lane, second.lane, begun(engine, 2.0).lane) == (0, 1, 0)
-
-
-def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> None:
     engine = overlapping()
     engine.submit(0, [waiting(name) for name in "zy"], 0.0)
     first = begun(engine)
@@ -287,16 +269,13 @@ class Scene:
         return [(each.member.sample_id, type(each.error)) for each in self.released if isinstance(each, Failed)]
 
 
-def test_whom_the_network_does_not_take_is_lost_and_nobody_else() -> None:
+def test_whom_the_network_does_not_take_and_what_is_queued_of_a_sequence_that_ends_is_lost_alone() -> None:
     scene = Scene(room=2)
     assert scene.submit("abc") == ["a", "b"]
     assert scene.lost == [("c", OverloadedError)]
     scene.run_until_idle()
     assert scene.answered == ["a", "b"]
     assert scene.memory.kept == {1, 2}
-
-
-def test_a_sequence_that_nobody_computes_goes_at_once_and_what_is_queued_of_it_is_lost() -> None:
     scene = Scene()
     scene.submit("ab")
     scene.device.end([2, 7])

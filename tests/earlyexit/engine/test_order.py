@@ -48,14 +48,6 @@ def picked(
     return [queued[position].tokens for position in order(name, overdue_s).pick(queued, budget, now_s)]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("arrival", [30]), ("deadline", [20, 10]), ("shortest", [10, 20]), ("das", [10, 20])]
-)
-def test_a_budget_of_tokens_bounds_them_too(name: str, expected: list[int]) -> None:
-    queued = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
-    assert picked(name, queued, Budget(inputs=3, tokens=35)) == expected
-
-
 @pytest.mark.parametrize("name", ["shortest", "das"])
 def test_the_overdue_go_first_within_their_quarter_and_those_past_the_deadline_only_where_all_are(name: str) -> None:
     queued = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))

@@ -74,15 +74,12 @@ def test_a_bucket_ends_at_most_an_eighth_above(size: int, tokens: int) -> None:
     assert (bucket_end(size, end), bucket_end(size, size), bucket_end(8, 1000)) == (end, size, 1024)
 
 
-def test_the_mean_length_is_that_of_the_inputs_that_ran_lately() -> None:
+def test_the_mean_length_is_of_lately_and_a_split_the_same_whoever_names_it() -> None:
     assert ObservedTimes().mean_tokens(SPLIT) == 1.0
     assert learnt_of_tokens((4, 4, 1.0), (1, 1, 1.0)).mean_tokens(SPLIT) == 1.0
     assert learnt_of_tokens((8, 80, 1.0)).mean_tokens(SPLIT) == 10.0
     # (80 + 0.2 * (300 - 80)) / (8 + 0.2 * (3 - 8))
     assert learnt_of_tokens((8, 80, 1.0), (3, 300, 1.0)).mean_tokens(SPLIT) == pytest.approx(124 / 7)
-
-
-def test_a_split_is_the_same_whoever_names_it_and_whatever_it_is_fused_to() -> None:
     times = ObservedTimes()
     for batch, ramps in ((8, ()), (4, ()), (8, (1,)), (8, ())):
         times.observe(Split(first=0, end=2, batch=batch, ramps=ramps), 1, 1, 0.5, 1.0 + len(ramps))

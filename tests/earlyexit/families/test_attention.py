@@ -31,15 +31,14 @@ def model() -> EarlyExitModel:
     return small()
 
 
-def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other() -> None:
+def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other_where_it_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert layout_of(7, 2).scheme == "apart"
     assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"
     assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)
     assert layout_of(3, 3).scheme == "padded"
     assert layout_of(3, 3, attention="apart").scheme == "padded", "there is nothing to save"
-
-
-def test_more_threads_are_not_kept_waiting_for_a_little_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert layout_of(*range(5, 16)).scheme == "padded"
     assert layout_of(*range(20, 400, 40)).scheme == "apart"

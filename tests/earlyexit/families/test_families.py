@@ -149,22 +149,15 @@ def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
     return logits_BC
 
 
-def test_pairs_get_the_logits_of_transformers(tmp_path: Path) -> None:
+def test_pairs_and_single_texts_get_the_logits_of_transformers_with_token_types_or_without(tmp_path: Path) -> None:
     hf_model = pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     found_BC = exit_outputs(model, some_pairs())[2]
     torch.testing.assert_close(found_BC, theirs(hf_model, some_pairs()), atol=1e-4, rtol=0)
-
-
-def test_a_model_of_single_texts_has_the_first_type_in_its_positions(tmp_path: Path) -> None:
-    hf_model = pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES))
     assert [each.name for each in model.boundary(-1)] == ["token_ids"]
     texts = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     torch.testing.assert_close(exit_outputs(model, texts)[2], theirs(hf_model, texts), atol=1e-4, rtol=0)
-
-
-def test_a_family_without_token_types_takes_pairs_by_their_separators(tmp_path: Path) -> None:
     hf_model = checkpoint(tmp_path, family="roberta", id2label=dict(enumerate(NAMES)))
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     assert [each.name for each in model.boundary(-1)] == ["token_ids"]

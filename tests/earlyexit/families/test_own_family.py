@@ -108,15 +108,12 @@ def fresh_model() -> EarlyExitModel:
     return ramped(pretrained, family, LABELS, codec=CODEC, ramps=GRID)
 
 
-def test_what_crosses_is_known_by_trying() -> None:
+def test_what_crosses_is_known_by_trying_without_moving_statistics() -> None:
     model = fresh_model()
     assert model.boundary(-1) == (PIXELS,)
     assert tuple(tuple(each.shape for each in model.boundary(block)) for block in range(4)) == SHAPES
     assert {each.per_token for block in range(4) for each in model.boundary(block)} == {False}
     assert model.max_length == 1
-
-
-def test_the_network_is_tried_without_moving_its_statistics() -> None:
     backbone = build_convolutions().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     check_own(backbone)
@@ -210,21 +207,15 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
     return ramped(pretrained, "none", LABELS, codec={"name": "tensor"}, ramps=GRID)
 
 
-def test_whole_numbers_may_cross_and_are_described_as_such() -> None:
+def test_whole_numbers_may_cross_other_types_are_refused_and_numbers_enter_in_the_networks_precision() -> None:
     backbone = rows_of_three(Counting(), Counting())
     check_own(backbone)
     model = model_of(backbone)
     assert [(each.dtype, each.shape) for each in model.boundary(0)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)
     assert [values.dtype for values in warm_up.tensors] == [torch.float32, torch.int32]
-
-
-def test_a_type_that_cannot_cross_is_refused() -> None:
     with pytest.raises(ModelFolderError, match=r"block 0 gives torch\.float64; what crosses is of the weights' float"):
         model_of(rows_of_three(Doubled(), Doubled()))
-
-
-def test_numbers_enter_a_network_in_its_own_precision() -> None:
     model = model_of(rows_of_three(nn.Linear(3, 3), nn.Tanh())).to(torch.bfloat16)
     answers = answers_alone(model, ConfidencePolicy(2.0), of_numbers(4))
     assert {answer.exit for answer in answers.values()} == {1}
@@ -250,14 +241,6 @@ def given_of(label_names: tuple[str, ...] | None, task: Task = LABELS) -> EarlyE
 @pytest.fixture
 def given() -> EarlyExitModel:
     return given_of(("left", "right"))
-
-
-def test_outputs_are_what_the_last_block_gives_by_the_temperature(given: EarlyExitModel) -> None:
-    encoded, _ = pictures(5)
-    before = exit_outputs(given, encoded)[2]
-    given.temperatures_E[2] = 2.0
-    assert before.shape == (5, 2)
-    torch.testing.assert_close(exit_outputs(given, encoded)[2], before / 2)
 
 
 def test_training_changes_ramps_and_leaves_the_networks_own_answers(given: EarlyExitModel) -> None:

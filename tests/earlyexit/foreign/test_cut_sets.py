@@ -34,13 +34,18 @@ def masked() -> Dataflow:
     return replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
 
 
-def test_a_mask_beside_the_stream_crosses_with_it() -> None:
+def test_a_mask_beside_the_stream_crosses_with_it_where_it_is_cheapest() -> None:
     flow = masked()
     assert [site.tensors for site in find_sites(flow)] == [("h",)]
     found = with_sets(flow, find_sites(flow))
     assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
     assert [site.bytes_per_input for site in found] == [11, 11, 10]
     assert [site.after for site in found] == ["operator1", "operator4", "operator8"]
+    flow = replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("acdefghy", 10), "b": 3})
+    found = with_sets(flow, find_sites(flow))
+    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
+    flow = masked()
+    assert len(with_sets(flow, find_sites(flow), long=0.9)) == 1
 
 
 def test_a_ramp_looks_at_what_most_work_went_into_though_the_mask_be_made_later() -> None:
@@ -49,20 +54,9 @@ def test_a_ramp_looks_at_what_most_work_went_into_though_the_mask_be_made_later(
     assert with_sets(flow, find_sites(flow))[0].tensors == ("a", "m")
 
 
-def test_what_crosses_inside_a_layer_is_no_set_where_less_crosses_beside_it() -> None:
-    flow = replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("acdefghy", 10), "b": 3})
-    found = with_sets(flow, find_sites(flow))
-    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
-
-
 def test_a_model_with_one_site_after_every_layer_needs_no_sets() -> None:
     flow = flow_of(*(f"h{k + 1} = work h{k} w" for k in range(20)), inputs="h0", outputs="h20")
     assert with_sets(flow, find_sites(flow)) == find_sites(flow)
-
-
-def test_short_stretches_are_left_as_they_are() -> None:
-    flow = masked()
-    assert len(with_sets(flow, find_sites(flow), long=0.9)) == 1
 
 
 def drawn(seed: int) -> Dataflow:

@@ -90,20 +90,14 @@ def test_outputs_are_the_modules_own_to_the_last_bit_however_it_is_cut(name: str
         assert in_pieces(backbone, encoded, bounds).equal(whole(name, encoded))
 
 
-def test_probabilities_become_the_logits_before_them() -> None:
-    encoded = inputs_of("probable", 4)
-    backbone = taken("probable").backbone
-    assert isinstance(backbone, ExportedBackbone)
-    logits = in_pieces(backbone, encoded, (0, backbone.num_blocks))
-    assert logits.softmax(-1).equal(whole("probable", encoded))
-
-
-def test_separate_probabilities_become_their_logarithms() -> None:
-    encoded = inputs_of("separate", 4)
-    backbone = taken("separate").backbone
-    assert isinstance(backbone, ExportedBackbone)
-    logarithms = in_pieces(backbone, encoded, (0, backbone.num_blocks))
-    torch.testing.assert_close(logarithms.exp(), whole("separate", encoded))
+def test_probabilities_become_the_logits_before_them_and_separate_ones_their_logarithms() -> None:
+    answers = dict[str, Tensor]()
+    for name in ("probable", "separate"):
+        backbone = taken(name).backbone
+        assert isinstance(backbone, ExportedBackbone)
+        answers[name] = in_pieces(backbone, inputs_of(name, 4), (0, backbone.num_blocks))
+    assert answers["probable"].softmax(-1).equal(whole("probable", inputs_of("probable", 4)))
+    torch.testing.assert_close(answers["separate"].exp(), whole("separate", inputs_of("separate", 4)))
 
 
 def test_what_crosses_is_described() -> None:
@@ -119,7 +113,7 @@ def test_what_crosses_is_described() -> None:
     assert not boundaries[-1][0].per_token
 
 
-def test_other_weights_in_the_folder_are_noticed(tmp_path: Path) -> None:
+def test_other_weights_or_another_graph_in_the_folder_are_noticed(tmp_path: Path) -> None:
     model = model_of("pictures")
     model.info = replace(model.info, provenance={"backbone_sha256": model.backbone.sha256()})
     save_model(model, tmp_path)
@@ -129,9 +123,6 @@ def test_other_weights_in_the_folder_are_noticed(tmp_path: Path) -> None:
     save_file(weights, tmp_path / WEIGHTS_FILE)
     with pytest.raises(ModelFolderError, match="the backbone's weights are not those that ramps were trained on"):
         load_model(tmp_path)
-
-
-def test_a_graph_that_was_changed_is_noticed(tmp_path: Path) -> None:
     save_model(model_of("pictures"), tmp_path)
     graph = json.loads((tmp_path / GRAPH_FILE).read_text())
     graph["graphs"][0]["calls"].pop()
@@ -195,24 +186,21 @@ def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
     assert len(names) == 1
 
 
-def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
-    assert taken("indexed").backbone.inputs[0].below == foreign.VOCABULARY
-
-
-def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
-    graph = foreign.traced("offset")
-    with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
-        cut_at(graph)
-
-
-def test_a_fingerprint_is_of_weights_of_any_type() -> None:
+def test_a_table_that_is_indexed_says_how_large_tokens_may_be_and_a_fingerprint_is_of_any_type() -> None:
     backbone = taken("indexed").backbone
+    assert backbone.inputs[0].below == foreign.VOCABULARY
     before = backbone.sha256()
     weights = backbone.state_dict()
     next(each for each in weights.values() if each.dtype == torch.bfloat16).add_(1)
     after = backbone.sha256()
     next(each for each in weights.values() if each.dtype == torch.bfloat16).sub_(1)
     assert (before == after, before == backbone.sha256()) == (False, True)
+
+
+def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
+    graph = foreign.traced("offset")
+    with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
+        cut_at(graph)
 
 
 @pytest.mark.parametrize("place", ["types", "weights"])
@@ -227,11 +215,8 @@ def test_types_that_torch_does_not_have_are_refused_when_loaded(kept: tuple[Path
         load_model(folder)
 
 
-def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
+def test_what_follows_from_the_lengths_is_no_input_and_token_types_of_pairs_come_after_the_tokens() -> None:
     assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
-
-
-def test_token_types_of_pairs_come_after_the_tokens() -> None:
     graph = replace(foreign.traced("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.carried == ("input_ids", "token_type_ids")
     cut_at(graph)  # what the codec gives may be anything
@@ -250,14 +235,10 @@ def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> 
     assert [site.bytes_per_input for site in sites] == [4 * size for size in sizes]
 
 
-def test_a_bert_has_sites_after_its_embedding_attentions_and_layers_and_before_its_classifier() -> None:
+def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_any_length() -> None:
     graph = foreign.traced("small_bert")
     assert [site.bytes_per_input for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
     assert list(graph.examples) == ["input_ids", "attention_mask"]
-
-
-def test_tokens_of_any_length_are_taken() -> None:
-    graph = foreign.traced("small_bert")
     [given] = graph.run(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 5, dtype=torch.long))
     assert given.shape == (3, 2)
 

@@ -336,7 +336,7 @@ def test_pixels_that_enter_as_whole_numbers_stay_what_they_are(
         np.testing.assert_allclose(exit_outputs(model, [encoded])[1], expected, rtol=1e-5, atol=1e-4)
 
 
-def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
+def test_weights_beside_the_file_come_along_and_missing_ones_are_said(tmp_path: Path) -> None:
     path = saved(pictures_graph(), tmp_path / "from", beside=True)
     assert (tmp_path / "from" / "theirs.bin").stat().st_size > 1000
     model = with_ramps(pictures_taken(path, tmp_path / "model"))
@@ -344,6 +344,8 @@ def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
     (tmp_path / "from" / "theirs.bin").unlink()
     encoded = onnx_graphs.random_pictures(2)
     assert exit_outputs(load_model(tmp_path / "model"), encoded)[2].equal(exit_outputs(model, encoded)[2])
+    with pytest.raises(GraphError, match=r"the weights beside .* cannot be read"):
+        pictures_taken(path, tmp_path / "model")
 
 
 NUMBERS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
@@ -382,11 +384,16 @@ def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
         with_ramps(model.take(cuts, NUMBERS, tmp_path / "model"))
 
 
-def test_one_of_several_outputs_is_chosen(tmp_path: Path) -> None:
+def test_one_of_several_outputs_is_chosen_and_several_inputs_taken_where_the_codec_has_them(tmp_path: Path) -> None:
     graph = numbers_graph("other = Relu(x) logits = Gemm(other, w, b)", output="float[B, 4] logits, float[B, 4] other")
     head = taken(graph, tmp_path, output="logits").head
     assert head is not None
     assert head.num_outputs == 4
+    graph = numbers_graph("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] y, float[B, 4] x")
+    columns = [{"name": name, "datatype": "FP32", "shape": [4]} for name in ("x", "y")]
+    codec = {"name": "tensor", "columns": columns}
+    backbone = taken(graph, tmp_path, [["s"]], codec).backbone
+    assert [each.name for each in backbone.inputs] == ["x", "y"]
 
 
 @pytest.mark.parametrize(("others", "is_taken"), [pytest.param(3e-4, True, id="rounding"), pytest.param(0.05, False)])
@@ -481,21 +488,6 @@ def test_weights_outside_a_models_folder_are_refused_wherever_the_graph_has_them
     onnx.save_model(model, folder / "graph.onnx")
     with pytest.raises(ModelFolderError, match=r"has weights in '../secret.bin', which is not its own file"):
         read_kept(folder, "graph.onnx")
-
-
-def test_missing_weights_are_said(tmp_path: Path) -> None:
-    path = saved(pictures_graph(), tmp_path / "from", beside=True)
-    (tmp_path / "from" / "theirs.bin").unlink()
-    with pytest.raises(GraphError, match=r"the weights beside .* cannot be read"):
-        pictures_taken(path, tmp_path / "model")
-
-
-def test_several_inputs_are_taken_where_the_codec_has_them(tmp_path: Path) -> None:
-    graph = numbers_graph("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] y, float[B, 4] x")
-    columns = [{"name": name, "datatype": "FP32", "shape": [4]} for name in ("x", "y")]
-    codec = {"name": "tensor", "columns": columns}
-    backbone = taken(graph, tmp_path, [["s"]], codec).backbone
-    assert [each.name for each in backbone.inputs] == ["x", "y"]
 
 
 def test_numbers_held_one_by_one_and_large_constants_are_weights_too(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_large_layer_takes_most_of_the_time_of_an_onnx_file(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [tmp_path / "model.onnx"]
 
 
-def test_weights_beside_a_file_are_found_where_it_lies(tmp_path: Path) -> None:
+def test_weights_beside_a_file_are_found_where_it_lies_and_inputs_that_it_cannot_take_told(tmp_path: Path) -> None:
     stored = weight("w", 4, 6)
     (tmp_path / "w.bin").write_bytes(stored.raw_data)
     nodes = [("MatMul", "x w", "a"), ("MatMul", "a v", "y")]
@@ -150,6 +150,11 @@ def test_weights_beside_a_file_are_found_where_it_lies(tmp_path: Path) -> None:
     assert 0 < shares(file.timed(find_sites(file.flow)))[0] < 1
     (tmp_path / "w.bin").unlink()
     with pytest.raises(GraphError, match=r"its weights are not there: .*w\.bin"):
+        file.timed(find_sites(file.flow))
+    weights = [weight("w", 4, 6), weight("v", 6, 2)]
+    model = graph_of(nodes, [("x", TensorProto.FLOAT, ("batch", "side"))], ["y"], weights)
+    file = read_onnx(saved(tmp_path, model), open_size=5)
+    with pytest.raises(GraphError, match=r"ONNX Runtime cannot run .*model\.onnx on inputs of x \[1, 5\]: "):
         file.timed(find_sites(file.flow))
 
 
@@ -162,15 +167,6 @@ def test_bytes_that_the_file_does_not_tell_are_measured() -> None:
     assert [each.bytes_per_input for each in measured] == [each.bytes_per_input for each in told]
 
 
-def test_inputs_that_a_model_cannot_take_are_told(tmp_path: Path) -> None:
-    nodes = [("MatMul", "x w", "a"), ("MatMul", "a v", "y")]
-    weights = [weight("w", 4, 6), weight("v", 6, 2)]
-    model = graph_of(nodes, [("x", TensorProto.FLOAT, ("batch", "side"))], ["y"], weights)
-    file = read_onnx(saved(tmp_path, model), open_size=5)
-    with pytest.raises(GraphError, match=r"ONNX Runtime cannot run .*model\.onnx on inputs of x \[1, 5\]: "):
-        file.timed(find_sites(file.flow))
-
-
 def test_torch_modules_are_timed_operator_by_operator() -> None:
     graph = traced("resnet14")
     found = shares(graph.timed(find_sites(graph.flow), repeats=3))
@@ -178,24 +174,32 @@ def test_torch_modules_are_timed_operator_by_operator() -> None:
     assert all(0 < first < second < 1 for first, second in pairwise(found))
 
 
-def test_bytes_are_those_of_one_input_whatever_the_batch_is(tmp_path: Path) -> None:
+def test_bytes_are_those_of_one_input_whatever_the_batch_is_and_open_axes_have_the_size_asked_for(
+    tmp_path: Path,
+) -> None:
     for batch in ("batch", 1, 5):
         file = read_onnx(saved(tmp_path, two_layers(weight("w", 4, 6), ("x", TensorProto.FLOAT, (batch, 4)))))
         assert file.flow.bytes_per_input == {"x": 16, "a": 24, "y": 8}
         assert file.flow.batch == (5 if batch == 5 else 1)
-
-
-def test_axes_left_open_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
     path = saved(tmp_path, two_layers(weight("w", 4, 6), ("x", TensorProto.FLOAT, ("batch", "tokens", 4))))
     assert read_onnx(path, open_size=10).flow.bytes_per_input["a"] == 10 * 24
     assert read_onnx(path).flow.shapes["a"] == (1, 128, 6)
 
 
-def test_weights_are_named_and_no_inputs_although_old_files_list_them(tmp_path: Path) -> None:
+def test_operators_are_a_files_functions_and_nodes_all_with_names_and_weights_no_inputs(tmp_path: Path) -> None:
     model = graph_of([("Add", "x w", "y")], ["x", ("w", TensorProto.FLOAT, (4,))], ["y"], [weight("w", 4)])
     flow = read_onnx(saved(tmp_path, model)).flow
     assert flow.inputs == ("x",)
     assert flow.weights == flow.free == frozenset({"w"})
+    node = helper.make_node("Relu", ["x"], ["y"], domain="their.own")
+    [operator] = read_onnx(saved(tmp_path, graph_of([node], ["x"], ["y"]))).flow.operators
+    assert (operator.op, operator.kind) == ("their.own.Relu", "work")
+    model = graph_of([helper.make_node("Twice", ["x"], ["y"], domain="own")], ["x"], ["y"])
+    opsets = [helper.make_opsetid("", 18)]
+    body = [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Exp", ["b"], ["c"])]
+    model.functions.append(helper.make_function("own", "Twice", ["a"], ["c"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    assert [operator.op for operator in read_onnx(saved(tmp_path, model)).flow.operators] == ["Relu", "Exp"]
 
 
 def test_an_embedding_is_work_and_picking_a_token_is_not(tmp_path: Path) -> None:
@@ -203,21 +207,6 @@ def test_an_embedding_is_work_and_picking_a_token_is_not(tmp_path: Path) -> None
     weights = [weight("table", 9, 4), numpy_helper.from_array(np.array(0), "first")]
     model = graph_of(nodes, [("ids", TensorProto.INT64, ("batch", "tokens"))], ["y"], weights)
     assert [operator.kind for operator in read_onnx(saved(tmp_path, model)).flow.operators] == ["work", "light"]
-
-
-def test_an_operator_of_somebody_elses_is_work_by_whatever_name(tmp_path: Path) -> None:
-    node = helper.make_node("Relu", ["x"], ["y"], domain="their.own")
-    [operator] = read_onnx(saved(tmp_path, graph_of([node], ["x"], ["y"]))).flow.operators
-    assert (operator.op, operator.kind) == ("their.own.Relu", "work")
-
-
-def test_functions_of_a_file_are_its_steps(tmp_path: Path) -> None:
-    model = graph_of([helper.make_node("Twice", ["x"], ["y"], domain="own")], ["x"], ["y"])
-    opsets = [helper.make_opsetid("", 18)]
-    body = [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Exp", ["b"], ["c"])]
-    model.functions.append(helper.make_function("own", "Twice", ["a"], ["c"], body, opsets))
-    model.opset_import.append(helper.make_opsetid("own", 1))
-    assert [operator.op for operator in read_onnx(saved(tmp_path, model)).flow.operators] == ["Relu", "Exp"]
 
 
 def test_nodes_without_a_name_or_with_that_of_another_get_one(tmp_path: Path) -> None:
@@ -228,13 +217,10 @@ def test_nodes_without_a_name_or_with_that_of_another_get_one(tmp_path: Path) ->
     assert len({operator.name for operator in file.flow.operators}) == 3
 
 
-def test_weights_beside_the_file_are_told_and_not_loaded(tmp_path: Path) -> None:
+def test_weights_beside_the_file_are_told_and_not_loaded_nor_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
     file = read_onnx(saved(tmp_path, two_layers(beside(weight("w", 4, 6), "weights/w.bin"))))
     assert file.beside == (tmp_path / "weights" / "w.bin",)
     assert file.flow.shapes["a"] == (1, 6)
-
-
-def test_weights_behind_a_link_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(96))
@@ -278,10 +264,14 @@ def test_a_shape_that_is_computed_of_sizes_is_followed(tmp_path: Path) -> None:
     assert flow.bytes_per_input["y"] == 120
 
 
-def test_a_large_constant_is_not_made_for_its_shape(tmp_path: Path) -> None:
+def test_shapes_are_known_of_large_constants_and_of_operators_that_others_define(tmp_path: Path) -> None:
     nodes = [("ConstantOfShape", "huge", "zeros"), ("MatMul", "x zeros", "y")]
     model = graph_of(nodes, ["x"], ["y"], [whole("huge", [4, 2**40])])
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 2**40)
+    nodes = [("LessOrEqual", "x x", "same"), ("Where", "same x x", "y")]
+    model = graph_of(nodes, ["x"], ["y"])
+    model.opset_import[0].version = 14
+    assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
 
 
 def test_an_expansion_as_torch_exports_it_is_followed(tmp_path: Path) -> None:
@@ -302,13 +292,6 @@ def test_an_expansion_as_torch_exports_it_is_followed(tmp_path: Path) -> None:
     model = graph_of(
         nodes, ["x"], ["y"], [whole("first", [0]), whole("minus_one", [-1]), numpy_helper.from_array(ROW, "row")]
     )
-    assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
-
-
-def test_an_operator_that_onnx_defines_by_others_has_a_shape(tmp_path: Path) -> None:
-    nodes = [("LessOrEqual", "x x", "same"), ("Where", "same x x", "y")]
-    model = graph_of(nodes, ["x"], ["y"])
-    model.opset_import[0].version = 14
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
 
 

@@ -364,17 +364,15 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
-def test_where_ramps_look_that_are_off_torch_runs_them(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+def test_inputs_that_stay_are_run_as_those_that_stop_and_where_ramps_look_that_are_off_torch_runs_them(
+    small_model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     some = replace(WHOLE, ramps=(1,))
     runner.prepare([some])
     assert exits(run(runner, some, runner.from_wire(wire_of(encoded[:2])), probe=True)) == [3, 3]
     assert slow.ran == []
-
-
-def test_inputs_that_stay_are_run_as_those_that_stop_are(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, EVERYONE_LEAVES, slow)
     staying = replace(HALVES[0], after_answer="stay")
     runner.prepare([staying])

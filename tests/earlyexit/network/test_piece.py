@@ -118,16 +118,20 @@ def test_hidden_states_travel_in_half_precision_and_nothing_else_does(small_mode
     assert all(one.equal(other) for one, other in zip(back.tensors[1:], piece.tensors[1:], strict=True))
 
 
-def test_what_half_precision_cannot_hold_is_its_largest_and_never_infinite() -> None:
+def test_what_half_precision_cannot_hold_is_its_largest_and_what_two_bytes_hold_stays_as_it_is() -> None:
     piece = piece_with([7e4, -1e30, 65504.0, math.inf, -math.inf, math.nan, 1e-9])
     *numbers, nan, tiny = piece.to_wire("float16").tensors[0].flatten().tolist()
     assert numbers == [65504.0, -65504.0, 65504.0, 65504.0, -65504.0]
     assert math.isnan(nan)
     assert tiny == 0.0
     assert piece.tensors[0].flatten().tolist()[:2] == [7e4, float(np.float32(-1e30))], "those on the device stay"
+    piece = mixed([2, 1], dtype=torch.bfloat16)
+    for half, same in zip(piece.to_wire("float16").tensors, piece.to_wire().tensors, strict=True):
+        assert half.dtype == same.dtype
+        assert np.array_equal(half, same)
 
 
-def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
+def test_singles_are_views_and_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
     piece = Piece(
         sample_ids=("a", "b", "c"),
         next_block=1,
@@ -137,6 +141,12 @@ def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
     )
     fused = fuse([piece.singles()[2], piece.select([1, 0])])
     assert (fused.sample_ids, fused.tensors, fused.lengths_B.tolist()) == (("c", "b", "a"), (), [2, 1, 2])
+    piece = mixed([2, 3])
+    _, second = piece.singles()
+    assert [values.data_ptr() for values in second.tensors] == [
+        values[rows:].data_ptr() for values, rows in zip(piece.tensors, (2, 1, 2, 1), strict=True)
+    ]
+    assert fuse([piece]) is piece
 
 
 @pytest.mark.parametrize(
@@ -164,22 +174,6 @@ def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
 def test_a_gpu_s_tensor_is_copied_when_it_is_computed() -> None:
     copy = to_host(torch.arange(1000, device="cuda").cumsum(0))
     assert (copy.device.type, copy[-1].item()) == ("cpu", 499500)
-
-
-def test_singles_are_views_and_fusing_one_piece_copies_nothing() -> None:
-    piece = mixed([2, 3])
-    _, second = piece.singles()
-    assert [values.data_ptr() for values in second.tensors] == [
-        values[rows:].data_ptr() for values, rows in zip(piece.tensors, (2, 1, 2, 1), strict=True)
-    ]
-    assert fuse([piece]) is piece
-
-
-def test_what_two_bytes_hold_already_stays_as_it_is() -> None:
-    piece = mixed([2, 1], dtype=torch.bfloat16)
-    for half, same in zip(piece.to_wire("float16").tensors, piece.to_wire().tensors, strict=True):
-        assert half.dtype == same.dtype
-        assert np.array_equal(half, same)
 
 
 def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:

@@ -71,15 +71,12 @@ def test_every_such_layer_is_reordered_and_the_model_cannot_be_saved(
         save_model(model, tmp_path)
 
 
-def test_a_bfloat16_model_runs_on_every_processor(encoded: list[Encoded]) -> None:
+def test_a_bfloat16_model_runs_on_every_processor_one_over_images_as_it_is(encoded: list[Encoded]) -> None:
     plain, other = small().to(torch.bfloat16), small().to(torch.bfloat16)
     reorder_linears(other)  # oneDNN multiplies bfloat16 on some processors only
     last = plain.num_blocks - 1
     found, expected = (exit_outputs(each, encoded[:5])[last] for each in (other, plain))
     torch.testing.assert_close(found, expected, atol=0.1, rtol=0.1)
-
-
-def test_a_network_over_images_in_bfloat16_stays_as_it_is() -> None:
     model = MODELS["basic"]().to(torch.bfloat16)
     reorder_convolutions(model)
     assert not any(isinstance(module, ReorderedConvolution) for module in model.modules())

@@ -30,7 +30,12 @@ def test_weights_can_be_loaded_in_another_dtype_and_temperatures_stay_exact(fold
     assert loaded.temperatures_E.dtype == torch.float32
 
 
-def test_inputs_have_tokens_where_the_codec_or_the_network_says_so(folder: Path) -> None:
+def test_the_card_says_what_the_network_takes_or_leaves_it_out_and_whether_inputs_have_tokens(folder: Path) -> None:
+    token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
+    assert read_card(folder).inputs == (token_ids,)
+    change_card(folder, inputs=GONE)
+    assert read_card(folder).inputs is None
+    load_model(folder)
     found = {}
     for max_length in (32, 1):
         for per_token in (True, False):
@@ -40,14 +45,6 @@ def test_inputs_have_tokens_where_the_codec_or_the_network_says_so(folder: Path)
             change_card(folder, codec={"name": "text", "max_length": max_length}, inputs=inputs)
             found[max_length, per_token] = read_card(folder).has_tokens
     assert found == {(32, True): True, (32, False): True, (1, True): True, (1, False): False}
-
-
-def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path) -> None:
-    token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
-    assert read_card(folder).inputs == (token_ids,)
-    change_card(folder, inputs=GONE)
-    assert read_card(folder).inputs is None
-    load_model(folder)
 
 
 def test_texts_before_a_network_that_measures_attention_can(tmp_path: Path) -> None:

@@ -240,21 +240,18 @@ def test_ramps_of_a_later_network_judge_and_answer_the_mixture_and_carry_what_ca
     assert torch.equal(verdict.state_BS, state_BS)
 
 
-def test_inside_the_first_network_nothing_is_mixed() -> None:
+def test_inside_the_first_network_nothing_is_mixed_and_losses_are_against_the_last_by_itself() -> None:
     policy = EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.25})
     verdict = policy.decide(2, says(SMALL), policy.initial_state(2, 3, CPU), PAIR)
     assert torch.equal(verdict.score_B, says(SMALL).score_B)
     assert not verdict.state_BS.any()
-
-
-def test_losses_are_against_the_last_network_by_itself() -> None:
     policy = EnsemblePolicy(NEVER, {5: 0.9})
     state_BS = ended(policy, (5, SMALL))
     assert policy.conclude(says(LARGE), state_BS, PAIR)[0].tolist() == [0, 2]
     assert policy.full_answers(says(LARGE), PAIR).tolist() == [1, 0]
 
 
-def test_half_precision_keeps_probabilities_of_many_classes_to_a_thousandth() -> None:
+def test_half_precision_keeps_probabilities_to_a_thousandth_and_what_is_impossible_a_number() -> None:
     task = LabelTask(tuple(f"label {k}" for k in range(150)))
     generator = torch.Generator().manual_seed(0)
     first, last = (3 * torch.randn(500, 150, generator=generator) for _ in range(2))
@@ -265,9 +262,6 @@ def test_half_precision_keeps_probabilities_of_many_classes_to_a_thousandth() ->
     exact_BC = 0.6 * last.double().softmax(1) + 0.4 * first.double().softmax(1)
     assert state_BS.dtype == torch.float16
     assert float((score_B - exact_BC.amax(1)).abs().max()) < 1e-3
-
-
-def test_what_no_network_holds_possible_stays_a_number() -> None:
     certain = Opinion(THREE, torch.tensor([[0.0, -1e4, -1e4]] * 2))
     policy = EnsemblePolicy(EntropyPolicy(0.1), {5: 0.5})
     state_BS = policy.decide(5, certain, policy.initial_state(2, 3, CPU), PAIR).state_BS

@@ -135,33 +135,17 @@ def test_a_deconvolution_leaves_every_pixel_where_it_was() -> None:
             assert 4 * place in found
 
 
-@pytest.mark.parametrize("style", STYLES)
-@torch.inference_mode()
-def test_an_input_has_the_maps_alone_that_it_has_among_others(style: str) -> None:
-    head = build_ramp(style, (8, 6, 8), (3, 45, 60), "mean").eval()
-    maps = torch.randn(7, 8, 6, 8)
-    alone = torch.cat([head.classify(each[None]) for each in maps])
-    torch.testing.assert_close(head.classify(maps), alone, rtol=0, atol=1e-5)
-
-
-def test_the_mean_of_a_map_is_taken_per_channel() -> None:
+def test_maps_are_pooled_to_means_or_grids_of_means_per_channel() -> None:
     maps_BCHW = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
     assert pool(maps_BCHW, layout_of(1), "mean").tolist() == [[3.0, 1.0]]
-
-
-def test_a_grid_holds_the_mean_of_every_cell() -> None:
     maps_BCHW = torch.arange(64.0).view(1, 1, 8, 8)
     # The first cell has rows 0 and 1, columns 0 and 1: 0, 1, 8, 9. A cell to the right is 2 more, one below 16.
     expected = [4.5 + 2 * column + 16 * row for row in range(4) for column in range(4)]
     assert pool(maps_BCHW, layout_of(1), "grid").tolist() == [expected]
-
-
-def test_a_map_with_fewer_places_than_cells_is_its_own_grid() -> None:
+    # A map with fewer places than cells is its own grid.
     maps_BCL = torch.tensor([[[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]]])
     assert pool(maps_BCL, layout_of(1, 1), "grid").tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-
-
-def test_tokens_that_are_maps_are_pooled_before_their_maps() -> None:
+    # Tokens that are maps are pooled before their maps.
     layout = layout_of(2, 1)
     rows_NCL = torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]], [[2.0, 4.0]]])
     assert pool(rows_NCL, layout, "mean").tolist() == [[4.0], [3.0]]

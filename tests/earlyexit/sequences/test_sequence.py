@@ -37,7 +37,7 @@ def say(of: TokenSequence, token: int, exit_block: int = 4) -> Said | None:
     return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
 
 
-def test_a_prompt_is_one_step_and_every_token_another() -> None:
+def test_a_prompt_is_one_step_or_several_and_every_token_another() -> None:
     one = sequence([1, 2, 3], max_tokens=2)
     one.begin(NUMBER)
     assert step(one) == ([1, 2, 3], [1, 5, 0, 5, 3])
@@ -49,9 +49,6 @@ def test_a_prompt_is_one_step_and_every_token_another() -> None:
     assert said is not None
     assert said.ended == one.ended == "length"
     assert one.tokens == [1, 2, 3, 50, 51]
-
-
-def test_a_long_prompt_is_several_steps_of_which_the_last_brings_a_token() -> None:
     one = sequence([1, 2, 3, 4, 5], chunk=2)
     one.begin(1)
     found = []
@@ -130,8 +127,11 @@ def pieces(text: str, *stops: str) -> list[str]:
     return [*map(stream.push, TOKENIZER.encode(text).ids), stream.finish()]
 
 
-def test_a_character_is_given_when_its_last_byte_has_come() -> None:
+def test_a_character_is_given_when_its_last_byte_has_come_and_no_stop_string_may_begin() -> None:
     assert pieces("aé→b") == ["a", "", "é", "", "", "→", "b", ""]
+    assert pieces("a\nb\n\nc", "\n\n") == ["a", "", "\nb", "", "", "", ""]
+    # What was held back is given where no token comes any more.
+    assert pieces("ends en", "end.") == ["", "", "", "ends", " ", "", "", "en"]
 
 
 @pytest.mark.parametrize(
@@ -147,29 +147,6 @@ def test_a_character_is_given_when_its_last_byte_has_come() -> None:
 def test_nothing_of_a_prompt_is_said_again(prompt: bytes, answer: bytes, given: list[str]) -> None:
     stream = TextStream(TOKENIZER, [TOKEN_OF[byte] for byte in prompt])
     assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
-
-
-def test_what_may_be_the_beginning_of_a_stop_string_is_held_back() -> None:
-    assert pieces("a\nb\n\nc", "\n\n") == ["a", "", "\nb", "", "", "", ""]
-
-
-def test_what_was_held_back_is_given_where_no_token_comes_any_more() -> None:
-    assert pieces("ends en", "end.") == ["", "", "", "ends", " ", "", "", "en"]
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "given"),
-    [
-        ("one two three", ("two",), "one "),
-        ("one two three", ("three", "two"), "one "),
-        ("aaab", ("aab",), "a"),
-        ("stop", ("stop",), ""),
-        ("never", ("x", "yy"), "never"),
-        ("Größe", ("ß",), "Grö"),
-    ],
-)
-def test_a_text_ends_before_its_first_stop_string(text: str, stops: tuple[str, ...], given: str) -> None:
-    assert "".join(pieces(text, *stops)) == given
 
 
 @given(st.text("ab\u00e9\u2192", max_size=30), st.lists(st.text("ab\u00e9\u2192", min_size=1, max_size=4), max_size=3))
@@ -194,21 +171,20 @@ def shares(sampling: Sampling, draws: int = 4000) -> dict[int, float]:
     return {token: count / draws for token, count in found.items()}
 
 
-def test_without_temperature_the_likeliest_token_comes_next() -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely_by_temperature_seed_and_place() -> None:
     chosen = choose(ANSWER, Sampling(top_p=0.9, seed=3), 17)
     assert chosen.token == 40
     assert chosen.log_probability == pytest.approx(math.log(0.5))
-
-
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     expected = {40: 0.5, 7: 0.25, 9: 0.15, 3: 0.1}
     assert shares(Sampling(temperature=1.0)) == pytest.approx(expected, abs=0.025)
-
-
-def test_temperature_divides_the_logits() -> None:
     cubed = np.array([0.5, 0.25, 0.15, 0.1]) ** 2
     expected = dict(zip([40, 7, 9, 3], cubed / cubed.sum(), strict=True))
     assert shares(Sampling(temperature=0.5)) == pytest.approx(expected, abs=0.025)
+    once = [choose(ANSWER, Sampling(temperature=1.0, seed=5), place).token for place in range(50)]
+    again = [choose(ANSWER, Sampling(temperature=1.0, seed=5), place).token for place in reversed(range(50))]
+    other = [choose(ANSWER, Sampling(temperature=1.0, seed=6), place).token for place in range(50)]
+    assert once == again[::-1]
+    assert once != other
 
 
 @pytest.mark.parametrize(
@@ -226,14 +202,6 @@ def test_only_the_likeliest_are_drawn_from(sampling: Sampling, left: set[int]) -
     assert set(shares(sampling, 400)) == left
 
 
-def test_a_seed_and_a_place_draw_the_same_token_always_and_others_draw_others() -> None:
-    once = [choose(ANSWER, Sampling(temperature=1.0, seed=5), place).token for place in range(50)]
-    again = [choose(ANSWER, Sampling(temperature=1.0, seed=5), place).token for place in reversed(range(50))]
-    other = [choose(ANSWER, Sampling(temperature=1.0, seed=6), place).token for place in range(50)]
-    assert once == again[::-1]
-    assert once != other
-
-
 SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
 
 
@@ -241,7 +209,7 @@ def store(num_pages: int = 6) -> KvStore:
     return KvStore(SHAPE, num_pages, page_tokens=4)
 
 
-def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters() -> None:
+def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters_a_store_with_room() -> None:
     kv = store()
     kv.enter(1, 9)
     kv.enter(1, 9)  # as every step of it does
@@ -251,10 +219,6 @@ def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters()
     kv.free(1)
     assert kv.free_pages == 6
     assert kv.sequences == set()
-
-
-def test_a_full_store_refuses_and_takes_again_once_pages_are_free() -> None:
-    kv = store()
     kv.enter(1, 16)
     with pytest.raises(OverloadedError, match="3 pages are needed for keys and values, 2 of 6 are free") as refused:
         kv.enter(2, 12)

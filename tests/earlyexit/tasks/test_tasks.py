@@ -225,15 +225,12 @@ def test_in_a_mirror_left_is_right_and_the_heatmap_the_other_way_round() -> None
     np.testing.assert_array_equal(BODY.mirrored(mirrored), targets)
 
 
-def test_training_asks_for_a_peak_of_one_at_each_joint() -> None:
+def test_training_asks_for_a_peak_of_one_at_each_joint_which_answers_where_it_is() -> None:
     (head, hand, unseen) = BODY.heatmaps(torch.tensor([[[9.5, 13.5], [11.5, 13.5], [NAN, NAN]]]))[0]
     assert head[3, 2] == 1.0
     assert head[3, 4] == pytest.approx(math.exp(-(2**2) / (2 * 2.0**2)))
     assert hand[3, 2] == hand[3, 3] == pytest.approx(math.exp(-(0.5**2) / 8)), "between two pixels"
     assert not unseen.any()
-
-
-def test_what_training_asks_for_answers_where_the_joint_is() -> None:
     targets = np.random.default_rng(0).uniform(4, 27, size=(20, 3, 2)).astype(np.float32)
     answers = BODY.answer(BODY.heatmaps(torch.from_numpy(targets)))[..., :2].numpy()
     assert np.abs(answers - targets).max() <= 1.0 + 1e-4, "a quarter of a heatmap's pixel is one of the image"
