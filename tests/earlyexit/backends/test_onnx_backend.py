@@ -184,6 +184,18 @@ def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
     return last.survivors.tensors[0]
 
 
+def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, cache: Path) -> None:
+    segments = OnnxSegments(model, cache=cache, num_threads=1)
+    one, two, _ = EXPORTED
+    for segment in (one, two):
+        segments.run(segment, piece_before(model, segment.first, [3]))
+    for wanted in ({one}, {two}, {two}):
+        segments.prepare(wanted)
+    assert [segments.is_ready(each) for each in (one, two)] == [True, True]
+    segments.prepare(set())
+    assert [segments.is_ready(each) for each in (one, two)] == [False, True]
+
+
 def test_a_provider_that_is_not_there_and_a_model_in_bfloat16_are_refused(
     model: EarlyExitModel, tmp_path: Path
 ) -> None:
