@@ -61,7 +61,7 @@ def epochs(result: Controlled, reason: str) -> list[PlanRow]:
     return [plan for plan in result.plans if plan.outcome == "in force" and plan.reason == reason]
 
 
-def test_a_stream_that_drifts_keeps_its_agreement_with_tuning_and_inputs_leave_again(tuned: Controlled) -> None:
+def test_a_stream_that_drifts_keeps_its_agreement_with_tuning_and_inputs_leave_again() -> None:
     tuned = drifting(150, "guarantee")
     alarm = epochs(tuned, "alarm")[0]
     # Of 15 probes a second three in ten are answered wrongly: one look or two are enough.
