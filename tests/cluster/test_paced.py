@@ -78,9 +78,7 @@ def test_a_batch_takes_what_the_profile_says(
     assert Stage(**options).moments(batch) == moments
 
 
-def test_a_busy_device_loses_no_time_between_batches_a_late_one_waits_for_none_and_an_idle_one_for_the_last_input() -> (
-    None
-):
+def test_a_batch_starts_when_the_device_is_free_and_its_last_input_queued() -> None:
     stage = Stage()
     split = Split(first=0, end=2, batch=1)
     stage.moments(batch_of("a", split))

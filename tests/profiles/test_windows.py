@@ -120,7 +120,7 @@ def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -
     assert estimate(two, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7}).survival is None
 
 
-def test_before_the_first_ramp_asked_for_all_inputs_count_and_there_the_probes_that_reach_it() -> None:
+def test_all_inputs_count_before_the_first_ramp_asked_for_then_probes() -> None:
     found = estimate(RECORDS, {}, [True, False, False, False], {3: 0.7})
     assert found.survival is not None
     assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])

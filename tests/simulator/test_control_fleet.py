@@ -48,7 +48,7 @@ def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
     assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND), ("cpu#3", SECOND)]
 
 
-def test_what_has_not_started_is_given_up_first_and_begins_again_elsewhere_where_its_accelerator_is_lost() -> None:
+def test_what_has_not_started_is_given_up_first_or_begins_again_elsewhere() -> None:
     fleet, service = fleet_of(whole(2))
     now(fleet.scale("cpu", 4))
     now(fleet.scale("cpu", 1))

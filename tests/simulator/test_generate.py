@@ -47,7 +47,7 @@ def told(found: PlayedSequences) -> list[tuple[int, float, float]]:
     return list(zip(found.said_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
 
 
-def test_a_sequence_takes_its_prompt_and_then_a_step_per_token_alone_in_chunks_beside_others_or_early() -> None:
+def test_a_sequence_takes_its_prompt_and_then_a_step_per_token() -> None:
     found = generate(case(ALONE, (2, 3)))
     assert told(found) == [(3, 4 * 1.25, 4.0)]
     assert (found.ended_s, found.exits, found.tokens_per_s) == (13.0, {3: 3}, 3 / 13)

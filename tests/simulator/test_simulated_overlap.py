@@ -71,7 +71,7 @@ def test_what_never_shrinks_so_far_is_as_without() -> None:
     )
 
 
-def test_survivors_of_a_shared_device_wait_for_their_next_split_and_both_batches_of_a_dead_one_start_again() -> None:
+def test_survivors_of_a_shared_device_wait_and_both_batches_of_a_dead_one_restart() -> None:
     served_by = plan(stage(1, split(0, 2, 1), split(2, 4, 2))).with_overlap(2)
     # Two batches of one at 1.25 s a block, then one of both.
     assert simulate(scenario(served_by, [0.0, 0.0])).latency_s_N.tolist() == pytest.approx([5.0, 5.0])

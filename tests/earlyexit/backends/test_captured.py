@@ -133,7 +133,7 @@ def test_rows_that_are_free_change_nothing(
     assert_as_the_model(segments, model, segment, piece_before(model, segment.first, lengths))
 
 
-def test_what_is_no_number_reaches_nobody_who_comes_later_and_what_was_given_is_not_written_to_again(
+def test_no_batch_sees_or_changes_what_another_was_given(
     small_model: EarlyExitModel,
 ) -> None:
     segments = ready(small_model, Log(), LAST)

@@ -21,7 +21,7 @@ def ids(encoded: Encoded | None) -> list[int]:
     return [int(each) for each in encoded.tensors[0]]
 
 
-def test_a_row_is_encoded_for_the_network_that_it_enters_and_callers_see_the_first_networks_codec(
+def test_a_row_is_encoded_for_its_network_and_callers_see_the_first_codec(
     tmp_path: Path,
 ) -> None:
     codec = chained(tmp_path)

@@ -109,7 +109,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), size, "it"), expected)
 
 
-def test_a_broken_exif_block_is_no_reason_to_refuse_and_of_several_pictures_the_first_is_taken() -> None:
+def test_a_broken_exif_block_is_no_reason_to_refuse_nor_are_several_pictures() -> None:
     for exif in (b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0garbage"):
         np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), SMALL, "it"), PHOTO)
     other = Image.fromarray(noise(4, 6, seed=1))

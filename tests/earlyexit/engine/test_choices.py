@@ -313,7 +313,7 @@ def test_plans_change_while_inputs_wait(splits: Sequence[Split], events: list[Ev
     assert set(driver.engine.waiting().values()) <= {0}
 
 
-def test_the_rest_of_a_split_is_a_split_with_its_other_ramps_and_a_block_that_no_plan_holds_refused() -> None:
+def test_the_rest_of_a_split_is_a_split_and_a_block_no_plan_holds_refused() -> None:
     engine = Engine([Split(first=0, end=4, batch=3, ramps=(0, 1, 2))], TableTimes({0: 1.0, 2: 1.0}))
     engine.submit(2, [member("a")], 0.0)
     assert chosen(engine).split == Split(first=2, end=4, batch=3, ramps=(2,))

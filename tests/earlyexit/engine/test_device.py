@@ -269,7 +269,7 @@ class Scene:
         return [(each.member.sample_id, type(each.error)) for each in self.released if isinstance(each, Failed)]
 
 
-def test_whom_the_network_does_not_take_and_what_is_queued_of_a_sequence_that_ends_is_lost_alone() -> None:
+def test_inputs_not_taken_and_steps_of_ended_sequences_are_lost_alone() -> None:
     scene = Scene(room=2)
     assert scene.submit("abc") == ["a", "b"]
     assert scene.lost == [("c", OverloadedError)]

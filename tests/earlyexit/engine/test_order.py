@@ -49,7 +49,7 @@ def picked(
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
-def test_the_overdue_go_first_within_their_quarter_and_those_past_the_deadline_only_where_all_are(name: str) -> None:
+def test_the_overdue_go_first_within_their_quarter_and_late_ones_last(name: str) -> None:
     queued = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
     assert picked(name, queued, Budget(inputs=1), now_s=0.6) == [7]
     assert picked(name, queued, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
@@ -204,7 +204,7 @@ def by_das(length: int, eta: Fraction) -> Chooser:
     return choose
 
 
-def test_das_prefers_the_earlier_deadline_to_the_shorter_input_and_counts_inputs_without_a_token_budget() -> None:
+def test_das_prefers_the_earlier_deadline_to_the_shorter_input() -> None:
     # 10, 11, 12, 13 saturate 48: p = 2, and half of their mean utility lets everything up to 20 go by deadline.
     lengths = [14, 18, 13, 12, 11, 10]
     row = das(lengths, range(6), Budget(inputs=99, tokens=48), eta=0.5, q=0.5)

@@ -149,7 +149,7 @@ def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
     return logits_BC
 
 
-def test_pairs_and_single_texts_get_the_logits_of_transformers_with_token_types_or_without(tmp_path: Path) -> None:
+def test_pairs_and_single_texts_get_the_logits_of_transformers(tmp_path: Path) -> None:
     hf_model = pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     found_BC = exit_outputs(model, some_pairs())[2]

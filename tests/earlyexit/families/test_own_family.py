@@ -207,7 +207,7 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
     return ramped(pretrained, "none", LABELS, codec={"name": "tensor"}, ramps=GRID)
 
 
-def test_whole_numbers_may_cross_other_types_are_refused_and_numbers_enter_in_the_networks_precision() -> None:
+def test_whole_numbers_may_cross_and_numbers_enter_in_the_networks_precision() -> None:
     backbone = rows_of_three(Counting(), Counting())
     check_own(backbone)
     model = model_of(backbone)

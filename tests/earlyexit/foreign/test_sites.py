@@ -174,7 +174,7 @@ def test_torch_modules_are_timed_operator_by_operator() -> None:
     assert all(0 < first < second < 1 for first, second in pairwise(found))
 
 
-def test_bytes_are_those_of_one_input_whatever_the_batch_is_and_open_axes_have_the_size_asked_for(
+def test_bytes_are_of_one_input_and_open_axes_of_the_size_asked_for(
     tmp_path: Path,
 ) -> None:
     for batch in ("batch", 1, 5):

@@ -364,7 +364,7 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
-def test_inputs_that_stay_are_run_as_those_that_stop_and_where_ramps_look_that_are_off_torch_runs_them(
+def test_inputs_that_stay_are_run_prepared_and_ramps_that_are_off_by_torch(
     small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     slow = SlowSegments(small_model)

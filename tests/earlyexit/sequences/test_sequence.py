@@ -209,7 +209,7 @@ def store(num_pages: int = 6) -> KvStore:
     return KvStore(SHAPE, num_pages, page_tokens=4)
 
 
-def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters_a_store_with_room() -> None:
+def test_pages_for_a_whole_sequence_are_reserved_when_it_enters() -> None:
     kv = store()
     kv.enter(1, 9)
     kv.enter(1, 9)  # as every step of it does
