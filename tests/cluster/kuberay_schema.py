@@ -7,114 +7,51 @@ raycluster_types.go @ 3275ee09f6a6c899c37e82ea6349785536de6bd4; `labels` of a wo
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+from pydantic import ConfigDict, Field, create_model
 
 
-class Port(Strict):
-    containerPort: int
-    name: Annotated[str, Field(max_length=15)]
+def strict(**fields: Any) -> Any:
+    """A model of exactly these fields: a type each, or a type and its default."""
+    return create_model("Strict", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-class EnvironmentVariable(Strict):
-    name: str
-    value: str
+def many(kind: Any) -> Any:
+    """The type of lists of a model."""
+    return list.__class_getitem__(kind)
 
 
-class Resources(Strict):
-    limits: dict[str, int | str]
-    requests: dict[str, int | str]
-
-
-class VolumeMount(Strict):
-    name: str
-    mountPath: str
-
-
-class Container(Strict):
-    name: str
-    image: str
-    env: list[EnvironmentVariable] = []
-    ports: list[Port] = []
-    resources: Resources
-    volumeMounts: list[VolumeMount] = []
-
-
-class Claim(Strict):
-    claimName: str
-
-
-class Volume(Strict):
-    name: str
-    persistentVolumeClaim: Claim
-
-
-class PodSpec(Strict):
-    containers: Annotated[list[Container], Field(min_length=1)]
-    volumes: list[Volume] = []
-    nodeSelector: dict[str, str] = {}
-
-
-class PodTemplate(Strict):
-    spec: PodSpec
-
-
-class HeadGroup(Strict):
-    rayStartParams: dict[str, str]
-    template: PodTemplate
-
-
-class WorkerGroup(Strict):
-    groupName: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-    replicas: int
-    minReplicas: int
-    maxReplicas: int
-    rayStartParams: dict[str, str]
-    template: PodTemplate
-    labels: dict[str, str] = {}
-
-
-class SecretKey(Strict):
-    name: str
-    key: str
-
-
-class ValueSource(Strict):
-    secretKeyRef: SecretKey
-
-
-class RedisCredential(Strict):
-    valueFrom: ValueSource
-
-
-class FaultTolerance(Strict):
-    redisAddress: str
-    redisPassword: RedisCredential | None = None
-
-
-class RayClusterSpec(Strict):
-    rayVersion: str
-    gcsFaultToleranceOptions: FaultTolerance | None = None
-    headGroupSpec: HeadGroup
-    workerGroupSpecs: list[WorkerGroup]
-
-
-class RayServiceSpec(Strict):
-    serveConfigV2: str
-    rayClusterConfig: RayClusterSpec
-
-
-class Metadata(Strict):
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-
-
-class RayService(Strict):
-    apiVersion: Annotated[str, Field(pattern="^ray.io/v1$")]
-    kind: Annotated[str, Field(pattern="^RayService$")]
-    metadata: Metadata
-    spec: RayServiceSpec
+NAMES = dict[str, str]
+NAME = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+AMOUNTS = dict[str, int | str]
+CONTAINER = strict(
+    name=str,
+    image=str,
+    env=(many(strict(name=str, value=str)), []),
+    ports=(many(strict(containerPort=int, name=Annotated[str, Field(max_length=15)])), []),
+    resources=strict(limits=AMOUNTS, requests=AMOUNTS),
+    volumeMounts=(many(strict(name=str, mountPath=str)), []),
+)
+POD = strict(
+    containers=Annotated[many(CONTAINER), Field(min_length=1)],
+    volumes=(many(strict(name=str, persistentVolumeClaim=strict(claimName=str))), []),
+    nodeSelector=(NAMES, {}),
+)
+HEAD = strict(rayStartParams=NAMES, template=strict(spec=POD))
+COUNTS = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), int)
+WORKERS = strict(groupName=NAME, rayStartParams=NAMES, template=strict(spec=POD), labels=(NAMES, {}), **COUNTS)
+SECRET = strict(valueFrom=strict(secretKeyRef=strict(name=str, key=str)))
+FAULT_TOLERANCE = strict(redisAddress=str, redisPassword=(SECRET | None, None))
+CLUSTER = strict(
+    rayVersion=str,
+    gcsFaultToleranceOptions=(FAULT_TOLERANCE | None, None),
+    headGroupSpec=HEAD,
+    workerGroupSpecs=many(WORKERS),
+)
+RayService = strict(
+    apiVersion=Annotated[str, Field(pattern="^ray.io/v1$")],
+    kind=Annotated[str, Field(pattern="^RayService$")],
+    metadata=strict(name=NAME),
+    spec=strict(serveConfigV2=str, rayClusterConfig=CLUSTER),
+)
