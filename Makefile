@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 # Errors alone are printed: pip warns of every place that lacks a package, which is hundreds of lines where it searches several.
-INSTALL := -m pip --disable-pip-version-check install -qq --no-compile
+INSTALL := -m pip --disable-pip-version-check install -qq
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
