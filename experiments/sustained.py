@@ -55,7 +55,7 @@ def highest_rate(
 
 
 class _TooLateError(Exception):
-    """More inputs are late than may be."""
+    """More inputs are late than the share allows."""
 
 
 class _Search:
@@ -79,7 +79,7 @@ class _Search:
         return True
 
     def _figures(self, scenario: Scenario) -> Figures:
-        """Raises _TooLateError once the share cannot be reached any more: what follows would be simulated in vain."""
+        """Raises _TooLateError as soon as the share is out of reach; the rest of the run could not change that."""
         service = booted(scenario)
         first = int(np.searchsorted(scenario.arrivals_s, scenario.warm_up_s)) * scenario.inputs_per_request
         allowed = (1 - self._share) * (len(service.ledger.latency_s) - first)

@@ -256,8 +256,8 @@ class TextTokenizer:
         """Returns the tokenizer's encoding of every text, or pair of texts.
 
         One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
-        Raises UnprocessableInputError, which names it, without `truncate`; also for a text that the tokenizer cannot
-        encode, such as an unknown word where its vocabulary has no token for unknown ones.
+        Without `truncate` it raises UnprocessableInputError, which names the input. A text that the tokenizer cannot
+        encode raises it too: for example an unknown word, if the vocabulary has no token for unknown words.
         """
         given, rows = rows, [self._shortened(row) for row in rows]
         encodings = _encode(self._tokenizer, *rows) if rows else []
