@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from offramp.commands.plan import PlanAnswer, answer, answer_document
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
@@ -31,6 +32,30 @@ class Answers:
     def to(cls, problem: PlanProblem, strategy: Strategy) -> Answers:
         """Ask both."""
         return cls(problem=problem, decision=solve(problem, strategy), optimum=Twin(problem).best(strategy))
+
+
+def as_good_as_the_twin(
+    found: Mapping[int, Answers], strategy: Strategy, value: Callable[[PlanProblem, Evaluation], float]
+) -> None:
+    """Asserts that the planner's values equal the twin's, are proven best, and keep every promise; by seed."""
+    num_planned = 0
+    for seed, both in found.items():
+        problem, decision, where = both.problem, both.decision, f"problem {seed}"
+        if both.optimum is None:
+            assert isinstance(decision, NoPlan), f"{where}: only the planner has {decision}"
+            continue
+        assert isinstance(decision, Planned), f"{where}: only the twin has {both.optimum}"
+        best = value(problem, both.optimum.figures)
+        assert value(problem, decision.figures) == pytest.approx(best, rel=AGREE, abs=0), where
+        assert decision.gap == pytest.approx(0, abs=AGREE), where
+        assert decision.bound == pytest.approx(abs(best), rel=AGREE), where
+        assert decision.strategy == strategy
+        assert decision.figures == evaluate(problem, decision.stages), where
+        for stages in (decision.stages, *decision.candidates):
+            assert violations(problem, stages, evaluate(problem, stages)) == [], f"{where}: {stages}"
+            assert in_space(problem, strategy, stages), f"{where}: {stages}"
+        num_planned += 1
+    assert num_planned
 
 
 def chunks(few: Mapping[Strategy, int], many: int) -> pytest.MarkDecorator:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from optimizer.decision import SLO_RESOLUTION, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.evaluate import Evaluation
 from optimizer.planner import more_devices
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
 from profiles.table import LatencyTable
-from tests.optimizer.answers import AGREE, Answers, chunks, in_space, planned, refused, within
+from tests.optimizer.answers import AGREE, Answers, as_good_as_the_twin, chunks, planned, refused, within
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.plain_problem import plain_problem
 from tests.optimizer.random_problems import random_problem
@@ -39,24 +39,7 @@ def sought(problem: PlanProblem, figures: Evaluation) -> float:
 
 @each_chunk
 def test_the_planner_is_as_good_as_its_twin_and_proves_it(strategy: Strategy, seeds: range) -> None:
-    num_planned = 0
-    for seed in seeds:
-        both = answers(seed, strategy)
-        if both.optimum is None:
-            assert isinstance(both.decision, NoPlan), f"problem {seed}: only the planner has {both.decision}"
-            continue
-        assert isinstance(both.decision, Planned), f"problem {seed}: only the twin has {both.optimum}"
-        found, best = sought(both.problem, both.decision.figures), sought(both.problem, both.optimum.figures)
-        assert found == pytest.approx(best, rel=AGREE, abs=0), f"problem {seed}"
-        assert both.decision.gap == pytest.approx(0, abs=AGREE), f"problem {seed}"
-        assert both.decision.bound == pytest.approx(abs(best), rel=AGREE), f"problem {seed}"
-        assert both.decision.strategy == strategy
-        assert both.decision.figures == evaluate(both.problem, both.decision.stages), f"problem {seed}"
-        for stages in (both.decision.stages, *both.decision.candidates):
-            assert violations(both.problem, stages, evaluate(both.problem, stages)) == [], f"problem {seed}: {stages}"
-            assert in_space(both.problem, strategy, stages), f"problem {seed}: {stages}"
-        num_planned += 1
-    assert num_planned
+    as_good_as_the_twin({seed: answers(seed, strategy) for seed in seeds}, strategy, sought)
 
 
 @chunks({each: FEW[each] for each in FEW if each != "best"}, PROBLEMS)

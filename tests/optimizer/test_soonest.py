@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.decision import STRATEGIES, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, violations
+from optimizer.decision import STRATEGIES, Planned, Strategy
 from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, Supply
 from optimizer.problem_file import read_problem
@@ -20,7 +19,7 @@ from optimizer.soonest.search import WIDTHS
 from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.space import SPACES
 from profiles.table import LatencyTable
-from tests.optimizer.answers import AGREE, Answers, chunks, in_space, planned, refused, within
+from tests.optimizer.answers import AGREE, Answers, as_good_as_the_twin, chunks, planned, refused, within
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.plain_problem import plain_problem
 from tests.optimizer.random_problems import random_latency_problem
@@ -40,23 +39,8 @@ def answers(seed: int, strategy: Strategy) -> Answers:
 
 @each_chunk
 def test_no_plan_of_the_space_answers_sooner_and_plans_keep_every_promise(strategy: Strategy, seeds: range) -> None:
-    num_planned = 0
-    for seed in seeds:
-        both = answers(seed, strategy)
-        if both.optimum is None:
-            assert isinstance(both.decision, NoPlan), f"problem {seed}: only the planner has {both.decision}"
-            continue
-        assert isinstance(both.decision, Planned), f"problem {seed}: only the twin has {both.optimum}"
-        num_planned += 1
-        best_s = both.optimum.figures.mean_latency_s
-        assert both.decision.figures.mean_latency_s == pytest.approx(best_s, rel=AGREE), f"problem {seed}"
-        assert both.decision.gap == pytest.approx(0, abs=AGREE)
-        assert both.decision.bound == pytest.approx(best_s)
-        assert both.decision.figures == evaluate(both.problem, both.decision.stages)
-        for stages in (both.decision.stages, *both.decision.candidates):
-            assert violations(both.problem, stages, evaluate(both.problem, stages)) == [], f"problem {seed}: {stages}"
-            assert in_space(both.problem, strategy, stages), f"problem {seed}: {stages}"
-    assert num_planned
+    found = {seed: answers(seed, strategy) for seed in seeds}
+    as_good_as_the_twin(found, strategy, lambda _, figures: figures.mean_latency_s)
 
 
 @each_chunk
