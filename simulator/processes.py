@@ -121,11 +121,6 @@ class SimulatedReplica:
         self._sends_until_s = 0.0
         self._works = works
 
-    @property
-    def busy(self) -> float:
-        """The share of its time that it had run when its latest batch began."""
-        return self.engine.busy
-
     def held_s(self, ended_s: float) -> float:
         """Returns how long it took calls, in a simulation that ended then."""
         return min(self.until_s, ended_s) - self.since_s
@@ -140,7 +135,7 @@ class SimulatedReplica:
     def follow(self, assignment: Assignment) -> None:
         """Follow an assignment from the next batch on, unless it is of an older plan than the present one."""
         if assignment.epoch > self.epoch or (assignment.epoch == self.epoch and assignment.slot != self.slot):
-            self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order, assignment.entry)
+            self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order)
             self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, trip: Trip, block: int) -> None:
@@ -486,7 +481,7 @@ class SimulatedIngress(Driver):
         if not replicas.is_up:
             return False
         trip.weight, batch = weigh(trip.stage, block, trip.inputs)
-        self._set_off(trip, replicas.take(trip.weight, batch), block, delay_s)
+        self._set_off(trip, replicas.take(trip.weight, batch, fills=trip.stage.assignment.fills), block, delay_s)
         return True
 
     def _set_off(self, trip: Trip, hosting: Hosting[SimulatedReplica], block: int, delay_s: float) -> None:
@@ -538,7 +533,6 @@ class SimulatedIngress(Driver):
         self._part_of(trip, self.core.lose(trip, _inputs_of(members), TOO_LATE, self._events.time_s))
 
     def go_on(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        self._hear(trip)
         self._part_of(trip, self.core.go_on(trip, _inputs_of(members), block, members, self._events.time_s))
 
     def restart(self, trip: Trip) -> None:
@@ -548,7 +542,6 @@ class SimulatedIngress(Driver):
     def _take_answers(self, answers: tuple[Trip, Sequence[Input], int]) -> None:
         trip, members, block = answers
         inputs = _inputs_of(members)
-        self._hear(trip)
         if trip.watch is not None and self._probing is not None:
             ramps = self._probing.shape.ramps if trip.probe else inputs[0].chain.present.route.ramps
             self.core.see(trip, self._probing.seen(inputs, ramps))
@@ -561,10 +554,6 @@ class SimulatedIngress(Driver):
         for call in {each.holder: None for each in inputs}:
             if isinstance(call, Call):
                 self.do(self.core.answer_early(call, inputs, block, self._events.time_s))
-
-    def _hear(self, trip: Trip) -> None:
-        if trip.hosting is not None:
-            self.core.hear(trip, trip.hosting.replica.busy, self._events.time_s)
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """Carry out what a part of a call's reply led to."""

@@ -96,7 +96,7 @@ class GeneratingIngress(SimulatedIngress):
             return False
         trip.weight = 0  # sequences are what counts, from their beginning to their end
         try:
-            hosting = replicas.holder(placements, trip.stage.budgets[0].inputs)
+            hosting = replicas.holder(placements, trip.stage.budgets[0].inputs, fills=trip.stage.assignment.fills)
         except SequenceLostError:
             self.restart(trip)
         else:

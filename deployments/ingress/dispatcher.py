@@ -321,7 +321,6 @@ class Dispatcher(Driver):
     def _take(self, call: Call, inputs: Mapping[str, PendingInput], chunk: Chunk) -> None:
         """Pass a part of a call's reply to the core."""
         core, now_s = self.core, self.clock.now_s()
-        core.hear(call, chunk.busy, now_s)
         if chunk.seen:
             core.see(call, [(inputs.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
         for block, mine, answers in by_block(inputs, chunk.answers):

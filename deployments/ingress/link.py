@@ -227,9 +227,10 @@ class LinkTransport(StageReplicas[ReplicaLink]):
                 raise ConnectionError("the stage has no replicas, and the plan no longer has it")
             await self.some_up.wait()
         if placements is not None:
-            await self.holder(placements, call.assignment.stage.splits[0].batch).replica.call(call, take)
+            holder = self.holder(placements, call.assignment.stage.splits[0].batch, fills=call.assignment.fills)
+            await holder.replica.call(call, take)
             return
-        hosting = self.take(weight, batch)
+        hosting = self.take(weight, batch, fills=call.assignment.fills)
         try:
             await hosting.replica.call(call, take)
         finally:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from cluster.emulated import PacedRunner
@@ -68,7 +67,7 @@ from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import WirePiece
 from optimizer.placement import PlacedPlan
-from optimizer.plan import ON_PROCESSORS, PolicySpec
+from optimizer.plan import PolicySpec
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +82,7 @@ class OpenCall:
     """The batches so far of each traced input, with the input's times when the batch began; None if none is traced."""
 
 
-def chunks_by_call(
-    releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same", busy: float = 0.0
-) -> list[tuple[OpenCall, Chunk]]:
+def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same") -> list[tuple[OpenCall, Chunk]]:
     """Returns the parts of the calls' replies: one with answers per call, then those with survivors.
 
     Hidden states are in `hop_dtype`. Survivors come last, because a call ends with the part that settles its last
@@ -95,7 +92,7 @@ def chunks_by_call(
     survivors: list[tuple[OpenCall, Chunk]] = []
     for release in releases:
         if isinstance(release, Survivors):
-            survivors.extend(_survivor_chunks(release, hop_dtype, busy))
+            survivors.extend(_survivor_chunks(release, hop_dtype))
             continue
         opened = _call_of(release.member)
         part = parts[opened]
@@ -108,37 +105,35 @@ def chunks_by_call(
                 part["seen"].append(release.seen)
             case _:
                 part["lost"].append((release.member.sample_id, release.error))
-    return [*((opened, _chunk(part, busy)) for opened, part in parts.items()), *survivors]
+    return [*((opened, _chunk(part)) for opened, part in parts.items()), *survivors]
 
 
-def _chunk(part: Mapping[str, Sequence[Any]], busy: float) -> Chunk:
+def _chunk(part: Mapping[str, Sequence[Any]]) -> Chunk:
     given: dict[str, Any] = {name: tuple(each) for name, each in part.items()}
-    return Chunk(**given, busy=busy)
+    return Chunk(**given)
 
 
-def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype, busy: float) -> list[tuple[OpenCall, Chunk]]:
+def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> list[tuple[OpenCall, Chunk]]:
     positions: dict[OpenCall, list[int]] = {}
     for position, member in enumerate(release.members):
         positions.setdefault(_call_of(member), []).append(position)
     if len(positions) == 1:
-        return [
-            (opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members, busy)) for opened in positions
-        ]
+        return [(opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members)) for opened in positions]
     return [
         (
             opened,
-            _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine], busy),
+            _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine]),
         )
         for opened, mine in positions.items()
     ]
 
 
-def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]], busy: float) -> Chunk:
+def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]]) -> Chunk:
     going_on = GoingOn(
         piece=piece,
         timings=tuple(_timing(member) for member in members),
     )
-    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members), busy=busy)
+    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
 
 
 def _runs(
@@ -203,47 +198,6 @@ BROKEN_AFTER = 20
 """Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
 
 
-SCHEDSTAT = Path("/proc/thread-self/schedstat")
-WINDOW_S = 0.25
-"""The window over which waiting is measured: a few batches."""
-
-
-class Contention:
-    """The share of the time in which a thread wanted a processor that it waited for one; 0 where it is unknown.
-
-    A thread with a processor of its own never waits. Work of Linux's SCHED_IDLE makes no thread wait, though it keeps
-    processors busy.
-    """
-
-    def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
-        self._schedstat = schedstat
-        self._share = 0.0
-        self._since: dict[int, tuple[float, int, int]] = {}
-        """By thread: when it asked last, and the nanoseconds that it had run and waited until then."""
-
-    def share(self, now_s: float) -> float:
-        """Returns the share over the last window that has ended, of the calling thread."""
-        thread = threading.get_ident()
-        since = self._since.get(thread)
-        if since is not None and now_s < since[0] + WINDOW_S:
-            return self._share
-        found = self._nanoseconds()
-        if found is None:
-            return 0.0
-        if since is not None and (wanted := sum(found) - since[1] - since[2]) > 0:
-            self._share = (found[1] - since[2]) / wanted
-        self._since[thread] = now_s, *found
-        return self._share
-
-    def _nanoseconds(self) -> tuple[int, int] | None:
-        """Returns the time run and the time waited (Linux, Documentation/scheduler/sched-stats.rst)."""
-        try:
-            ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
-        except OSError:  # not Linux, or no file descriptor is left: the device's thread goes on without the figure
-            return None
-        return int(ran), int(waited)
-
-
 class StageHost:
     """Runs the newest assignment that it has seen, and what calls of older plans still need."""
 
@@ -269,12 +223,8 @@ class StageHost:
         self._clock = clock
         self._starts = starts
         engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
-        # An emulated device or a GPU is not shared.
-        shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
-        self._contention = Contention() if shares else None
-        self._on_batch = on_batch
         make = Device if settings.tracing is None else TracedDevice
-        self.device: Device[Any] = make(engine, runner, clock, deliver, self._ran)
+        self.device: Device[Any] = make(engine, runner, clock, deliver, on_batch)
         self.threads = DeviceThreads(self.device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
@@ -316,9 +266,7 @@ class StageHost:
             self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self.device.follow(
-            assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order, assignment.entry
-        )
+        self.device.follow(assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order)
         self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
@@ -376,12 +324,6 @@ class StageHost:
             ],
             **({} if memory is None else {"memory": asdict(memory)}),
         }
-
-    def _ran(self, batch: Batch[Any], busy_s: float) -> None:
-        """Called for every batch, by the device's thread."""
-        if self._contention is not None:
-            self.device.engine.load.waited = self._contention.share(self._clock.now_s())
-        self._on_batch(batch, busy_s)
 
     def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
         # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.
@@ -516,9 +458,9 @@ class CallServer:
         self._server = server
         return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self._word)
 
-    def deliver(self, releases: list[Release[Any]], busy: float = 0.0) -> None:
-        """Send what the device released to the callers, and how busy it was; called by the device's thread."""
-        for opened, chunk in chunks_by_call(releases, self._hop_dtype, busy):
+    def deliver(self, releases: list[Release[Any]]) -> None:
+        """Send what the device released to the callers; called by the device's thread."""
+        for opened, chunk in chunks_by_call(releases, self._hop_dtype):
             opened.take(chunk)
 
     async def close(self) -> None:

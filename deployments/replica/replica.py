@@ -96,7 +96,7 @@ class StageReplica:
 
     def _deliver(self, releases: list[Release[Any]]) -> None:
         """From the device's thread."""
-        self._server.deliver(releases, self._host.device.engine.busy)
+        self._server.deliver(releases)
         self._metrics.record(releases)
 
     async def _plans(self) -> list[PlacedPlan]:

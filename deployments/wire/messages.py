@@ -51,8 +51,10 @@ class Assignment:
     detours: tuple[Split, ...] = ()
     """Networks that the plan does not use. Only probes run their blocks, to observe what they would answer."""
 
-    entry: int = 0
-    """The block at which new inputs enter the plan."""
+    @property
+    def fills(self) -> bool:
+        """Whether inputs fill one replica's batch before another replica gets any."""
+        return self.dispatch == "filling"
 
     @property
     def known(self) -> tuple[Split, ...]:
@@ -70,7 +72,6 @@ class Assignment:
             dispatch=plan.dispatch,
             order=plan.order,
             detours=_detours(plan, stage),
-            entry=plan.entry,
         )
 
 
@@ -173,8 +174,6 @@ class Chunk:
     lost: tuple[tuple[str, OfframpError], ...] = ()
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
     """The splits that traced inputs ran, which add up to their `Timing`."""
-    busy: float = 0.0
-    """The share of its recent time that the replica was busy."""
 
     @property
     def timings(self) -> tuple[Timing, ...]:
@@ -495,7 +494,7 @@ def encode_part(serial: int, chunk: Chunk) -> bytes:
         return _checked(Part(serial, replace(chunk, **sendable, lost=tuple(lost))))
     except Exception as error:  # each input's part can be sent, but together they are too much
         lost = [(sample_id, _unsendable(error)) for sample_id in chunk.settled]
-        return encode(Part(serial, Chunk(lost=tuple(lost), busy=chunk.busy)))
+        return encode(Part(serial, Chunk(lost=tuple(lost))))
 
 
 def _checked(part: Part) -> bytes:

@@ -267,20 +267,13 @@ class Device(Generic[PayloadT]):
             self.engine.submit(next_block, members, self.clock.now_s(), fallback)
             self.wake()
 
-    def follow(
-        self,
-        splits: Sequence[Split],
-        dispatch: Dispatch,
-        policy: Any,
-        order: OrderSpec = DEFAULT,
-        entry: int | None = None,
-    ) -> None:
+    def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any, order: OrderSpec = DEFAULT) -> None:
         """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
 
         The first splits that let batches overlap set `overlaps`, which then stays.
         """
         with self.lock:
-            self.engine.follow(splits, dispatch, order, entry)
+            self.engine.follow(splits, dispatch, order)
             self.runner.follow(policy)
             self.overlaps |= any(split.overlap_below is not None for split in splits)
             self.wake()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
 from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, by_deadline
-from earlyexit.engine.times import Load, ObservedTimes, RunSums, Standing, TimesRun, pick, standing_of
+from earlyexit.engine.times import ObservedTimes, RunSums, TimesRun
 from earlyexit.network.boundary import Split, rest_of
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
@@ -132,7 +132,7 @@ class BatchEngine(Generic[P]):
     - *work-conserving*: the most urgent queue at once, whatever it holds;
     - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
       while nothing is known of how long its splits take;
-    - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.engine.times`.
+    - *filling*: as work-conserving; the ingress fills one replica's batch before another replica gets any input.
 
     Under each rule, a batch that is not full waits a moment for steps that are about to return (`Returning`). The
     plan's order selects which queued inputs form the batch. A batch is closed only when the device asks for it, so
@@ -159,9 +159,6 @@ class BatchEngine(Generic[P]):
         self._starts = tuple(sorted(starts))
         self._serial = 0
         self._trust: dict[int, float] = {}  # by a split's first block, where it is not 1
-        self.load = Load()
-        self.busy = 0.0
-        """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
         self.returning = Returning()
         self._running: list[_Running[P]] = []
@@ -212,21 +209,17 @@ class BatchEngine(Generic[P]):
                 return True
         return False
 
-    def follow(
-        self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT, entry: int | None = None
-    ) -> None:
+    def follow(self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT) -> None:
         """Host other splits, and choose by another order, from now on; queued members stay queued.
 
         Members queued for block k move to the new split that starts there. Without such a split their old one runs
-        them. `entry`: the block of new inputs, which have already waited for a batch at the ingress; None where they
-        have not.
+        them.
         """
         before = [*self._hosted.values(), *self._passing.values()]
         unchanged = {queue.split: queue for queue in self._hosted.values()}
         self._splits = tuple(splits)
         self._hosting = tuple((split.first + (split.first in self._starts), split.end) for split in splits)
         self._dispatch = dispatch
-        self._entry = entry
         self._order = order
         self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
         self._passing = {}
@@ -383,7 +376,6 @@ class BatchEngine(Generic[P]):
         """
         self._trust.pop(batch.split.first, None)
         busy_s = total_s - shared_s / 2 if shared_s else total_s
-        self.load.ran(busy_s, batch.started_s + total_s)
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
             hosted.counts.busy_s += busy_s
@@ -427,25 +419,17 @@ class BatchEngine(Generic[P]):
                 return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
         if self.returning and not self._ran_probed_steps and self.returning.are_awaited(waiting, now_s):
             return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
-        if self._dispatch == "work-conserving" and len(waiting) == 1:
+        if self._dispatch != "deferred" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
         return self._choose_partial(waiting, dropped, now_s)
 
     def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
         """Chooses among queues none of which is full."""
-        if self._dispatch == "filling":
-            chosen, wake_s = pick([self._standing(each) for each in waiting], self.load, now_s)
-            batch = None if chosen is None else self._take(chosen, now_s)
-            return Choice(batch=batch, dropped=dropped, wake_s=wake_s)
         urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))
         latest_s = self._latest_start_s(urgent)
         if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
             return Choice(batch=None, dropped=dropped, wake_s=latest_s)
         return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
-
-    def _standing(self, queue: Queue[P]) -> Standing[P]:
-        latest_s = self._latest_start_s(queue) if self._knows_way_of(queue) else math.inf
-        return standing_of(queue, self.times, latest_s, may_wait=queue.split.first != self._entry)
 
     def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
@@ -482,7 +466,6 @@ class BatchEngine(Generic[P]):
         ]
 
     def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
-        self.busy = self.load.share(now_s)
         members, tokens = queue.take(self._order, now_s)
         self._ran_probed_steps = queue.probe and members[0].sequence != NO_SEQUENCE
         if self._passing and not queue.members:

@@ -296,9 +296,9 @@ UNSENDABLE = {
 def test_an_answer_that_cannot_be_sent_is_lost_alone(value: Any) -> None:
     good = Answer(sample_id="good", value=3, score=0.5, exit=2)
     bad = Answer(sample_id="bad", value=value, score=0.5, exit=2)
-    part = from_replica(encode_part(7, Chunk(answers=((good, TIMING), (bad, TIMING)), busy=0.5)))
+    part = from_replica(encode_part(7, Chunk(answers=((good, TIMING), (bad, TIMING)))))
     assert isinstance(part, Part)
-    assert (part.serial, part.chunk.answers, part.chunk.busy) == (7, ((good, TIMING),), 0.5)
+    assert (part.serial, part.chunk.answers) == (7, ((good, TIMING),))
     [(sample_id, error)] = part.chunk.lost
     assert (sample_id, type(error)) == ("bad", ExecutionError)
     assert str(error).startswith("the model's answer cannot be sent: ")

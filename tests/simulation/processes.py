@@ -127,7 +127,7 @@ class Replica:
         return self._rng.uniform(0.002, 0.03) * self.slowness
 
     def _deliver(self, releases: list[Any]) -> None:
-        self.server.deliver(releases, self.host.device.engine.busy)
+        self.server.deliver(releases)
 
     @property
     def num_kept(self) -> int:

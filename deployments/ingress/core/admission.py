@@ -156,7 +156,7 @@ class Admission:
         Stages that wait for full batches need one per replica and split. With fewer inside, every input waits as long
         as it may: the service is slow because little is let in, and little is let in because it is slow.
         """
-        if plan.dispatch == "work-conserving":
+        if plan.dispatch != "deferred":
             return 0.0
         one_each = sum(
             stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages

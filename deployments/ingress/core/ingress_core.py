@@ -177,7 +177,6 @@ class IngressCore:
         deadline_s = inputs[0].deadline_s if inputs else math.inf
         for chain, mine in self._chains.apart(inputs):
             chain.queue.join(mine)
-            self._hold(chain, len(mine), deadline_s, now_s)
         if deadline_s < math.inf:
             self._timers.add(deadline_s, DEADLINE, inputs)
             if deadline_s < self.wake_s:
@@ -224,8 +223,6 @@ class IngressCore:
                 watch = self._drawn(inputs, chain, now_s)
                 call = self._calls.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
                 actions.append(SendCall(call, *chain.route.entrance(probe=call.probe)))
-            if not chain.queue.length:
-                chain.batching.release()
         return actions
 
     def _drawn(self, inputs: Inputs, chain: Chain, now_s: float) -> Watch | None:
@@ -233,16 +230,6 @@ class IngressCore:
         if self._observations is None:
             return "stay" if self.route.stays else None
         return self._observations.draw(inputs, chain.route.plan, self._rules.probe_share, self._rng, now_s)
-
-    def _hold(self, chain: Chain, number: int, deadline_s: float, now_s: float) -> None:
-        """Have inputs that came to an empty queue wait for others, where the first stage fills its batches."""
-        batching, route = chain.batching, chain.route
-        batching.come(number, now_s)
-        if batching.fills and chain.queue.length == number and deadline_s < math.inf:
-            reserved_s = route.first.expected_s + route.reserve_s(route.first) + self._rules.kept_s(deadline_s - now_s)
-            batching.hold(deadline_s - now_s - reserved_s, now_s)
-        if batching.held_until_s < self.wake_s:
-            self.wake_s = batching.held_until_s
 
     # Settle, or send on: parts of a call's reply. Inputs that the call does not have, or no longer, are passed over. A
     # block that the model does not have raises ExecutionError, and changes nothing.
@@ -270,11 +257,6 @@ class IngressCore:
             self._outcomes.note(call, mine, block, route)
             return []
         return self._outcomes.answer(call, mine, block, answers, route, now_s)
-
-    def hear(self, call: Call, busy: float, now_s: float) -> None:
-        """Note the share of its time that a replica which has a call was busy, of late."""
-        for chain in self._chains.active:
-            chain.batching.hear(call.stage.slot, busy, now_s)
 
     def see(self, call: Call, seen: Iterable[tuple[PendingInput, Seen]]) -> None:
         """Note what exits said of inputs that stay, which the call still has."""
@@ -383,8 +365,6 @@ class IngressCore:
         An error in one of them takes nothing from the others, which are due again at once.
         """
         actions: Actions = []
-        for chain in self._chains.active:
-            chain.batching.wake(now_s)
         expired = deque(self._timers.pop(now_s))
         try:
             while expired:
@@ -397,7 +377,7 @@ class IngressCore:
         finally:
             for kind, thing in expired:
                 self._timers.add(now_s, kind, thing)
-            self.wake_s = min(self._timers.next_s(), *[chain.batching.held_until_s for chain in self._chains.active])
+            self.wake_s = self._timers.next_s()
         if self.suspended is not None:
             actions += self._outcomes.fail(self._chains.clear(), self._no_plan(), now_s)
         return actions

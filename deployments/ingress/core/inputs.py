@@ -18,7 +18,6 @@ from weakref import WeakSet
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, StageRoute, least_to_call
 from earlyexit.engine.queue import OrderSpec, take_from
-from earlyexit.engine.times import MOST_BATCHES, patience
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import differ
@@ -232,35 +231,13 @@ class WaitQueue:
         return leaving
 
 
-AHEAD = 4
-"""Calls without a reply that a replica of several splits may have, however small: it chooses between them, which it
-cannot where new inputs are kept from it until its batch has run."""
-GAP_WEIGHT = 0.05
-"""Weight of the newest gap between inputs: twenty requests tell how long the next one takes to come."""
-LONGEST_GAP_S = 1.0
-"""The most that one gap counts, and the gap that is assumed before the first input."""
-FRESH_S = 1.0
-"""How long a report of how busy a slot is remains valid."""
-
-
 class BatchingPolicy:
-    """How many inputs of a chain must wait, and until when, for a call to be made.
-
-    Where stages fill their batches (`earlyexit.engine.times`), new inputs wait here for all replicas together, so
-    that one call is one batch.
-    """
+    """How many inputs of a chain must wait for a call to be made."""
 
     def __init__(self, first: StageRoute, calls_per_replica: int, unheard: Mapping[str, int]) -> None:
         """`unheard`: calls of new inputs from which nothing has come back, by slot; see `update`."""
         self._calls_per_replica = calls_per_replica
         self._unheard = unheard
-        self._busy: dict[str, tuple[float, float]] = {}
-        """How busy each slot said it was, and when."""
-        self.gap_s = LONGEST_GAP_S
-        """Recent mean time between inputs; an input that would have left within it is not held for the next."""
-        self._came_s = -math.inf
-        self.held_until_s = math.inf
-        """When the waiting inputs leave, however few they are; infinite when none is held."""
         self.least: float = 1
         """New inputs that must wait for a call to be made."""
         self.least_tokens: float = math.inf
@@ -270,61 +247,18 @@ class BatchingPolicy:
     def follow(self, first: StageRoute) -> None:
         """Send new inputs to this stage from now on."""
         self._first = first
-        self.fills = first.assignment.dispatch == "filling"
-        """Whether the first stage fills its batches."""
-        self.held_until_s = math.inf
         self.update()
-
-    def hear(self, slot: str, busy: float, now_s: float) -> None:
-        """Note the share of its time that a slot's replica has been busy."""
-        self._busy[slot] = busy, now_s
-
-    def come(self, number: int, now_s: float) -> None:
-        """Note that inputs arrived together."""
-        gap_s = min(LONGEST_GAP_S, now_s - self._came_s) / number
-        self.gap_s += GAP_WEIGHT * (gap_s - self.gap_s)
-        self._came_s = now_s
-
-    def hold(self, left_s: float, now_s: float) -> None:
-        """Have the first waiting input, which can spare `left_s`, wait for others to fill its batch."""
-        share = self._share(now_s)
-        if not share:
-            return
-        # An input that waits on a guess of no time would wait for ever, so such a guess leaves no time to wait.
-        wait_s = share * max(0.0, min(left_s, MOST_BATCHES * self._first.expected_s))
-        if wait_s > self.gap_s:
-            self.held_until_s = now_s + wait_s
-            self.update()
-
-    def wake(self, now_s: float) -> None:
-        """Release the inputs that were held until now."""
-        if self.held_until_s <= now_s:
-            self.release()
-
-    def release(self) -> None:
-        """Hold no input any more, until the next one comes."""
-        if self.held_until_s < math.inf:
-            self.held_until_s = math.inf
-            self.update()
 
     def update(self) -> None:
         """Recompute the limits from the calls that are unheard now."""
-        stage, budget = self._first, self._first.budgets[0]
-        unheard, replicas = self._unheard.get(stage.slot, 0), stage.planned.replicas
-        several = self.fills and len(stage.planned.splits) > 1
+        stage = self._first
         self.least, self.least_tokens = least_to_call(
-            budget,
-            unheard=unheard // AHEAD if several else unheard,
-            replicas=replicas,
-            calls_per_replica=1 if several else self._calls_per_replica,
+            stage.budgets[0],
+            unheard=self._unheard.get(stage.slot, 0),
+            replicas=stage.planned.replicas,
+            calls_per_replica=self._calls_per_replica,
+            fills=stage.assignment.fills,
         )
-        if self.held_until_s < math.inf and self.least == 1:
-            self.least, self.least_tokens = budget.inputs, math.inf if budget.tokens is None else budget.tokens
-
-    def _share(self, now_s: float) -> float:
-        """The share of their spare time that new inputs may wait here; see `patience`."""
-        heard = self._busy.get(self._first.slot) if self.fills else None
-        return 0.0 if heard is None or now_s - heard[1] > FRESH_S else patience(heard[0])
 
 
 class Chain:

@@ -107,13 +107,16 @@ MOST_BATCHES = 4
 """The most batches that a piece counts as: one input may be a hundred batches long, and none has more work ahead."""
 
 
-def least_to_call(budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int) -> tuple[float, float]:
+def least_to_call(
+    budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int, fills: bool = False
+) -> tuple[float, float]:
     """Returns how many inputs, or instead tokens, must wait for a call to the first stage to be made.
 
     Infinite where no call may be made. `unheard`: calls to it from which nothing has come back. A call that some
-    replica can start now takes whatever waits; one that will queue behind it must be full.
+    replica can start now takes whatever waits; one that will queue behind it must be full. `fills`: where replicas
+    share processors, a second replica gets full calls only.
     """
-    if unheard < replicas:
+    if unheard < (1 if fills else replicas):
         return 1, math.inf
     if unheard < calls_per_replica * replicas:
         return budget.inputs, math.inf if budget.tokens is None else budget.tokens
@@ -133,26 +136,29 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
-def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0) -> list[int]:
+def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0, *, fills: bool = False) -> list[int]:
     """Returns replica indices, best first, for a piece of `weight`, given the weight that each holds.
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
     open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
     start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
 
+    `fills`: idle replicas come last among those with no whole batch ahead. Replicas that share processors gain nothing
+    from starting sooner: each batch reads all weights again, and takes the cores from the others.
+
     Equal ones come in their order from the share `phase` of them on. An ingress knows of its own calls only: with a
     phase of its own each begins elsewhere, where otherwise all would send to the same few.
     """
     first = int(phase * len(loads))
     order = [*range(first, len(loads)), *range(first)]
-    return sorted(order, key=lambda index: rank(loads[index], weight, batch))
+    return sorted(order, key=lambda index: rank(loads[index], weight, batch, fills))
 
 
-def rank(load: int, weight: int, batch: int) -> Rank:
+def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     """Returns the rank of a replica that holds this load; the smallest rank is the best."""
     whole, started = divmod(load, batch)
     fits = started + weight <= batch
-    return (load > 0, whole if fits else whole + 1, -started if fits else 0, load)
+    return (load > 0 and not fills, whole if fits else whole + 1, -started if fits else 0, load)
 
 
 class FillFirst:
@@ -170,8 +176,8 @@ class FillFirst:
         """The indices of the replicas, ascending."""
         self._holding = [0]
         """By load, the replicas that have it, as bits."""
-        self._orders: dict[tuple[int, int], list[int]] = {}
-        """All loads by rank, for each weight and batch."""
+        self._orders: dict[tuple[int, int, bool], list[int]] = {}
+        """All loads by rank, for each weight, batch, and `fills`."""
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -207,15 +213,15 @@ class FillFirst:
         self._holding[before] ^= bit
         self._holding[after] |= bit
 
-    def take(self, weight: int, batch: int) -> int:
+    def take(self, weight: int, batch: int, *, fills: bool = False) -> int:
         """Put a piece on the best replica, and return it; there must be one."""
-        index = self.choose(weight, batch)
+        index = self.choose(weight, batch, fills=fills)
         self.load(index, weight)
         return index
 
-    def choose(self, weight: int, batch: int) -> int:
+    def choose(self, weight: int, batch: int, *, fills: bool = False) -> int:
         """Returns the replica that `fill_first` puts first; there must be one."""
-        order = self._orders.get((weight, batch)) or self._ranked(weight, batch)
+        order = self._orders.get((weight, batch, fills)) or self._ranked(weight, batch, fills)
         for load in order:
             holding = self._holding[load]
             if holding:
@@ -227,9 +233,9 @@ class FillFirst:
     def _find_first(self) -> None:
         self._first = self._indices[int(self.phase * len(self._indices))] if self._indices else 0
 
-    def _ranked(self, weight: int, batch: int) -> list[int]:
-        order = sorted(range(len(self._holding)), key=lambda load: rank(load, weight, batch))
-        self._orders[weight, batch] = order
+    def _ranked(self, weight: int, batch: int, fills: bool) -> list[int]:
+        order = sorted(range(len(self._holding)), key=lambda load: rank(load, weight, batch, fills))
+        self._orders[weight, batch, fills] = order
         return order
 
 
@@ -306,9 +312,9 @@ class StageReplicas(Generic[ReplicaT]):
             self._by_sequences.add(position)
             self._by_sequences.load(position, len(hosting.sequences))
 
-    def take(self, weight: int, batch: int) -> Hosting[ReplicaT]:
-        """Puts a call on the best replica, and returns it; there must be one. See `weight_of`."""
-        found = self._offered[self._by_load.take(weight, batch)]
+    def take(self, weight: int, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
+        """Puts a call on the best replica, and returns it; there must be one. See `weight_of` and `fill_first`."""
+        found = self._offered[self._by_load.take(weight, batch, fills=fills)]
         found.load += weight
         return found
 
@@ -318,7 +324,7 @@ class StageReplicas(Generic[ReplicaT]):
         if hosting.position >= 0:
             self._by_load.load(hosting.position, -weight)
 
-    def holder(self, placements: KVPlacements, batch: int) -> Hosting[ReplicaT]:
+    def holder(self, placements: KVPlacements, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
         """Returns the replica of a call's sequences; sequences that have none here yet get one, of which there must be.
 
         Raises SequenceLostError where theirs takes no calls any more. A replica that drains finishes the calls that it
@@ -331,7 +337,7 @@ class StageReplicas(Generic[ReplicaT]):
             if found is None or found.position < 0:
                 raise lost(f"{name} takes no calls any more")
             return found
-        found = self._with_room(placements, batch)
+        found = self._with_room(placements, batch, fills)
         found.sequences.update(placements.numbers)
         placements.choose(found.replica.name)
         return found
@@ -346,13 +352,13 @@ class StageReplicas(Generic[ReplicaT]):
             self._by_sequences.load(found.position, -1)
         return found.replica
 
-    def _with_room(self, placements: KVPlacements, batch: int) -> Hosting[ReplicaT]:
+    def _with_room(self, placements: KVPlacements, batch: int, fills: bool) -> Hosting[ReplicaT]:
         """Returns a replica that has not refused the sequences, if there is any."""
         avoids, number = placements.avoids, len(placements.each)
         others = [each for each in self._offered if each.replica.name not in avoids] if avoids else []
         if not others:
-            return self._offered[self._by_sequences.take(number, batch)]
-        found = others[fill_first([len(each.sequences) for each in others], number, batch)[0]]
+            return self._offered[self._by_sequences.take(number, batch, fills=fills)]
+        found = others[fill_first([len(each.sequences) for each in others], number, batch, fills=fills)[0]]
         self._by_sequences.load(found.position, number)
         return found
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
 from deployments.choices import TracingSettings
-from deployments.replica.host import BROKEN_AFTER, NOTHING, WINDOW_S, Contention, StageHost
+from deployments.replica.host import BROKEN_AFTER, NOTHING, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Runner, Step
+from earlyexit.engine.device import Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import PlanError
@@ -24,7 +23,6 @@ from earlyexit.network.boundary import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
-from profiles.records import ExitRecords
 from tests.deployments.stage.replica import V100, Replica, policy_of
 from tests.deployments.stage.small_model import save_records, save_small_model
 
@@ -57,41 +55,6 @@ class OneThreshold(RecordedRunner):
 
     def follow(self, policy: object) -> None:
         super().follow(0.5)
-
-
-class OfASecond(OneThreshold):
-    """Whose every batch takes a second of a manual clock."""
-
-    def __init__(self, records: ExitRecords, num_blocks: int, clock: ManualClock) -> None:
-        super().__init__(records, num_blocks)
-        self._clock = clock
-
-    def run(self, batch: Batch[Any]) -> Iterator[Step[Any]]:
-        self._clock.advance(1.0)
-        yield from super().run(batch)
-
-
-# Two batches of a second, a second apart, the first weighing 0.9; it waited a quarter of the time, which counts twice.
-@pytest.mark.parametrize(("device", "busy"), [("cpu", 1.5 * 1.9 / 3.9), (V100, 0.0)])
-async def test_a_device_counts_as_busier_that_waits_for_processors(
-    device: str, busy: float, settings: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedstat, clock, replica = tmp_path / "schedstat", ManualClock(), Replica(settings)
-    monkeypatch.setattr("deployments.replica.host.Contention", lambda: Contention(schedstat))
-    runner: Runner[Any] = OfASecond(replica.records(), 4, clock)
-    if device != "cpu":
-        runner = replica.runner
-    ran = threading.Event()
-    replica.host = StageHost(settings, device, runner, clock, replica.deliver, on_batch=lambda *_: ran.set())
-    replica.host.threads.start()
-    for line in ("0 0 1", "75 25 2", "75 25 3"):
-        schedstat.write_text(line, encoding="ascii")
-        ran.clear()
-        await replica.call(["a#0"], replica.assignment(1, FIRST, LAST))
-        assert await asyncio.to_thread(ran.wait, 10)
-        clock.advance(1.0)
-    assert replica.host.device.engine.busy == pytest.approx(busy)
-    replica.host.threads.stop()
 
 
 def epoch_and_splits(replica: Replica) -> tuple[int, list[tuple[int, int]]]:
@@ -268,24 +231,3 @@ async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: 
     assert (split["batches"], split["inputs"]) == (2, 5)
     assert split["busy_s"] >= 5 * BLOCK_S - 0.01
     assert {run.shared for run in replica.host.report(replica="r", node="n").times} == {True}
-
-
-def test_a_thread_waited_for_processors_as_its_own_last_window_that_ended_says(tmp_path: Path) -> None:
-    schedstat = tmp_path / "schedstat"
-    contention = Contention(schedstat)
-
-    def share(windows: float, line: str) -> float:
-        schedstat.write_text(f"{line} 7\n", encoding="ascii")
-        return contention.share(10.0 + windows * WINDOW_S)
-
-    assert Contention(tmp_path / "missing").share(1.0) == 0.0
-    # Nanoseconds run, nanoseconds waited, times it was run.
-    assert share(0, "4000 9000") == 0.0, "of the thread's whole life says nothing"
-    assert share(0.5, "4000 9900") == 0.0
-    assert share(1, "4300 9100") == pytest.approx(0.25)
-    assert share(1.4, "4300 9900") == pytest.approx(0.25)
-    assert share(2, "4800 9100") == 0.0
-    assert share(3, "4800 9100") == 0.0, "it wanted none"
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(share, 3, "50 900").result() == 0.0
-        assert other.submit(share, 4, "100 950").result() == pytest.approx(0.5)

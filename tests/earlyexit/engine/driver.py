@@ -186,10 +186,9 @@ def driver_of(
     times: TableTimes | None = None,
     order: OrderSpec = DEFAULT,
     starts: tuple[int, ...] = (),
-    entry: int | None = None,
 ) -> Driver:
     """Every split takes a second, wherever it starts."""
     seconds = dict.fromkeys(range(8), 1.0)
     engine = Engine(splits, times or TableTimes(seconds), dispatch=dispatch, order=order, starts=starts)
-    engine.follow(splits, dispatch, order, entry)
+    engine.follow(splits, dispatch, order)
     return Driver(engine, seconds, leave or {})

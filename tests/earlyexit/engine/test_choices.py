@@ -90,37 +90,13 @@ DEFERRED: dict[str, tuple[Sequence[Split], str, str]] = {
     "probes": (splits_of(0, 4, batch=4, tokens=10), "0 ABC <90 6,4,1", "0 start 0:[A B]; 1 start 0:[C]"),
 }
 
-ALL_BUSY, MOSTLY_IDLE = ((1000.0, 10.0),), ((1.0, 6.0), (1.0, 10.0))
-"""What the device ran before 10 s: seconds of a batch, and when it ended. The second is 1.9 s of the last 4.9."""
-FILLING: dict[str, tuple[tuple[tuple[float, float], ...], float, str, str]] = {
-    # Batches take a second, so x must start at 12: half of the time until then.
-    "half of what the deadline leaves": (ALL_BUSY, 0.0, "10 x @2 <13", "11 start 2:[x]"),
-    "half of what three full batches take": (ALL_BUSY, 0.0, "10 x @2 <1000", "11.5 start 2:[x]"),
-    "no deadline": (ALL_BUSY, 0.0, "10 x @2", "10 start 2:[x]"),
-    "a full batch": (ALL_BUSY, 0.0, "10 xyzw @2 <1000", "10 start 2:[x y z w]"),
-    "waited before": (ALL_BUSY, 0.0, "10 x <1000", "10 start 0:[x]; 12.5 start 2:[x]"),
-    "a probe": (ALL_BUSY, 0.0, "10 X @2 <1000", "10 start 2:[X]"),
-    "a probe is a full batch": ((), 0.0, "0 ab; 0 X @2", "0 start 2:[X]; 1 start 0:[a b]; 2 start 2:[a b]"),
-    "idle enough": (MOSTLY_IDLE, 0.0, "10 x @2 <13", "10 start 2:[x]"),
-    # The waits add half to the 1.9 s: x waits 0.5938 s, 2.5 * (2.85 / (4.9 + 0.5938) - 0.4) of its two.
-    "it waits for processors": (MOSTLY_IDLE, 0.25, "10 x @2 <13", "10.5938 start 2:[x]"),
-    "the others fill meanwhile": (
-        ALL_BUSY,
-        0.0,
-        "10 a <1000; 11 b <1000; 12 c <1000",
-        "10 start 0:[a]; 11 start 0:[b]; 12 start 0:[c]; 13 start 2:[a b c]",
-    ),
-    # Half a second for each of a and b, and a second for x; half of the two that x keeps for later may be spent.
-    "the fewest seconds per input": ((), 0.0, "0 ab; 0 x @2 <3 -2", "0 start 0:[a b]; 1 start 2:[x a b]"),
-    "unless another is urgent": ((), 0.0, "0 ab; 0 x @2 <2.9 -2", "0 start 2:[x]; 1 start 0:[a b]; 2 start 2:[a b]"),
-}
 
-
+@pytest.mark.parametrize("dispatch", ["work-conserving", "filling"])
 @pytest.mark.parametrize(("splits", "events", "log"), WORK_CONSERVING.values(), ids=WORK_CONSERVING)
 def test_a_device_that_is_free_takes_a_full_batch_or_the_most_urgent_one(
-    splits: Sequence[Split], events: str, log: str
+    splits: Sequence[Split], events: str, log: str, dispatch: Dispatch
 ) -> None:
-    assert driver_of(*splits).play(events) == log
+    assert driver_of(*splits, dispatch=dispatch).play(events) == log
 
 
 @pytest.mark.parametrize(("splits", "events", "log"), DEFERRED.values(), ids=DEFERRED)
@@ -150,23 +126,6 @@ def test_a_deferred_batch_keeps_time_for_full_batches_of_deeper_splits() -> None
     splits = Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=8, tokens=30)
     driver = driver_of(*splits, dispatch="deferred", times=TokenTimes(), leave={0: "a"})
     assert driver.play("0 a <20") == "16.4 start 0:[a]"
-
-
-@pytest.mark.parametrize(("ran", "waited", "events", "log"), FILLING.values(), ids=FILLING)
-def test_survivors_wait_for_a_fuller_batch_the_longer_the_busier_their_device_is(
-    ran: tuple[tuple[float, float], ...], waited: float, events: str, log: str
-) -> None:
-    driver = driver_of(*splits_of(0, 2, 4, batch=4), dispatch="filling", entry=0)
-    for busy_s, ended_s in ran:
-        driver.engine.load.ran(busy_s, ended_s)
-    driver.engine.load.waited = waited
-    assert driver.play(events) == log
-
-
-def test_no_input_waits_where_it_costs_no_less_in_a_full_batch() -> None:
-    driver = driver_of(*splits_of(0, 4, batch=4), dispatch="filling", times=TokenTimes())
-    driver.engine.load.ran(*ALL_BUSY[0])
-    assert driver.play("10 a <90 5") == "10 start 0:[a]"
 
 
 @pytest.mark.parametrize("known", [[], [TWO[0]]], ids=["nothing is known", "of one split"])

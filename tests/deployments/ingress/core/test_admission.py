@@ -161,21 +161,21 @@ def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
 
 
-@pytest.mark.parametrize("dispatch", ["deferred", "filling"])
-def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_split_of_every_replica_however_late_they_are(
-    dispatch: Dispatch,
-) -> None:
-    admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
+def test_where_stages_wait_for_full_batches_one_per_split_of_every_replica_is_let_in_however_late_they_are() -> None:
+    admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
     overload(admission)
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
-    admission.follow(plan(dispatch, rate_per_s=1.0))
+    admission.follow(plan("deferred", rate_per_s=1.0))
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
-    many = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
+    many = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
     overload(many, answers=1)
     assert many.limit == 1.0, "of many ingresses each may have one input inside, however late it is"
 
 
-@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (1, 2, 27, 28, 30))])
+@pytest.mark.parametrize(
+    ("dispatch", "refused"),
+    [("deferred", (28, 30)), ("filling", (1, 2, 27, 28, 30)), ("work-conserving", (1, 2, 27, 28, 30))],
+)
 def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for_each_is_inside(
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:

@@ -295,45 +295,17 @@ def test_how_long_the_oldest_have_waited_is_reported_by_length() -> None:
     assert world.core.peek(10.0, 0.0).oldest_s == {1: 6.0, 4: 9.0, 128: 8.0}
 
 
-# New inputs under load: where stages fill their batches, they wait for others
+# Replicas that share processors
 
 
-def loaded(busy: float) -> CoreWorld:
-    """A call of `x` took a second; then the first stage says how busy it was."""
-    world = CoreWorld(plan(dispatch="filling"))
-    world.submit("x")
-    world.now_s = 1.0
-    world.core.hear(world.calls[0], busy, 1.0)
-    world.answer(0, "x")
-    return world
-
-
-@pytest.mark.parametrize(
-    ("busy", "heard_s", "deadline_s", "leaves_s"),
-    [
-        pytest.param(0.3, 0.0, 11.0, 1.0, id="below two fifths at once"),
-        pytest.param(0.6, 0.0, 4.4, 2.2, id="half of what the deadline leaves, a second of the stage taken off"),
-        pytest.param(0.6, 0.0, 1000.0, 2.5, id="three halves of a call, however far the deadline is"),
-        pytest.param(0.48, 0.0, 1000.0, 1.0, id="not for others that come no sooner"),
-        pytest.param(1.0, 2.0, 12.0, 3.0, id="not by what was heard long ago"),
-    ],
-)
-def test_an_input_waits_for_others_for_a_share_of_its_time(
-    busy: float, heard_s: float, deadline_s: float, leaves_s: float
-) -> None:
-    world = loaded(busy)
-    world.now_s += heard_s
-    world.submit("a", deadline_s=deadline_s)
-    world.until(5.0)
-    assert world.calls[1].started_s == pytest.approx(leaves_s)
-
-
-def test_a_replica_of_several_splits_is_sent_new_inputs_while_it_runs() -> None:
-    for dispatch, sizes in (("filling", [1, 1, 1, 1]), ("work-conserving", [1, 4])):
-        world = CoreWorld(placed(stage(split(0, 2), split(2, 4)), dispatch=dispatch))
-        for letter in "abcdef":
+def test_a_second_replica_gets_inputs_only_when_the_first_has_a_full_batch() -> None:
+    sizes = {}
+    for dispatch in ("filling", "work-conserving"):
+        world = CoreWorld(placed(stage(split(0, 4), replicas=2), dispatch=dispatch))
+        for letter in "abcdefgh":
             world.submit(letter)
-        assert [len(call.inputs) for call in world.calls] == sizes
+        sizes[dispatch] = ["".join(each.key for each in call.inputs) for call in world.calls]
+    assert sizes == {"filling": ["a", "bcde"], "work-conserving": ["a", "b", "cdef"]}
 
 
 # Several chains

@@ -46,14 +46,32 @@ def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -
     assert ranked == {name: order for name, (_, _, order) in RANKED.items()}
 
 
+FILLED = {
+    "all-idle": ([0, 0], 4, [0, 1]),
+    "room-before-idle": ([0, 4, 12], 4, [2, 1, 0]),
+    "idle-where-none-has-room": ([13, 0], 4, [1, 0]),
+    "idle-before-a-full-one": ([16, 0], 4, [1, 0]),
+    "fullest-with-room": ([17, 4, 31], 1, [1, 2, 0]),
+}
+"""The same where replicas share processors."""
+
+
+def test_replicas_that_share_processors_are_filled_one_after_the_other() -> None:
+    ranked = {name: fill_first(loads, weight, BATCH, fills=True) for name, (loads, weight, _) in FILLED.items()}
+    assert ranked == {name: order for name, (_, _, order) in FILLED.items()}
+
+
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
-    def least(budget: Budget) -> list[tuple[float, float]]:
-        return [least_to_call(budget, unheard=unheard, replicas=3, calls_per_replica=2) for unheard in range(8)]
+    def least(budget: Budget, *, fills: bool = False) -> list[tuple[float, float]]:
+        return [
+            least_to_call(budget, unheard=unheard, replicas=3, calls_per_replica=2, fills=fills) for unheard in range(8)
+        ]
 
     any_one, none = (1, math.inf), (math.inf, math.inf)
     full, full_of_tokens = (BATCH, math.inf), (BATCH, 512)
     assert least(Budget(inputs=BATCH)) == [any_one] * 3 + [full] * 3 + [none] * 2
     assert least(Budget(inputs=BATCH, tokens=512)) == [any_one] * 3 + [full_of_tokens] * 3 + [none] * 2
+    assert least(Budget(inputs=BATCH), fills=True) == [any_one] + [full] * 5 + [none] * 2
 
 
 @pytest.mark.parametrize(
@@ -107,10 +125,11 @@ STEPS = st.tuples(
 @given(
     num_replicas=st.integers(1, 9),
     phase=st.sampled_from([0.0, 0.2, 0.5, 0.875]),
+    fills=st.booleans(),
     steps=st.lists(STEPS, max_size=120),
 )
 def test_one_choice_at_a_time_is_the_first_of_the_whole_ranking(
-    num_replicas: int, phase: float, steps: list[Step]
+    num_replicas: int, phase: float, fills: bool, steps: list[Step]
 ) -> None:
     router, loads, calls = FillFirst(phase), dict[int, int](), list[tuple[int, int]]()
     for index in range(num_replicas):
@@ -119,9 +138,9 @@ def test_one_choice_at_a_time_is_the_first_of_the_whole_ranking(
     for what, which, weight, batch in steps:
         running = sorted(loads)
         if what == "send" and running:
-            best = fill_first([loads[index] for index in running], weight, batch, phase)[0]
-            assert router.choose(weight, batch) == running[best]
-            assert router.take(weight, batch) == running[best]
+            best = fill_first([loads[index] for index in running], weight, batch, phase, fills=fills)[0]
+            assert router.choose(weight, batch, fills=fills) == running[best]
+            assert router.take(weight, batch, fills=fills) == running[best]
             loads[running[best]] += weight
             calls.append((running[best], weight))
         elif what == "end" and calls:
