@@ -17,9 +17,7 @@ from deployments.accelerators import has_labels, room
     ],
     ids=["cpu", "cuda", "its GPUs", "other GPUs", "emulated", "none"],
 )
-def test_a_node_has_room_for_the_replicas_that_its_resources_hold(
-    device: str, resources: dict[str, float], replicas: int
-) -> None:
+def test_a_node_has_room_for_what_its_resources_hold(device: str, resources: dict[str, float], replicas: int) -> None:
     assert room(resources, device) == replicas
 
 

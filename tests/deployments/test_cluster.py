@@ -156,9 +156,7 @@ def test_nothing_stands_before_an_ingress_that_is_alone(
     [(TWO, False, "there are 2 ingresses"), (VERSIONS, False, "versions"), (ALONE, True, "it speaks gRPC")],
     ids=("ingresses", "versions", "grpc"),
 )
-def test_callers_cannot_reach_ingresses_themselves_where_one_is_not_all(
-    settings: ServeSettings, has_grpc: bool, reason: str
-) -> None:
+def test_callers_reach_no_ingress_where_one_is_not_all(settings: ServeSettings, has_grpc: bool, reason: str) -> None:
     with pytest.raises(InputError, match=f"because .*{reason}"):
         front_of("direct", settings, has_grpc=has_grpc)
 

@@ -43,9 +43,7 @@ class Ports:
         self.now_s += seconds
 
 
-def test_what_is_left_of_an_earlier_service_is_waited_for_and_named_but_not_for_ever(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_left_of_an_earlier_service_is_named_and_waited_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     ports = Ports({8000: 3.0, 8404: 20.0}, LEFT)
     ports.wait_for(8001)
     assert ports.now_s == 0.0

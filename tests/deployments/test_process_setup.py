@@ -14,9 +14,7 @@ async def fail() -> None:
     raise LookupError("no plan")
 
 
-async def test_a_background_task_that_ends_by_an_error_alone_is_logged_and_fails_the_health_check(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_background_task_that_ends_by_an_error_fails_the_health_check(caplog: pytest.LogCaptureFixture) -> None:
     background, goes_on = Supervised(), asyncio.Event()
     background.start("wait", goes_on.wait())
     background.start("start", asyncio.sleep(0))

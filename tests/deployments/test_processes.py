@@ -76,9 +76,7 @@ def leave(folder: Path, run: str, owner: Identity = GONE, *noted: Identity) -> P
     return file
 
 
-def test_what_a_killed_run_left_is_ended_and_forgotten(
-    folder: Path, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_killed_run_left_is_ended_at_once(folder: Path, start: Start, caplog: pytest.LogCaptureFixture) -> None:
     marked, others, noted = start(run="left"), start(run="another"), start()
     file = leave(folder, "left", GONE, known(noted))
     clear_left()

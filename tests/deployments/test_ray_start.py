@@ -88,9 +88,7 @@ def test_of_ray_s_dashboard_only_serve_s_part_is_started(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("alone", "address_is_loopback"), [(True, True), (False, False)])
-def test_a_node_that_is_alone_is_found_on_loopback(
-    alone: bool, address_is_loopback: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_alone_is_on_loopback(alone: bool, address_is_loopback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import services
 
     address_of: Callable[[], str] = services.get_node_ip_address

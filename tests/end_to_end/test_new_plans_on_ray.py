@@ -65,9 +65,7 @@ def plans(first: Plan) -> list[Plan]:
     return [there.with_after_answer("stay"), cut, there]
 
 
-def test_plans_change_under_load_and_every_answer_stays_what_it_was(
-    one_ray: OneRay, tiny: Tiny, http: httpx.Client
-) -> None:
+def test_plans_change_under_load_and_all_answers_stay(one_ray: OneRay, tiny: Tiny, http: httpx.Client) -> None:
     settings, first = controlled_service(tiny), two_stages(tiny.thresholds)
     one_ray.serve(settings)
     with under_load(tiny.texts, clients=1) as load:

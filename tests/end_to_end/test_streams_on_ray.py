@@ -241,9 +241,7 @@ async def test_one_stage_streams_token_by_token(tales: Tales, permits: Permits, 
             await no_page_is_held(http, 2)
 
 
-async def test_one_stage_loses_no_token_where_a_replica_is_killed(
-    tales: Tales, permits: Permits, one_stage: tuple[str, str]
-) -> None:
+async def test_one_stage_loses_no_token_by_a_kill(tales: Tales, permits: Permits, one_stage: tuple[str, str]) -> None:
     url, _ = one_stage
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         await no_page_is_held(http, 2)
@@ -262,9 +260,7 @@ def two_stages(one_ray: OneRay, tales: Tales) -> None:
 
 
 @pytest.mark.usefixtures("two_stages")
-async def test_two_stages_stream_through_haproxy_and_lose_no_token_where_a_replica_is_killed(
-    tales: Tales, permits: Permits
-) -> None:
+async def test_two_stages_stream_through_haproxy_and_lose_no_token_by_a_kill(tales: Tales, permits: Permits) -> None:
     with behind_haproxy((await ingresses_of()).values()) as url:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             await no_page_is_held(http, 1, 1)
@@ -275,9 +271,7 @@ async def test_two_stages_stream_through_haproxy_and_lose_no_token_where_a_repli
 
 
 @pytest.mark.usefixtures("two_stages")
-async def test_an_ingress_that_is_killed_ends_its_own_stream_and_leaves_no_page_held(
-    tales: Tales, permits: Permits
-) -> None:
+async def test_a_killed_ingress_ends_its_own_stream_and_leaves_no_page_held(tales: Tales, permits: Permits) -> None:
     ingresses = await ingresses_of()
     with behind_haproxy(ingresses.values()) as url:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:

@@ -68,9 +68,7 @@ def test_the_network_is_loaded_by_name_and_its_own_rule_lets_inputs_out(folder: 
     assert answers == 1
 
 
-def test_the_rules_look_at_the_margin_and_at_two_ramps_and_texts_need_a_tokenizer(
-    network_path: None, tmp_path: Path
-) -> None:
+def test_rules_look_at_margins_and_at_two_ramps_and_texts_need_a_tokenizer(network_path: None, tmp_path: Path) -> None:
     from word_exits import margin, twice_sure  # type: ignore[import-not-found] # of a folder that is on no path
 
     sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]

@@ -52,9 +52,7 @@ def test_a_search_with_room_proves_its_plan_and_else_keeps_a_bound() -> None:
 
 
 @pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])
-def test_where_the_exact_search_gives_up_there_is_still_a_plan_and_a_told_gap(
-    objective: MaximizeRate | MinimizeCost,
-) -> None:
+def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: MaximizeRate | MinimizeCost) -> None:
     asked = replace(problem(), objective=objective)
     exact, given_up = planned(asked), solve(asked, planners=(partial(solve_exactly, most_labels=FEW), solve_at_scale))
     assert isinstance(given_up, Planned)

@@ -53,7 +53,5 @@ def test_even_sites_give_even_blocks_and_no_more_than_there_are_sites() -> None:
     ],
     ids=str,
 )
-def test_a_ramp_stays_that_takes_less_than_the_blocks_up_to_the_next_exit(
-    ramp_s: tuple[float, ...], kept: tuple[int, ...]
-) -> None:
+def test_a_ramp_stays_that_takes_less_than_blocks_to_the_next(ramp_s: tuple[float, ...], kept: tuple[int, ...]) -> None:
     assert worth_their_time(ramp_s, (2.0, 3.0, 3.0, 4.0), (0, 1, 2)) == kept

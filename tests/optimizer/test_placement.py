@@ -68,9 +68,7 @@ def test_avoided_replicas_host_a_stage_only_where_others_are_too_few() -> None:
         ("1", {"1": "b"}, "b"),
     ],
 )
-def test_replicas_stay_where_they_were_and_others_take_the_open_places(
-    live: str, before: dict[str, str], found: str
-) -> None:
+def test_replicas_stay_where_they_were_and_others_fill_gaps(live: str, before: dict[str, str], found: str) -> None:
     hosts = roles({"a": 2, "b": 2}, list(live), before)
     assert "".join(hosts[replica] for replica in live) == found
 

@@ -19,9 +19,7 @@ from optimizer.risk import Guarantee, p_value
         pytest.param(0.5, 0.7, 1, 4, False, id="1 of 4 at 3/10"),
     ],
 )
-def test_the_test_is_the_exact_binomial_tail(
-    budget: float, confidence: float, lost: int, num_inputs: int, holds: bool
-) -> None:
+def test_it_is_the_binomial_tail(budget: float, confidence: float, lost: int, num_inputs: int, holds: bool) -> None:
     assert Guarantee(budget=budget, confidence=confidence).holds(lost, num_inputs) == holds
 
 
@@ -63,9 +61,7 @@ def test_losses_in_between_are_tested_by_the_smaller_of_two_bounds() -> None:
     second=st.floats(0, 1),
     zero_one=st.booleans(),
 )
-def test_more_loss_is_never_better_evidence(
-    num_inputs: int, budget: float, first: float, second: float, zero_one: bool
-) -> None:
+def test_more_loss_is_never_better(num_inputs: int, budget: float, first: float, second: float, zero_one: bool) -> None:
     low, high = sorted((first * num_inputs, second * num_inputs))
     assert 0 <= p_value(low, num_inputs, budget, zero_one=zero_one) <= 1
     assert (
@@ -75,9 +71,7 @@ def test_more_loss_is_never_better_evidence(
 
 
 @given(num_inputs=st.integers(1, 400), budget=st.floats(0.01, 0.5), lost=st.integers(0, 400))
-def test_of_losses_of_0_and_1_the_bound_is_never_below_the_exact_tail(
-    num_inputs: int, budget: float, lost: int
-) -> None:
+def test_of_losses_of_0_and_1_the_bound_is_not_below_the_exact_tail(num_inputs: int, budget: float, lost: int) -> None:
     exact = p_value(min(lost, num_inputs), num_inputs, budget, zero_one=True)
     assert p_value(min(lost, num_inputs), num_inputs, budget, zero_one=False) >= exact - 1e-12
 

@@ -171,9 +171,7 @@ def test_no_subset_of_ramps_loses_more_than_what_is_tested(zero_one: bool) -> No
 
 @given(seed=st.integers(0, 10_000), zero_one=st.booleans(), budget=st.floats(0.02, 0.4))
 @settings(max_examples=60, deadline=None)
-def test_accepted_thresholds_pass_the_test_and_a_larger_budget_saves_no_less(
-    seed: int, zero_one: bool, budget: float
-) -> None:
+def test_accepted_thresholds_pass_and_a_larger_budget_saves_no_less(seed: int, zero_one: bool, budget: float) -> None:
     rng = default_rng(seed)
     records = bounded(260, rng) if not zero_one else synthetic(260, rng)
     design, tested = records.subset(np.arange(60)), records.subset(np.arange(60, 260))

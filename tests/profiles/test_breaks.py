@@ -37,9 +37,7 @@ def still(_: np.random.Generator) -> FloatArray:
 @pytest.mark.parametrize("num_inputs", [240, 12_000])
 @pytest.mark.parametrize("num_ramps", [1, 3, 11])
 @pytest.mark.parametrize("level", [still, line, half_cycle, walk])
-def test_a_drift_is_no_jump(
-    level: Callable[[np.random.Generator], FloatArray], num_ramps: int, num_inputs: int
-) -> None:
+def test_drift_is_no_jump(level: Callable[[np.random.Generator], FloatArray], num_ramps: int, num_inputs: int) -> None:
     """Of 40 histories hardly one: all ramps drift together."""
     found = [
         breaks(np.tile(level(np.random.default_rng(seed))[:, None], (1, num_ramps)), num_inputs, 1000 + seed)

@@ -177,9 +177,7 @@ def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 
         pytest.param([64.0, 32.0, 16.0, 8.0, 8.0, 1.0], (1.0, 1.0, 1.0), id="stable once two runs take as long"),
     ],
 )
-def test_runs_warm_up_until_they_are_stable_and_are_not_counted(
-    seconds: list[float], counted: tuple[float, ...]
-) -> None:
+def test_runs_warm_up_until_they_are_stable_and_uncounted(seconds: list[float], counted: tuple[float, ...]) -> None:
     assert timed(FakeRunner({8: seconds}), [8], repeats=3) == [counted]
 
 

@@ -20,18 +20,14 @@ ASKED: tuple[dict[int, float], ...] = ({}, {1: 0.9}, {3: 0.7}, {1: 0.75, 3: 0.55
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @pytest.mark.parametrize("stay", [False, True], ids=["stop", "stay"])
-def test_over_all_ways_to_draw_the_probes_estimates_are_right_on_average(
-    plan: dict[int, float], asked: dict[int, float], stay: bool
-) -> None:
+def test_over_all_draws_estimates_average_right(plan: dict[int, float], asked: dict[int, float], stay: bool) -> None:
     for num_probes in (1, 2, 3):
         assert_right_on_average(plan, asked, num_probes, stay)
 
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan], ids=str)
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_of_inputs_that_stay_all_is_known_that_is_asked_of_their_active_ramps(
-    plan: dict[int, float], asked: dict[int, float]
-) -> None:
+def test_of_inputs_that_stay_all_is_known_of_active_ramps(plan: dict[int, float], asked: dict[int, float]) -> None:
     records = random_records(500, seed=3)
     plan, asked = ({0 if ramp == 1 else 3: limit for ramp, limit in each.items()} for each in (plan, asked))
     found = estimate(records, plan, [False] * 500, asked, stay=True)
@@ -73,9 +69,7 @@ def figures(found: WindowEstimate) -> list[float]:
         pytest.param({3: 0.9}, {0: 0.95, 3: 0.85}, id="one more ramp"),
     ],
 )
-def test_batches_of_probes_show_no_bias_and_less_error_than_probes_alone(
-    plan: dict[int, float], asked: dict[int, float]
-) -> None:
+def test_batches_of_probes_have_no_bias_and_less_error(plan: dict[int, float], asked: dict[int, float]) -> None:
     records = random_records(4000, seed=1)
     truth = records.outcome(asked)
     expected = np.array([*truth.survival, truth.agreement, truth.accuracy])

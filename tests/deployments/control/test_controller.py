@@ -132,9 +132,7 @@ def test_another_applications_memory_is_refused_before_anything_starts(tmp_path:
         check_control(settings(tmp_path), SHAPE)
 
 
-def test_there_are_as_many_replicas_as_the_plan_needs_and_one_of_an_idle_type_because_serve_refuses_none(
-    tmp_path: Path,
-) -> None:
+def test_there_are_as_many_replicas_as_the_plan_needs_and_one_of_an_idle_type(tmp_path: Path) -> None:
     plain = settings(tmp_path, control=None, plan=HALVES)
     assert (first_replicas(plain), accelerators(plain)) == ({"cpu": 4}, {"cpu": 4})
     asked = problem()

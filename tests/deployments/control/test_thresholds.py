@@ -335,9 +335,7 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
         ({"accuracy_confidence": 0.99}, "confidence 0.9 then, 0.99 now"),
     ],
 )
-async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
-    tmp_path: Path, changed: dict[str, object], words: str
-) -> None:
+async def test_thresholds_go_back_with_other_settings(tmp_path: Path, changed: dict[str, object], words: str) -> None:
     scene, tuner = await tuned(tmp_path, tuning="guarantee", accuracy_budget=0.01)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)

@@ -137,9 +137,7 @@ async def test_a_call_that_the_host_refuses_is_told_why_and_others_go_on(scene: 
 # The end
 
 
-async def test_a_reply_that_is_longer_than_the_connection_takes_at_once_is_whole_before_the_server_closes(
-    scene: Scene,
-) -> None:
+async def test_a_reply_longer_than_the_connection_takes_at_once_is_whole_before_the_server_closes(scene: Scene) -> None:
     caller = await scene.caller()
     caller.begin(1, "a")
     opened = await scene.opened()
@@ -159,9 +157,7 @@ async def silent_caller(scene: Scene) -> Caller:
     return caller
 
 
-async def test_connections_that_have_not_sent_the_word_are_bounded_in_time_and_number(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_without_the_word_are_few_and_end_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     known = await scene.caller()
     with monkeypatch.context() as patched:
         patched.setattr("deployments.replica.host.WORD_WITHIN_S", 0.0)

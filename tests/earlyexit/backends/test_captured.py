@@ -252,9 +252,7 @@ def test_torch_runs_what_measures_attention_and_what_was_not_prepared(small_mode
     assert log.replayed == 0
 
 
-def test_a_plan_s_recordings_are_kept_while_the_next_is_made_ready_and_not_made_again(
-    small_model: EarlyExitModel,
-) -> None:
+def test_a_plan_s_recordings_are_kept_while_the_next_is_made_and_not_made_again(small_model: EarlyExitModel) -> None:
     log = Log()
     segments = CapturedSegments(small_model, log)
     of_one = len(shapes_within(FOUR, LONGEST))
@@ -338,9 +336,7 @@ def test_where_memory_runs_out_the_smaller_shapes_are_recorded_and_one_line_says
     assert log.replayed == 1
 
 
-def test_a_segment_that_cannot_be_recorded_is_tried_once(
-    small_model: EarlyExitModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unrecorded_segment_is_tried_once(small_model: EarlyExitModel, caplog: pytest.LogCaptureFixture) -> None:
     log = Log(limit=0, error=RuntimeError)
     with caplog.at_level(logging.WARNING):
         segments = ready(small_model, log, LAST)

@@ -196,9 +196,7 @@ def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, 
     assert [segments.is_ready(each) for each in (one, two)] == [False, True]
 
 
-def test_a_provider_that_is_not_there_and_a_model_in_bfloat16_are_refused(
-    model: EarlyExitModel, tmp_path: Path
-) -> None:
+def test_a_provider_that_is_not_there_and_bfloat16_are_refused(model: EarlyExitModel, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
         OnnxSegments(small().to(torch.bfloat16), cache=tmp_path)
     with pytest.raises(PlanError, match=r"has no NoSuchProvider; it has .*CPUExecutionProvider"):
@@ -212,9 +210,7 @@ def test_an_onnxruntime_without_cuda_says_what_to_install(model: EarlyExitModel,
         OnnxSegments(model, cache=tmp_path, providers=[CUDA])
 
 
-def test_a_missing_onnxruntime_says_what_to_install(
-    model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_onnxruntime_it_says_so(model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(PlanError, match=r"install offramp\[onnx\] or offramp\[gpu\]"):
         OnnxSegments(model, cache=tmp_path)
@@ -226,9 +222,7 @@ def export_here(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
         export(model, segment, path)
 
 
-def test_replicas_that_start_together_export_every_segment_once(
-    model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_share_one_export(model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported: list[Path] = []
     both_ask = threading.Barrier(2)
 

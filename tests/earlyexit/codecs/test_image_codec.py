@@ -178,9 +178,7 @@ FILES = [
     end=st.floats(0.1, 1),
 )
 @example(content=FILES[0], changes=[], end=1.0)
-def test_whatever_a_file_holds_it_becomes_pixels_or_is_refused(
-    content: bytes, changes: list[tuple[float, bytes]], end: float
-) -> None:
+def test_any_file_becomes_pixels_or_is_refused(content: bytes, changes: list[tuple[float, bytes]], end: float) -> None:
     mutated = bytearray(content[: int(len(content) * end)])
     for where, new in changes:
         at = int(where * len(mutated))

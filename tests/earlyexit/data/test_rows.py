@@ -187,9 +187,7 @@ def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
         ("rows.txt", "a\n", False),
     ],
 )
-def test_files_say_whether_they_have_labels_and_are_read_without(
-    tmp_path: Path, name: str, text: str, labelled: bool
-) -> None:
+def test_files_say_whether_they_have_labels_or_not(tmp_path: Path, name: str, text: str, labelled: bool) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     assert has_labels(path) == labelled

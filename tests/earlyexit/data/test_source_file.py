@@ -99,9 +99,7 @@ def test_a_small_file_of_aliases_that_says_billions_of_values_is_refused_where_t
         read_source(write(tmp_path / "plan.yaml", text), PlanError)
 
 
-def test_aliases_that_repeat_little_say_what_they_name_and_without_any_a_long_file_is_no_concern(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_aliases_say_what_they_name_and_long_files_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = read_source(
         write(tmp_path / "plan.yaml", "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a]\nc: {<<: *a, x: 4}\n"), PlanError
     )

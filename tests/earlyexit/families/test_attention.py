@@ -31,9 +31,7 @@ def model() -> EarlyExitModel:
     return small()
 
 
-def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other_where_it_pays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_by_one_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layout_of(7, 2).scheme == "apart"
     assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"
     assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)

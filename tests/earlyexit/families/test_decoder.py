@@ -46,9 +46,7 @@ def model(reference: LlamaForCausalLM) -> EarlyExitModel:
     return decoder(reference)
 
 
-def test_copies_are_made_of_the_state_that_a_token_left_with(
-    model: EarlyExitModel, reference: LlamaForCausalLM
-) -> None:
+def test_copies_are_of_the_state_that_a_token_left_with(model: EarlyExitModel, reference: LlamaForCausalLM) -> None:
     backbone = backbone_of(model)
     backbone.fill = "copy"
     sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
@@ -217,9 +215,7 @@ def test_stages_say_what_the_unsplit_model_does(
     assert [backbone_of(model).memory.kv.use.pages for model in models] == [0] * NUM_BLOCKS
 
 
-def test_thresholds_fall_along_an_answer_wherever_it_is_cut(
-    models: list[EarlyExitModel], expected: Mapping[Fill, Told]
-) -> None:
+def test_thresholds_fall_along_answers_of_any_cut(models: list[EarlyExitModel], expected: Mapping[Fill, Told]) -> None:
     """A token's place in its answer hops along."""
     policy = ConfidencePolicy(SOMETIMES.thresholds, decay=3.0)
     backbone_of(models[0]).fill = "compute"

@@ -63,9 +63,7 @@ def test_every_hidden_state_equals_that_of_transformers(family: str, mixed: list
 
 @each_family
 @torch.inference_mode()
-def test_the_logits_of_a_fine_tuned_checkpoint_equal_those_of_transformers(
-    family: str, mixed: list[Encoded], tmp_path: Path
-) -> None:
+def test_fine_tuned_logits_equal_those_of_transformers(family: str, mixed: list[Encoded], tmp_path: Path) -> None:
     theirs = hf_model(family, id2label=dict(enumerate(NAMES)))
     theirs.save_pretrained(tmp_path)
     pretrained, name = load_pretrained(str(tmp_path))

@@ -90,9 +90,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [64, 3])
-def test_one_that_begins_anew_elsewhere_goes_on_as_it_would_have(
-    model: EarlyExitModel, kind: str, expected: list[list[int]], chunk: int
-) -> None:
+def test_one_that_begins_anew_goes_on(model: EarlyExitModel, kind: str, expected: list[list[int]], chunk: int) -> None:
     begun = sequence(SOURCES[1], chunk=chunk, start=START[kind])
     said = expected[1] if START[kind] is None else expected[1][1:]
     say(begun, said[:7])
@@ -134,9 +132,7 @@ def test_answers_do_not_depend_on_batch_mates(model: EarlyExitModel, kind: str, 
     assert found[0] == found[1] == found[2]
 
 
-def test_a_saved_model_answers_as_it_did(
-    model: EarlyExitModel, kind: str, expected: list[list[int]], tmp_path: Path
-) -> None:
+def test_saved_models_answer_alike(model: EarlyExitModel, kind: str, expected: list[list[int]], tmp_path: Path) -> None:
     save_model(model, tmp_path)
     loaded = load_model(tmp_path)
     backbone_of(loaded).open_store(64)

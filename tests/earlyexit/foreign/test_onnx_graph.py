@@ -285,9 +285,7 @@ def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_sessions_are_prepared_whatever_the_backend_and_the_plan_before_last_is_closed(
-    case: Case, tmp_path: Path, backend: str
-) -> None:
+def test_sessions_are_prepared_by_all_backends_and_old_ones_closed(case: Case, tmp_path: Path, backend: str) -> None:
     save_model(case.model, tmp_path)
     model = load_model(tmp_path)
     segments = open_segments(backend, model, tmp_path, 1)
@@ -321,9 +319,7 @@ def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 @pytest.mark.parametrize(("layout", "dtype"), [("NCHW", "uint8"), ("NHWC", "uint8"), ("NCHW", "int32")])
-def test_pixels_that_enter_as_whole_numbers_stay_what_they_are(
-    tmp_path: Path, layout: str, dtype: str, order: str
-) -> None:
+def test_pixels_that_enter_as_integers_stay_what_they_are(tmp_path: Path, layout: str, dtype: str, order: str) -> None:
     path = saved(onnx_graphs.bytes_graph(layout, dtype=dtype), tmp_path / "from")
     pixels_of = {} if order == "RGB" else {"order": order}
     taken = read_graph(path, pixels=pixels_of).take([["r0"]], onnx_graphs.CODEC, tmp_path)

@@ -103,9 +103,7 @@ def test_who_stays_crosses_too_and_every_exit_is_seen(kind: str, three: ChainNet
         }
 
 
-def test_the_head_at_a_networks_end_is_computed_only_where_it_decides_or_looks(
-    two: ChainNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_networks_head_is_computed_where_it_decides(two: ChainNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     heads = {id(member.head): member.info.name for member in two.members}
     forward = Ramp.__call__

@@ -223,9 +223,7 @@ def test_a_probe_s_first_answer_is_that_of_any_other_input(
 
 
 @pytest.mark.parametrize("active", [(), (1,), (0, 2)], ids=["none active", "one active", "two active"])
-def test_ramps_that_are_not_active_look_and_decide_nothing(
-    active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
+def test_ramps_that_are_off_do_nothing(active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = EntropyPolicy(dict.fromkeys(active, 0.8))
     for bounds in BOUNDS:
         probed = probe(model, policy, encoded, bounds, active)
@@ -281,9 +279,7 @@ def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitMod
     assert exits(run(runner, WHOLE, piece)) == [0, 0]
 
 
-def test_a_ramp_of_a_plan_that_is_gone_no_input_leaves_without_a_threshold(
-    small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
+def test_no_input_leaves_at_a_ramp_without_a_threshold(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     for policy in (ConfidencePolicy({1: 0.0}), EnsemblePolicy(ConfidencePolicy({1: 0.0}), {3: 0.5})):
         runner = TorchRunner(small_model, policy)
         assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])))) == [1, 1]
@@ -309,9 +305,7 @@ def test_pieces_of_another_policy_are_fused_and_begin_anew(
     assert exits(steps) == [3, 3, 3, 3]
 
 
-def test_where_a_policy_cannot_be_probed_probes_run_as_any_other_input(
-    small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
+def test_where_a_policy_has_no_probes_they_run_as_others(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     runner = TorchRunner(small_model, VotingPolicy(1))
     (step,) = run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)
     assert (exits([step]), step.seen, step.survivors) == ([0, 0], (), None)
@@ -364,9 +358,7 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
-def test_inputs_that_stay_are_run_prepared_and_ramps_that_are_off_by_torch(
-    small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
+def test_inputs_that_stay_run_prepared_and_others_by_torch(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     some = replace(WHOLE, ramps=(1,))

@@ -67,9 +67,7 @@ def assert_holds(piece: Piece, expected: Piece, chosen: Sequence[int]) -> None:
 @given(all_lengths, st.integers(0, 2), st.randoms())
 @example([1, 1, 1, 1], 0, Random(0))
 @example([2, 2, 2, 2], 2, Random(0))
-def test_any_inputs_are_selected_with_their_rows_of_every_tensor(
-    lengths: list[int], state: int, random: Random
-) -> None:
+def test_any_inputs_are_selected_with_their_rows_of_all_tensors(lengths: list[int], state: int, random: Random) -> None:
     piece = mixed(lengths, state=state)
     chosen = [k for k in range(len(lengths)) if random.random() < 0.6]
     random.shuffle(chosen)

@@ -139,9 +139,7 @@ def leaves_at(policy: ExitPolicy, labels: list[int]) -> int | None:
         pytest.param(VotingPolicy(3), [0, 1, 2, 0, 1, 2], None, id="votes spread too thin"),
     ],
 )
-def test_patience_counts_repetitions_in_a_row_and_voting_all(
-    policy: ExitPolicy, labels: list[int], ramp: int | None
-) -> None:
+def test_patience_counts_repetitions_and_voting_all(policy: ExitPolicy, labels: list[int], ramp: int | None) -> None:
     assert leaves_at(policy, labels) == ramp
 
 

@@ -103,9 +103,7 @@ SIDES = [
 @pytest.mark.parametrize(("before", "after"), SIDES)
 @pytest.mark.parametrize("style", STYLES)
 @torch.inference_mode()
-def test_maps_come_out_exactly_as_large_as_they_are_asked_for(
-    style: str, before: tuple[int, int], after: tuple[int, int]
-) -> None:
+def test_maps_come_out_as_large_as_is_asked_for(style: str, before: tuple[int, int], after: tuple[int, int]) -> None:
     head = build_ramp(style, (8, *before), (3, *after), "mean").eval()
     assert head.classify(torch.randn(2, 8, *before)).shape == (2, 3, *after)
 

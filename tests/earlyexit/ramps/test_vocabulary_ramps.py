@@ -65,9 +65,7 @@ def test_a_shared_vocabulary_is_kept_once(tmp_path: Path, style: RampStyle) -> N
     "policy", [ForeseenPolicy({1: 0.52, 2: 0.5}), SimilarPolicy({1: 0.72, 2: 0.85})], ids=["foreseen", "similar"]
 )
 @pytest.mark.parametrize("bounds", [(0, 1, 5), (0, 2, 5), (0, 2, 3, 5)], ids=str)
-def test_who_decides_before_the_vocabulary_says_the_same_however_it_is_cut(
-    policy: ExitPolicy, bounds: tuple[int, ...]
-) -> None:
+def test_what_decides_before_the_vocabulary_is_the_same_in_cuts(policy: ExitPolicy, bounds: tuple[int, ...]) -> None:
     model = sharing("adapted")
     found = exits_of(model, policy, bounds)
     assert found == exits_of(model, policy, (0, NUM_BLOCKS))

@@ -60,9 +60,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: JointOp
 
 
 @pytest.mark.parametrize("change", ["seed", "rows", "task", "nothing left"])
-def test_what_is_left_of_another_run_is_not_gone_on_with(
-    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_run_is_not_gone_on_with(tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
     options = replace(QUICK, epochs=2, saved=tmp_path / "training.pt")
     with pytest.raises(InterruptedTrainingError):
         train_jointly(resnet(), *pictures(ROWS), interrupted_after(1, options))

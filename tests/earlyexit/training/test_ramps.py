@@ -139,9 +139,7 @@ def test_ramps_learn_on_maps_of_a_frozen_network(style: RampStyle, pooling: Pool
 
 @pytest.mark.parametrize("imitate", [False, True], ids=["from labels", "from the model's answers"])
 @pytest.mark.parametrize(("style", "pooling"), [("light", "mean"), ("mlp", "grid"), ("conv", "mean")], ids=str)
-def test_a_ramp_trained_alone_becomes_what_it_becomes_among_others(
-    style: RampStyle, pooling: Pooling, imitate: bool
-) -> None:
+def test_a_ramp_trained_alone_becomes_the_same_among_others(style: RampStyle, pooling: Pooling, imitate: bool) -> None:
     options = TrainOptions(epochs=4, batch=8, learning_rate=2e-2, imitate=imitate)
     together, alone = resnet(pooling, style), resnet(pooling, style, at=(1,))
     for model in (together, alone):

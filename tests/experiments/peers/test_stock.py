@@ -31,9 +31,7 @@ def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
 
 
 @pytest.mark.parametrize("kernel", ["packed", pytest.param("onnx", marks=pytest.mark.slow)])  # whose export takes long
-def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_by_one(
-    tmp_path: Path, kernel: Kernel
-) -> None:
+def test_all_kernels_answer_a_batch_as_the_unsplit_model_its_inputs_one_by_one(tmp_path: Path, kernel: Kernel) -> None:
     labels, scores = unsplit_answers(tmp_path)
     stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
     predictions = stock.predict(TEXTS)

@@ -112,9 +112,7 @@ def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: 
     assert {"records 40 / 40", "test records 40 / 40"} <= set(steps)
 
 
-def test_options_of_serve_are_fields_of_a_service_file_or_left_out(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_serve_are_fields_of_a_service_file_or_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(
         "offramp.commands.serve._serve_until_stopped",
@@ -178,9 +176,7 @@ def test_a_load_shows_progress_takes_texts_of_one_class_and_may_be_said_in_one_l
     assert "where more is drawn it goes round again" in captured.err
 
 
-def test_the_sustained_rate_is_searched_probe_by_probe(
-    soon_full: SoonFull, dead_url: str, data: Path, capsys: Captured
-) -> None:
+def test_the_sustained_rate_is_searched_for(soon_full: SoonFull, dead_url: str, data: Path, capsys: Captured) -> None:
     bench = ("bench", "--data", data, "--sustained", "--rate", 20, "--seconds", 0.1, "--json")
     assert run(*bench, "--url", dead_url) == 0
     found = json.loads(capsys.readouterr().out)
@@ -199,9 +195,7 @@ def test_the_sustained_rate_is_searched_probe_by_probe(
     assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
 
 
-def test_texts_are_answered_line_by_line_and_a_failed_one_ends_with_status_1(
-    tmp_path: Path, answering_url: str, capsys: Captured
-) -> None:
+def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
     (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
     assert (
         run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--concurrency", 1, "--url", answering_url) == 0

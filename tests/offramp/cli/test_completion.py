@@ -56,9 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Callable[..., li
     ],
     ids=lambda value: "-".join(value[1:]),
 )
-def test_commands_and_choices_are_completed(
-    asked: Callable[..., list[str]], words: tuple[str, ...], completed: list[str]
-) -> None:
+def test_words_are_completed(asked: Callable[..., list[str]], words: tuple[str, ...], completed: list[str]) -> None:
     assert asked("complete_bash", *words) == completed
 
 

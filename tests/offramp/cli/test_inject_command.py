@@ -30,9 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (".5,.5,.5", True, False),
     ],
 )
-def test_well_known_means_in_the_reverse_order_are_warned_of(
-    capsys: Captured, mean: str, bgr: bool, warned: bool
-) -> None:
+def test_known_means_in_the_reverse_order_are_warned_of(capsys: Captured, mean: str, bgr: bool, warned: bool) -> None:
     numbers = tuple(map(float, mean.split(",")))
     job = InjectJob.model_validate({"backbone": TORCH, "name": "m", "mean": mean, "bgr": bgr})
     assert job.pixels == {"mean": numbers} | ({"order": "BGR"} if bgr else {})
@@ -41,9 +39,7 @@ def test_well_known_means_in_the_reverse_order_are_warned_of(
 
 
 @pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])
-def test_without_a_label_column_that_is_named_labels_are_there_or_not(
-    tmp_path: Path, head: str, labels: tuple[str, ...]
-) -> None:
+def test_without_a_named_label_column_labels_are_optional(tmp_path: Path, head: str, labels: tuple[str, ...]) -> None:
     path = tmp_path / "d.csv"
     path.write_text(f"{head}\na,x\nb,y\n")
     job = InjectOptions.model_validate({"backbone": TORCH, "data": path, "out": tmp_path / "out"})

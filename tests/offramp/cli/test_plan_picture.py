@@ -17,9 +17,7 @@ PROBLEM = parse_problem(DOCUMENT).problem
 PLANNED = Planned(strategy="best", stages=BEST, figures=evaluate(PROBLEM, BEST), bound=1.0, gap=0.0)
 
 
-def test_a_plan_is_drawn_with_its_stages_and_splits_in_the_format_of_its_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_is_drawn_with_its_splits_in_its_endings_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_plan(PLANNED, tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text(encoding="utf-8")
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"

@@ -89,9 +89,7 @@ def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
     assert as_labels["agreement"] == pytest.approx(as_labels["mean_blocks"] - 1)
 
 
-def test_harm_costs_less_than_agreement_where_the_last_exit_is_the_one_that_errs(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_harm_costs_less_than_agreement_where_the_last_exit_errs(tmp_path: Path, capsys: Captured) -> None:
     exits = table(tmp_path / "exits.csv", ramp_is_right=True)
     agreeing = calibrated(capsys, exits)
     harmless = calibrated(capsys, exits, "--metric", "harm", "--out", tmp_path / "out")

@@ -104,9 +104,7 @@ def test_render_prints_the_settings_and_what_a_grpc_port_needs(service: Path, ca
     assert switches["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(4 * 2**20)
 
 
-def test_a_rendered_manifest_is_kuberays_and_with_redis_outlives_its_head(
-    service: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_manifests_are_kuberays_and_keep_heads_by_redis(service: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "rayservice.yaml"
     assert run("render", service, "--kuberay", "--image", "registry/offramp:1", "--out", out) == 0
     manifest = RayService.model_validate(yaml.safe_load(out.read_text(encoding="utf-8")))
@@ -189,9 +187,7 @@ def test_status_numbers_the_chains_of_a_plan_that_has_several() -> None:
     ]
 
 
-def test_an_idle_cluster_shows_nothing_and_one_without_accelerators_deploys_nothing(
-    ray: FakeRay, capsys: Captured, service: Path
-) -> None:
+def test_idle_clusters_show_nothing_and_empty_ones_deploy_none(ray: FakeRay, capsys: Captured, service: Path) -> None:
     assert run("status", "--address", url_of(ray)) == 0
     assert "Nothing is served" in capsys.readouterr().out
     assert refused(capsys, "delete", "gone", "--address", url_of(ray)) == "no application 'gone'; there are: none"

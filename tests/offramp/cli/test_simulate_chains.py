@@ -39,9 +39,7 @@ def cascade(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_planner_takes_both_networks_and_most_answers_are_the_small_ones(
-    cascade: Path, capsys: Captured, tmp_path: Path
-) -> None:
+def test_both_networks_are_planned_and_most_answers_small_ones(cascade: Path, capsys: Captured, tmp_path: Path) -> None:
     found = played(capsys, cascade, arrivals="uniform:200")
     assert found["plan"]["networks"] == [2, 4]
     small, large = found["simulated"]["networks"]

@@ -18,9 +18,7 @@ from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, recor
 ROOT = Path(__file__).parents[3]
 
 
-def test_requests_take_what_the_profile_says_and_cuts_of_a_trace_are_said(
-    problem: Path, capsys: Captured, tmp_path: Path
-) -> None:
+def test_requests_take_what_the_profile_says_and_cuts_are_said(problem: Path, capsys: Captured, tmp_path: Path) -> None:
     found = played(capsys, problem, "--strategy", "stock")
     simulated = found["simulated"]
     assert (simulated["inputs"], simulated["answered"], simulated["goodput_per_s"]) == (100, 100, 100)
@@ -75,9 +73,7 @@ def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, c
     assert "128 tokens" in capsys.readouterr().out
 
 
-def test_recorded_inputs_leave_by_the_threshold_of_the_option_or_of_the_problem(
-    problem: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_recorded_inputs_leave_by_the_asked_or_given_threshold(problem: Path, tmp_path: Path, capsys: Captured) -> None:
     path = records(tmp_path / "exits.npz", 0.1, 0.1, 0.1)
     sure = played(capsys, problem, "--records", path, "--thresholds", 0.4)
     assert sure["simulated"]["exits"] == {"0": 100}
@@ -106,9 +102,7 @@ def test_inputs_that_stay_are_answered_as_early_and_keep_the_device_as_busy_as_w
     assert stayed["plan"]["after_answer"] == "stay"
 
 
-def test_batches_overlap_where_the_plan_or_the_option_says_so(
-    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_batches_overlap_where_one_says_so(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
     whole = "stages:\n  - {device: V100, replicas: 1, splits: [{first: 0, end: 2, batch: 2, ramps: [0]}]}\n"
     policy = "policy: {name: entropy, thresholds: 0.4}\n"
     path = records(tmp_path / "exits.npz", 0.1, 0.9)  # one of two leaves after the first of two blocks, of 1 ms each
@@ -123,9 +117,7 @@ def test_batches_overlap_where_the_plan_or_the_option_says_so(
     assert rates_per_s[1] == rates_per_s[2] > 1500  # another pair beside the one that remains
 
 
-def test_inputs_go_in_the_order_that_the_plan_or_the_option_says(
-    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_inputs_go_in_the_order_that_is_asked_for(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
     path = records(tmp_path / "exits.npz", 0.1)
     for said, option, expected in (
         ("", (), None),
@@ -154,9 +146,7 @@ def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
     assert found["simulated"]["exits"] == {"3": 100}
 
 
-def test_a_plan_file_and_what_the_planner_printed_are_the_same_plan(
-    problem: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_plan_file_and_the_planners_words_are_the_same_plan(problem: Path, tmp_path: Path, capsys: Captured) -> None:
     assert run("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", 0.4, "--json") == 0
     printed = written(tmp_path / "plan.json", capsys.readouterr().out)
     own, of_file, of_answer = (
@@ -227,9 +217,7 @@ def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, pla
     assert capsys.readouterr().out != here
 
 
-def test_without_a_plan_it_is_said_what_binds_and_interrupted_figures_end_early(
-    problem: Path, capsys: Captured
-) -> None:
+def test_without_a_plan_it_says_what_binds_and_interrupted_figures_end_early(problem: Path, capsys: Captured) -> None:
     written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
     assert run("simulate", problem, "--arrivals", "uniform:100") == 3
     found = capsys.readouterr()

@@ -134,9 +134,7 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
         pytest.param(failure(429, "rate_limit", retry_after="3"), 3.05, id="429 for 3 s"),
     ],
 )
-def test_what_may_pass_is_sent_again_with_its_id_and_the_time_that_is_left(
-    reply: httpx.Response | Exception, wait_s: float
-) -> None:
+def test_what_may_pass_is_sent_again_with_id_and_time_left(reply: httpx.Response | Exception, wait_s: float) -> None:
     server = Script(reply, answer())
     client, sleeper = client_of(server)
     assert client.predict("x").label == "positive"
@@ -179,9 +177,7 @@ def test_a_wait_for_all_that_is_left_of_the_calls_timeout_is_not_begun_and_told(
         (httpx.ReadTimeout("slow"), DeadlineError, "no answer from http://server within 10 s"),
     ],
 )
-def test_what_a_second_attempt_cannot_cure_is_sent_once(
-    reply: httpx.Response | Exception, error: type[Exception], words: str
-) -> None:
+def test_what_stays_wrong_is_sent_once(reply: httpx.Response | Exception, error: type[Exception], words: str) -> None:
     server = Script(reply)
     client, sleeper = client_of(server)
     with pytest.raises(error, match=words) as caught:
@@ -208,9 +204,7 @@ def test_what_a_second_attempt_cannot_cure_is_sent_once(
         (504, "", DeadlineError),
     ],
 )
-def test_an_error_answer_becomes_the_error_the_server_raised(
-    status: int, kind: str, expected: type[OfframpError]
-) -> None:
+def test_an_error_answer_becomes_the_servers_error(status: int, kind: str, expected: type[OfframpError]) -> None:
     client, _ = client_of(Script(failure(status, kind, "why")), max_attempts=1)
     with pytest.raises(OfframpError, match=r"^why") as caught:
         client.predict("x")

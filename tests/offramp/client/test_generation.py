@@ -63,9 +63,7 @@ async def test_texts_and_messages_are_answered_whole_or_in_pieces_with_their_exi
     await with_client(teller, stream)
 
 
-async def test_an_answer_that_a_limit_of_time_ends_says_so_and_a_stream_asks_for_no_limit_on_the_whole(
-    teller: Teller,
-) -> None:
+async def test_an_answer_that_a_time_limit_ends_says_so_and_a_stream_asks_for_no_limit_on_all(teller: Teller) -> None:
     teller.cut_after = 4
 
     def ask(client: Client) -> None:
@@ -136,9 +134,7 @@ def test_a_stream_that_ends_without_its_end_is_no_answer() -> None:
         Reading("r7").line('data: {"choices"')
 
 
-async def test_the_command_prints_what_comes_and_where_it_left(
-    teller: Teller, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_command_prints_answers_and_their_exits(teller: Teller, capsys: pytest.CaptureFixture[str]) -> None:
     def run(port: int) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["generate", "Tell", "--exits", "--max-tokens", "50", "--url", f"http://127.0.0.1:{port}"])

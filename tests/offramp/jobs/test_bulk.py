@@ -164,9 +164,7 @@ async def test_what_ends_a_run_ends_it_behind_the_rows_before() -> None:
     assert [row.shown["text"] for row in rows] == ["a", "b"]
 
 
-def test_lists_are_json_in_csv_and_what_has_no_column_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     joints = [{"joint": "head", "x": 1.0}]
     with row_writer(tmp_path / "o.csv", "csv", ("image", "keypoints", "exit")) as write:
         for _ in range(2):

@@ -96,9 +96,7 @@ def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRo
     assert AMONG not in card.provenance
 
 
-def test_of_a_chain_the_ends_with_few_ramps_and_the_last_network_alone_are_calibrated(
-    models: Path, rows: LabelledRows
-) -> None:
+def test_of_a_chain_ends_with_few_ramps_and_the_last_alone_are_calibrated(models: Path, rows: LabelledRows) -> None:
     chain = models / "chain"
     card, records = calibrate(chain, rows, EASY)
     assert {2} <= set(card.thresholds) <= {0, 2, 3, 4}
@@ -151,9 +149,7 @@ def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows:
             assert losses[1] <= losses[0] + 1e-3, (name, block)
 
 
-def test_leaving_is_priced_by_parameters_and_by_seconds_where_they_are_known(
-    models: Path, rows: LabelledRows, tmp_path: Path
-) -> None:
+def test_leaving_is_priced_by_parameters_or_by_known_seconds(models: Path, rows: LabelledRows, tmp_path: Path) -> None:
     card = read_card(models / "chain")
     sizes = parameters_by_block(models / "chain", card)
     block = load_model(models / "small").backbone.get_submodule("blocks.0")
@@ -216,9 +212,7 @@ def test_what_is_of_other_models_is_refused(
     )
 
 
-def test_a_calibration_of_pruned_texts_goes_and_records_are_of_the_chain_alone(
-    models: Path, rows: LabelledRows
-) -> None:
+def test_a_calibration_of_pruned_texts_goes_and_records_are_of_chains_alone(models: Path, rows: LabelledRows) -> None:
     chain = models / "chain"
     (chain / PRUNED).mkdir()
     before = [chain / PRUNED / name for name in (CALIBRATION_FILE, RECORDS_FILE)]

@@ -46,9 +46,7 @@ def changed(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
-def test_a_chain_is_a_model_folder_like_any_other_and_what_is_refused_leaves_none(
-    pair: list[Path], tmp_path: Path
-) -> None:
+def test_a_chain_is_a_model_folder_like_others_and_a_refused_one_leaves_none(pair: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "cascades" / "one"
     card = chain_models(pair, out)
     assert read_card(out) == card
@@ -90,9 +88,7 @@ def test_its_network_and_its_profile_are_those_of_its_models(pair: list[Path], t
     }
 
 
-def test_doctor_and_the_command_look_at_every_model(
-    pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_looks_at_every_model(pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chain_models(pair, tmp_path / "both")
     found, _ = look_at_target(tmp_path / "both")
     assert "large, a chain of small and large, 5 blocks, 3 labels" in found.found

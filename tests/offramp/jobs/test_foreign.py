@@ -62,9 +62,7 @@ def test_sites_of_a_type_that_does_not_cross_are_named_with_their_type(tmp_path:
         crossing_sites(job_of(f"{HERE}:doubled"), found, {"name": "image"}, print)
 
 
-def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_candidates_of_an_onnx_file_share_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     from earlyexit.foreign.onnx_backbone import open_graph
     from tests.earlyexit.foreign.onnx_graphs import CODEC, PIXELS, across_graph, read_graph, saved

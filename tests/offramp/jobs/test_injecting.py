@@ -130,9 +130,7 @@ def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
     assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
 
 
-def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_keeps_its_scores(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_inputs_round_is_taken_by_the_users_rows_and_keeps_its_scores(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import LETTERS, rounding_graph, saved
 
@@ -190,9 +188,7 @@ def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_u
     ],
     ids=["as most answers say", "the alphabet's where that is right", "numbers are outputs", "no labels"],
 )
-def test_names_are_in_the_order_of_the_outputs(
-    labels: tuple[str, ...], answers: tuple[int, ...], names: tuple[str, ...]
-) -> None:
+def test_names_are_in_outputs_order(labels: tuple[str, ...], answers: tuple[int, ...], names: tuple[str, ...]) -> None:
     data = LabelledRows.of_texts(["x"] * len(labels), labels)
     assert answer_names(job_of(), data, torch.tensor(answers), 3) == names
 
@@ -210,9 +206,7 @@ def test_from_answers_labels_name_the_answers_and_nothing_is_learned_from_them(f
 
 
 @pytest.mark.parametrize("names", [None, ("x", "y", "z")])
-def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
-    tmp_path: Path, names: tuple[str, ...] | None
-) -> None:
+def test_labels_that_name_no_answers_are_not_looked_at(tmp_path: Path, names: tuple[str, ...] | None) -> None:
     said: list[str] = []
     job = job_of(from_answers=True, hold_out=0.5, names=names)
     done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps, say=said.append)
@@ -246,9 +240,7 @@ def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(f
     ],
     ids=["not a number", "one answer", "too few names", "slow ramps"],
 )
-def test_what_is_refused_leaves_the_model_of_before(
-    tmp_path: Path, options: dict[str, Any], times: Times, words: str
-) -> None:
+def test_what_is_refused_leaves_the_model(tmp_path: Path, options: dict[str, Any], times: Times, words: str) -> None:
     for name in (CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"):
         (tmp_path / name).write_text("of before")
     with pytest.raises(OfframpError, match=words):

@@ -47,9 +47,7 @@ def test_pieces_joined_are_the_checkpoints_folder_and_other_weights_leave_nothin
     assert [path.name for path in place.parent.iterdir()] == ["net"]
 
 
-def test_without_its_packages_mpnet_is_what_was_unpacked_or_refused_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_packages_mpnet_is_as_unpacked_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(packaged, "MPNET_PARTS", ("no-such-package",))
     with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'offramp\[mpnet\]'"):

@@ -85,9 +85,7 @@ def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> 
     ],
     ids=["all", "some", "others", "none"],
 )
-def test_labels_count_where_all_rows_have_one_of_the_checkpoints(
-    labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_labels_count_where_all_fit(labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "log.csv").write_text("text,label\n" + "".join(f"a text,{label}\n" for label in labels))
     rows = read_log(RampJob(folder=tmp_path, data=tmp_path / "log.csv"), ("bill", "rain"))
     assert rows.labels == (labels if not warning else ("", ""))
@@ -114,9 +112,7 @@ def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
     assert look_at_target(folder)[0].found.removeprefix(f"{folder}: ") in refused
 
 
-def test_a_checkpoint_is_served_by_the_plan_stock(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
     serve.run(ServeJob(model=checkpoint))

@@ -107,9 +107,7 @@ def test_large_outputs_are_never_held_all_at_once(model: Path, data: LabelledRow
     np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
 
 
-def test_thresholds_that_no_exit_passes_leave_none_and_confidence_may_be_asked_for(
-    model: Path, data: LabelledRows
-) -> None:
+def test_thresholds_that_none_passes_leave_none_and_confidence_may_be_asked(model: Path, data: LabelledRows) -> None:
     card, records = calibrate(model, data, CalibrateJob(budget=0.02, confidence=0.8))
     assert card.thresholds == {}
     assert set(outcome_of(card, records)) == {2}

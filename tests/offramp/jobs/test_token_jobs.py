@@ -64,9 +64,7 @@ def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_checkpoint_that_generates_says_tokens_if_nobody_says_what_it_answers(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_generates_says_tokens_if_nothing_else_is_asked(checkpoint: Path, tmp_path: Path) -> None:
     assert default_task(str(checkpoint)) == "token"
     assert default_task("somewhere/model.gguf") == "token"
     assert default_task("somewhere/on-a-hub") == "label"
@@ -135,9 +133,7 @@ def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: P
     assert {exit_block for exit_block, _ in left} == {1, 3, 4}
 
 
-def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(
-    trained: Path, start: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_thresholds_that_fall_are_found_kept_and_obeyed(trained: Path, start: tuple[int, ...], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "model"))
     card, records = calibrate(folder, PROMPTS, JOB.model_copy(update={"decay": 2.0}))
     assert card.decay == card.policy_spec().decay == decay_of(records) == 2.0

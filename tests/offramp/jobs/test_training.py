@@ -30,9 +30,7 @@ def test_a_checkpoint_with_the_labels_keeps_its_head_and_the_default_is_no_folde
     assert load_model(model).head.state_dict()["classifier.weight"].equal(theirs)
 
 
-def test_a_calibration_outlives_a_training_that_never_started_and_no_other(
-    checkpoint: Path, data: Path, model: Path
-) -> None:
+def test_a_calibration_outlives_a_training_that_never_began_alone(checkpoint: Path, data: Path, model: Path) -> None:
     for name in ("calibration.json", "exit_records.npz"):
         (model / name).write_text("of the model before", encoding="utf-8")
     train(job_of(checkpoint), read_labelled(data), model)
@@ -43,9 +41,7 @@ def test_a_calibration_outlives_a_training_that_never_started_and_no_other(
     assert (model / "calibration.json").is_file()
 
 
-def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
-    checkpoint: Path, data: Path, model: Path, tmp_path: Path
-) -> None:
+def test_ramps_learn_from_bfloat16_and_weights_stay(checkpoint: Path, data: Path, model: Path, tmp_path: Path) -> None:
     rows, job = read_labelled(data), job_of(checkpoint).model_copy(update={"epochs": 3, "dtype": "bfloat16"})
     quick = train(job, rows, tmp_path / "quick").state_dict()
     card, whole = (
@@ -68,8 +64,6 @@ def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
         (True, "rain", "trained on these rows, with its backbone"),
     ],
 )
-def test_where_the_head_comes_from_is_said(
-    checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str
-) -> None:
+def test_where_the_head_is_from_is_said(checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str) -> None:
     data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", label) * 4)
     assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words

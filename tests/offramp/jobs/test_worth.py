@@ -114,9 +114,7 @@ def test_the_best_constant_answer(task: Task, truth: list[float], accuracy: floa
         ((None, None, None), FROZEN, []),
     ],
 )
-def test_what_to_do_depends_on_how_the_model_was_made(
-    worth: tuple[Any, Any, Any], model: dict[str, Any] | None, words: list[str]
-) -> None:
+def test_what_to_do_fits_the_model(worth: tuple[Any, Any, Any], model: dict[str, Any] | None, words: list[str]) -> None:
     accuracy, constant, saved = worth
     said = warnings_of(accuracy, constant, saved, model)
     assert len(said) == len(words)

@@ -75,9 +75,7 @@ def test_rates_count_answers_over_the_whole_run_and_a_late_client_is_to_blame() 
         pytest.param([answered(0.0, 0.0125), failed(1.0, "connection")], "1 of 2 inputs", "connection: 1", id="some"),
     ],
 )
-def test_a_report_can_be_printed_with_and_without_answers(
-    records: list[RequestRecord], answers: str, error: str
-) -> None:
+def test_a_report_is_printed_with_and_without_answers(records: list[RequestRecord], answers: str, error: str) -> None:
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
         console.print(render(report_of(*records)))

@@ -103,8 +103,6 @@ def test_the_environments_keys_count_where_none_are_named_and_are_never_held(
         ("0.0.0.0", True, False, "disabled", ["without API keys", "opens them to all"]),
     ],
 )
-def test_what_listens_further_than_it_seems_is_told(
-    host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str]
-) -> None:
+def test_open_ports_are_said(host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str]) -> None:
     notes = exposure_notes(host, has_keys=has_keys, ray_is_open=ray_is_open, environment={"RAY_AUTH_MODE": mode})
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)
