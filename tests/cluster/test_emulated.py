@@ -1,22 +1,25 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.emulated import EmulatedPiece, RecordedRunner
+from cluster.emulated import EmulatedPiece, Pace, PacedRunner, RecordedRunner, Sharing
 from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Answered, Device, Failed, Release, Step
-from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from profiles.records import ExitRecords
+from profiles.table import LatencyTable
 from tests.answers import label_of
-from tests.cluster.recorded_batches import HALF, WHOLE, batch_of, piece_of, recorded
+from tests.cluster.recorded_batches import HALF, RAMPS, WHOLE, batch_of, piece_of, recorded
 
 EVERYWHERE = [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
 """What is told where a leaves at the first ramp, b at the second, c at the third and d nowhere."""
@@ -159,3 +162,218 @@ def test_pieces_for_warming_are_of_recorded_inputs() -> None:
     piece = runner.warm_up_pieces(Split(first=1, end=4, batch=3), 3)
     assert (piece.next_block, len(set(piece.sample_ids)), len(piece)) == (1, 3, 3)
     assert ran(runner, piece.sample_ids, Split(first=1, end=4, batch=3))[-1][1] == ""
+
+
+# Row by row: block k takes 10 ** k seconds for one input; twice that for two, three times for four.
+TABLE = LatencyTable(
+    batches=(1, 2, 4),
+    block_s_NB=np.array([[1, 2, 3], [10, 20, 30], [100, 200, 300], [1000, 2000, 3000]], dtype=np.float64),
+    ramp_s_EB=np.array([[0.1, 0.2, 0.3]] * 3),
+)
+
+
+class Stage:
+    """A paced runner of recorded decisions on a manual clock, whose sleep advances it."""
+
+    def __init__(self, *, table: LatencyTable = TABLE, length: int | None = None, time_scale: float = 1.0) -> None:
+        self.clock = ManualClock()
+        self.runner = PacedRunner(
+            recorded(HALF),
+            table,
+            RAMPS,
+            time_scale=time_scale,
+            length=length,
+            clock=self.clock,
+            sleep=self.clock.advance,
+        )
+
+    def moments(self, batch: Batch[EmulatedPiece]) -> list[tuple[str, object]]:
+        """Which inputs left, and when, to rounding."""
+        return [
+            ("".join(said.sample_id for said in step.answers), pytest.approx(self.clock.now_s()))
+            for step in self.runner.run(batch)
+        ]
+
+
+RAMP_1 = Split(first=0, end=4, batch=4, ramps=(1,))
+TIMED: dict[str, tuple[dict[str, Any], Batch[EmulatedPiece], list[tuple[str, float]]]] = {
+    # Four inside block 0 and ramp 0: 3 + 0.3. Three, between two and four: 25 + 0.25. Two: 200 + 0.2. One: 1000.
+    "inputs inside": ({}, batch_of("abcd"), [("a", 3.3), ("b", 28.55), ("c", 228.75), ("d", 1228.75)]),
+    "stretched": ({"time_scale": 15}, batch_of("abcd"), [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]),
+    "active ramps": ({}, batch_of("abcd", replace(RAMP_1, ramps=(2,))), [("abc", 333.3), ("d", 1333.3)]),
+    "probes": ({}, batch_of("abcd", RAMP_1, probe=True), [("", 3.3), ("ab", 33.6), ("", 333.9), ("abcd", 3333.9)]),
+    "stay": ({}, batch_of("abcd", replace(RAMP_1, after_answer="stay")), [("ab", 33.3), ("abcd", 3333.3)]),
+    # The profile is of inputs of 10 tokens. Forty tokens are four of them: 3 + 0.3. Without a's 20 two are left, 20 +
+    # 0.2, without b's 5 one and a half, 150 + 0.15, and without c's 10 half a one, which takes as long as one: 1000.
+    "tokens inside": (
+        {"length": 10},
+        batch_of("abcd", tokens=(20, 5, 10, 5)),
+        [("a", 3.3), ("b", 23.5), ("c", 173.65), ("d", 1173.65)],
+    ),
+    "more tokens than measured": (
+        {"length": 10},
+        batch_of("d", Split(first=0, end=2, batch=1), tokens=(60,)),
+        [("", 1.5 * 33)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "batch", "moments"), TIMED.values(), ids=TIMED)
+def test_a_batch_takes_what_the_profile_says(
+    options: dict[str, Any], batch: Batch[EmulatedPiece], moments: list[tuple[str, float]]
+) -> None:
+    assert Stage(**options).moments(batch) == moments
+
+
+def test_a_batch_starts_when_the_device_is_free_and_its_last_input_queued() -> None:
+    stage = Stage()
+    split = Split(first=0, end=2, batch=1)
+    stage.moments(batch_of("a", split))
+    stage.clock.advance(0.5)  # Python, between two batches
+    assert stage.moments(batch_of("d", split, queued_s=3.0, started_s=11.5)) == [("", 22.0)]
+    stage = Stage()
+    split = Split(first=0, end=2, batch=2)
+    stage.clock.advance(100.5)
+    batch = Batch(
+        split=split,
+        members=(
+            *batch_of("a", split, queued_s=90.0).members,
+            *batch_of("d", split, queued_s=100.0).members,
+        ),
+        tokens=2,
+        started_s=100.5,
+    )
+    assert stage.moments(batch) == [("", 122.0)]
+    stage = Stage()
+    stage.clock.advance(50)
+    assert stage.moments(batch_of("d", Split(first=0, end=2, batch=1), started_s=50.0)) == [("", 50.0)]
+    assert stage.moments(batch_of("d", Split(first=0, end=3, batch=1), started_s=50.0)) == [("", 122.0)]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "batch", "end_s"),
+    [("work-conserving", 2, 11.0), ("deferred", 2, 61.0), ("deferred", 1, 11.0)],
+    ids=["never", "for more inputs", "not when full"],
+)
+def test_a_deferred_batch_was_waited_with(dispatch: Dispatch, batch: int, end_s: float) -> None:
+    stage = Stage()
+    stage.runner.dispatch = dispatch
+    stage.clock.advance(50)
+    stage.moments(batch_of("d", Split(first=0, end=2, batch=batch), started_s=50.0))
+    assert stage.clock.now_s() == max(50.0, end_s)
+
+
+def test_a_batch_that_tokens_filled_was_waited_with_for_somebody_outside_it() -> None:
+    stage = Stage(length=10)
+    stage.runner.dispatch = "deferred"
+    engine: BatchEngine[EmulatedPiece] = BatchEngine(
+        [Split(first=0, end=4, batch=4, tokens=10)], ObservedTimes(), dispatch="deferred"
+    )
+    engine.times.observe(engine.splits[0], 1, 6, 1.0, 1.0)
+    for at_s, sample_id in ((0.0, "d#1"), (50.0, "d#2")):
+        (member,) = batch_of([sample_id], tokens=(6,)).members
+        member.deadline_s = 5000.0
+        engine.submit(0, [member], at_s)
+    stage.clock.advance(50)
+    batch = engine.choose(50.0).batch
+    assert batch is not None
+    assert [member.sample_id for member in batch.members] == ["d#1"]
+    assert stage.moments(batch) == [("d#1", 50.0 + 1111)]
+
+
+def test_a_batch_or_a_token_budget_beyond_the_profile_is_refused() -> None:
+    runner = Stage().runner
+    with pytest.raises(PlanError, match="the profile knows no batch of 5: its largest is 4"):
+        runner.prepare([Split(first=0, end=4, batch=5)])
+    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
+        list(runner.run(batch_of("abcda", Split(first=0, end=4, batch=5))))
+    runner = Stage(length=10).runner
+    runner.prepare([Split(first=0, end=4, batch=64, tokens=40)])
+    with pytest.raises(PlanError, match="knows no batch of 41 tokens: its largest is 4 inputs of 10"):
+        runner.prepare([Split(first=0, end=4, batch=64, tokens=41)])
+    with pytest.raises(PlanError, match="knows no batch of 64"):
+        runner.prepare([Split(first=0, end=4, batch=64)])
+
+
+def test_a_paced_device_answers_with_the_engine() -> None:
+    """Two splits on one device: the survivors of the first wait for the second."""
+    stage = Stage()
+    splits = (Split(first=0, end=2, batch=2, ramps=(0, 1)), Split(first=2, end=4, batch=2, ramps=(2,)))
+    log: list[tuple[str, object]] = []
+
+    def deliver(releases: list[Release[EmulatedPiece]]) -> None:
+        for release in releases:
+            assert isinstance(release, Answered)
+            log.append((release.answer.sample_id, pytest.approx(stage.clock.now_s())))
+
+    engine: BatchEngine[EmulatedPiece] = BatchEngine(splits, ObservedTimes())
+    device = Device(engine, stage.runner, stage.clock, deliver)
+    engine.submit(0, batch_of(("a", "c#1", "b", "c#2")).members, 0.0)
+    device.run_until_idle()
+    # First batch: a leaves at 2.2, c#1 stays until 2.2 + 10.1. Second: b leaves with two in blocks 0 and 1. Then both c
+    # fill the second split: 200.2 more.
+    assert log == [("a", 2.2), ("b", 12.3 + 2.2 + 20.2), ("c#1", 34.7 + 200.2), ("c#2", 34.7 + 200.2)]
+
+
+# Two batches at once
+
+# A block takes a tenth of a second for each input.
+STEEP = LatencyTable(batches=(1, 4), block_s_NB=np.tile(np.array([[0.1, 0.4]]), (4, 1)), ramp_s_EB=np.zeros((3, 2)))
+
+
+class SharedRuns:
+    """Two lanes on a manual clock: while the first waits for its first step, the second's batch runs."""
+
+    def __init__(self, time_scale: float = 1.0) -> None:
+        self.clock = ManualClock()
+        self.later: list[Batch[EmulatedPiece]] = []
+        self.log: dict[str, float] = {}
+        self.runner = PacedRunner(
+            recorded(HALF),
+            STEEP,
+            RAMPS,
+            time_scale=time_scale,
+            clock=self.clock,
+            sleep=self.clock.advance,
+            wait=self.wait,
+        )
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:
+        if self.later:
+            self.run(self.later.pop())
+        else:
+            self.clock.advance(seconds)
+
+    def run(self, batch: Batch[EmulatedPiece]) -> None:
+        for step in self.runner.run(batch):
+            for answer in step.answers:
+                self.log[answer.sample_id] = self.clock.now_s()
+
+
+def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over_or_given_up() -> None:
+    runs = SharedRuns()
+    split = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
+    first, second = (batch_of(name, split, queued_s=0.0, started_s=0.0) for name in ("d", "a"))
+    runs.later = [replace(second, lane=1)]
+    runs.run(first)
+    # Of 0.1 s a block alone. Together 0.2 s: then a leaves, and d has three blocks to itself.
+    assert runs.log == {"a": pytest.approx(0.2), "d": pytest.approx(0.5)}
+    runs = SharedRuns()
+    given_up = runs.runner.run(replace(batch_of("bc", split, queued_s=0.0), lane=1))
+    next(given_up)
+    given_up.close()  # type: ignore[attr-defined]
+    began_s = runs.clock.now_s()
+    runs.run(batch_of("d", split, queued_s=began_s))
+    assert runs.log == {"d": pytest.approx(began_s + 0.4)}
+
+
+def test_a_step_that_begins_in_what_is_counted_already_has_done_its_share_since() -> None:
+    block_s_NB = np.array([[4.0, 4.0, 8.0]] * 4)  # flat up to four inputs, then a second for each
+    pace = Pace(LatencyTable(batches=(1, 4, 8), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((0, 3))), (), 1.0)
+    sharing = Sharing()
+    sharing.step(0, pace, 0, 1, (), inside=6, at_s=0.0)
+    sharing.advance(6.0)
+    sharing.shrink(0, 2, 6.0)
+    sharing.step(1, pace, 0, 1, (), inside=2, at_s=8.0)
+    sharing.step(0, pace, 0, 1, (), inside=2, at_s=6.0)  # this process was 2 s late
+    assert sharing.due_s(0) == 10.0

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
+import grpc
 import pytest
 
+from earlyexit import errors
+from earlyexit.errors import OfframpError
 from earlyexit.named import NamedSpec, is_own, make_named
 
 HERE = __name__
@@ -52,3 +56,17 @@ def test_a_module_and_a_function_are_told_from_other_names(name: str, expected: 
 )
 def test_what_a_name_stands_for_is_called_with_the_settings_beside_it(spec: NamedSpec, made: Circle) -> None:
     assert make_named(spec, TABLE, called="shape") == made
+
+
+KINDS = [
+    pytest.param(each, id=each.__name__)
+    for _, each in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(each, OfframpError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_has_a_status_of_grpc_that_says_whose_fault_it_is(kind: type[OfframpError]) -> None:
+    callers = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "PERMISSION_DENIED"}
+    assert grpc.StatusCode[kind.grpc_status] is not grpc.StatusCode.OK
+    assert (kind.grpc_status in callers) == (kind.http_status < 500)

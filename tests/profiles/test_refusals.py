@@ -29,7 +29,7 @@ from tests.profiles.test_latency import PROFILE, TEXT, table
 from tests.profiles.test_measure import split, table_of
 from tests.profiles.test_networks import CHAIN, HALF
 from tests.profiles.test_networks import RECORDS as OF_CHAIN
-from tests.profiles.test_records_table import HEADER, ROWS
+from tests.profiles.test_records import HEADER, ROWS
 from tests.profiles.test_stream import LATE, PROBES, SHAPE, floats, stream_of
 from tests.profiles.windows_of import NONE, RECORDS, estimate, observe
 from tests.refusals import Case, FileCase, Refusals

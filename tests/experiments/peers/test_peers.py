@@ -1,4 +1,4 @@
-"""What the comparison with other servers rests on: bodies, processes, the client, a side's turn, the table."""
+"""What the comparison with other servers rests on: bodies, processes, the client, a side's turn, kernels."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from earlyexit.errors import OfframpError
+from earlyexit.training.ramps import exit_outputs
 from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
 from experiments.peers.processes import MARK, Server, serving
-from experiments.peers.stock import Asked, Prediction, ServerOptions, answer, parse_body
+from experiments.peers.stock import Asked, Kernel, Prediction, ServerOptions, StockModel, answer, parse_body
 from offramp.client.protocol import Prediction as Answered
 from offramp.load.report import RequestRecord
+from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 from tests.offramp.load.scripted_server import ok, scripted
 
 ANSWER = ok('{"label": "yes", "score": 1.0, "exit": 2}')
@@ -134,3 +137,36 @@ def test_latency_runs_from_when_a_request_was_due_and_a_lost_request_has_none(tm
     assert LoadResult.model_validate_json(result.model_dump_json()) == result
     nothing = summarize(counted[2:], options, num_sent=2, cpu_s=0.0)
     assert (nothing.p50_s, nothing.p99_s, nothing.goodput_per_s) == (None, None, 0.0)
+
+
+TEXTS = some_texts(20)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
+    """Labels and scores of the full model, its inputs one by one, so that nothing is padded or packed."""
+    model, tokenizer = make_model(folder)
+    logits = [exit_outputs(model, tokenizer.encode([text]))[NUM_BLOCKS - 1] for text in TEXTS]
+    score_N, label_N = torch.cat(logits).softmax(-1).max(-1)
+    return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
+
+
+@pytest.mark.parametrize("kernel", ["packed", pytest.param("onnx", marks=pytest.mark.slow)])  # whose export takes long
+def test_all_kernels_answer_a_batch_as_the_unsplit_model_its_inputs_one_by_one(tmp_path: Path, kernel: Kernel) -> None:
+    labels, scores = unsplit_answers(tmp_path)
+    stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
+    predictions = stock.predict(TEXTS)
+    assert [each.label for each in predictions] == labels
+    assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
+
+
+def test_the_compute_needs_neither_ray_nor_offramp_nor_transformers() -> None:
+    code = "import sys; import experiments.peers.stock; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"ray", "offramp", "deployments", "transformers"} & set(loaded)

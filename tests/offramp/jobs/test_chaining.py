@@ -1,27 +1,51 @@
-"""`offramp chain`: what makes a chain, and the one line that says what is missing."""
+"""Chains: what makes one, and calibrations of all its networks, ramps and ends together."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from earlyexit.errors import InputError
+from earlyexit.codecs import find_codec
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.network.chain_network import ChainNetwork, load_network, open_network
-from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
 from earlyexit.tasks.base import Task
+from earlyexit.training.ramps import exit_outputs
 from offramp.cli.app import main
+from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.chain import chain_models
-from offramp.commands.jobs import ProfileJob
-from offramp.commands.profile import profile_model
+from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
+from offramp.commands.profile import parameters_by_block, profile_model
+from offramp.commands.recording import record_exits
+from offramp.commands.train import train
 from offramp.doctor.look import look_at_target
-from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.calibration_file import (
+    AMONG,
+    CALIBRATION_FILE,
+    PRUNED,
+    RECORDS_FILE,
+    REFERENCE,
+    CalibrationCard,
+    beside_of,
+    read_calibration_file,
+    records_of,
+)
+from profiles.networks import alone_of, kept_of, measuring_of, of_networks, prune_of
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
 from tests.earlyexit.families.decoders import byte_tokenizer
 from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import ABC, small
+from tests.latency_profile import latency_profile
 
 CALIBRATION = CalibrationCard(
     policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}
@@ -106,3 +130,239 @@ def test_the_doctor_looks_at_every_model(pair: list[Path], tmp_path: Path, capsy
         main(arguments)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["small: blocks 0 to 1, its end is ramp 1", "large: blocks 2 to 4, the reference"]
+
+
+EASY = CalibrateJob(budget=0.4, confidence=0.8, source="data.csv")
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> LabelledRows:
+    return read_labelled(data)
+
+
+@pytest.fixture(scope="module")
+def calibrated(checkpoint: Path, rows: LabelledRows, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `small`, of which only block 0 has a ramp, `large`, and `chain` of both, not calibrated."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, ramps in (("small", (0,)), ("large", None)):
+        torch.manual_seed(len(name))
+        train(TrainJob(backbone=str(checkpoint), name=name, epochs=2, ramps=ramps), rows, folder / name)
+        calibrate(folder / name, rows, EASY)
+    small, large = (read_card(folder / name) for name in ("small", "large"))
+    chain = large.model_dump(mode="json") | {
+        "name": "both",
+        "family": "chain",
+        "backbone": {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [3, 3]},
+        "boundaries": [each.model_dump(mode="json")["boundaries"] for each in (small, large)],
+        "codec": {"name": "chain", "members": [small.codec, large.codec], "models": ["../small", "../large"]},
+        "ramps": [0, 2, 3, 4],
+        "num_blocks": 6,
+    }
+    chain["boundaries"] = [block for member in chain["boundaries"] for block in member]
+    (folder / "chain").mkdir()
+    (folder / "chain" / CARD_FILE).write_text(json.dumps(chain), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def models(calibrated: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(calibrated, tmp_path / "models")
+
+
+def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRows) -> None:
+    before = {name: (models / name / WEIGHTS_FILE).read_bytes() for name in ("small", "large")}
+    card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": "all"}))
+    assert (records.num_blocks, records.ramps) == (6, (0, 2, 3, 4))
+    assert set(card.thresholds) == {0, 2, 3, 4}
+    small, large = (load_model(models / name) for name in ("small", "large"))
+    encoded = rows.encode(find_codec(small.info.codec, models / "small"))
+    outputs = [exit_outputs(model, encoded) for model in (small, large)]
+    of_block = {0: outputs[0][0], 2: outputs[0][2], 3: outputs[1][0], 4: outputs[1][1], 5: outputs[1][2]}
+    answers = np.stack([large.task.answer(each).numpy() for each in of_block.values()], axis=1)
+    assert records.answers().tolist() == answers.tolist()
+    assert records.losses_NR.tolist() == (answers[:, :-1] != answers[:, -1:]).tolist()
+    assert records.tokens_N is not None
+    assert records.tokens_N.tolist() == [each.length for each in encoded]
+    again = record_exits(models / "chain", rows, card.policy)
+    np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
+    assert before == {name: (models / name / WEIGHTS_FILE).read_bytes() for name in before}, "models stay as they are"
+    assert beside_of(models / "chain") == (), "whose ramps are named has one calibration"
+    assert AMONG not in card.provenance
+
+
+def test_of_a_chain_ends_with_few_ramps_and_the_last_alone_are_calibrated(models: Path, rows: LabelledRows) -> None:
+    chain = models / "chain"
+    card, records = calibrate(chain, rows, EASY)
+    assert {2} <= set(card.thresholds) <= {0, 2, 3, 4}
+    [beside] = beside_of(chain)
+    assert beside == chain / REFERENCE
+    alone = read_calibration(chain, beside)
+    assert set(alone.thresholds) <= {3, 4}
+    assert alone.thresholds
+    assert records_of(chain, beside) == chain / RECORDS_FILE
+    assert (card.tested["num_blocks"], alone.tested["num_blocks"]) == (6, 3), "the large model has 3 of 6 blocks"
+    assert 1 <= alone.tested["mean_blocks"] <= 3
+    assert alone.tested["work_share"] == pytest.approx(alone.tested["mean_blocks"] / 3), "all blocks cost alike"
+    assert card.tested["work_share"] == pytest.approx(card.tested["mean_blocks"] / 3)
+    # Both are tested by the same rows, and plans pick one: together they may fail in one of five.
+    assert card.provenance[AMONG] == alone.provenance[AMONG] == 2
+    stricter = EASY.model_copy(update={"budget": 0.4, "confidence": 0.9, "ramps": tuple(alone.thresholds)})
+    again, _ = calibrate(chain, rows, stricter)
+    assert again.thresholds == alone.thresholds
+    assert (alone.confidence, again.confidence) == (0.8, 0.9)
+    assert records.ramps == (0, 2, 3, 4), "records know all ramps"
+    assert beside_of(chain) == (), "what was beside goes with the calibration before"
+
+
+def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path, rows: LabelledRows) -> None:
+    strict = EASY.model_copy(update={"budget": 0.1, "confidence": 0.95})
+    assert len(rows) >= strict.least_rows
+    with pytest.raises(
+        DataError, match=r"36 rows test it, of 2 calibrations; ramps that are named, or `all`, have one"
+    ):
+        calibrate(models / "chain", rows, strict)
+    changed(models / "chain", ramps=[0, 1, 2, 3, 4])
+    with pytest.raises(ModelFolderError, match=r"'small' has ramps \[0\], the chain knows \[0, 1\]; `offramp chain`"):
+        calibrate(models / "chain", rows, EASY)
+    (models / "small" / CALIBRATION_FILE).unlink()
+    with pytest.raises(ModelFolderError, match="small is not calibrated; run: offramp calibrate"):
+        calibrate(models / "chain", rows, EASY)
+
+
+def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows: LabelledRows) -> None:
+    for name, exits in (("small", (0, 2)), ("large", (0, 1, 2))):
+        model = load_model(models / name)
+        fitted = model.temperatures_E.clone()
+        assert all(float(fitted[block]) != 1.0 for block in exits), name
+        model.temperatures_E.fill_(1.0)
+        outputs = exit_outputs(model, rows.encode(find_codec(model.info.codec, models / name)))
+        labels = rows.targets(model.task, find_codec(model.info.codec, models / name))
+        for block in exits:
+            raw, right = outputs[block], torch.from_numpy(labels)
+            losses = [torch.nn.functional.cross_entropy(raw / t, right) for t in (1.0, float(fitted[block]))]
+            assert losses[1] <= losses[0] + 1e-3, (name, block)
+
+
+def test_leaving_is_priced_by_parameters_or_by_known_seconds(models: Path, rows: LabelledRows, tmp_path: Path) -> None:
+    card = read_card(models / "chain")
+    sizes = parameters_by_block(models / "chain", card)
+    block = load_model(models / "small").backbone.get_submodule("blocks.0")
+    assert sizes == [float(sum(each.numel() for each in block.parameters()))] * 6
+    tables = {
+        length: LatencyTable(batches=(1, 2), block_s_NB=np.array([[9.0, seconds]] * 6), ramp_s_EB=np.full((4, 2), 1e-4))
+        for length, seconds in ((3, 1.0), (16, 2.0))
+    }
+    profile = latency_profile(num_blocks=6, ramps=(0, 2, 3, 4), model="both", device="cpu", tables=tables)
+    profile.save(tmp_path / "latency.json")
+    every = EASY.model_copy(update={"ramps": "all"})
+    plain, _ = calibrate(models / "chain", rows, every)
+    measured, _ = calibrate(models / "chain", rows, every.model_copy(update={"latency": tmp_path / "latency.json"}))
+    assert measured.thresholds == plain.thresholds, "all blocks alike, by either"
+    assert measured.provenance["latency"] == str(tmp_path / "latency.json")
+    with pytest.raises(DataError, match=r"latency.json has 6 blocks, the model 3"):
+        calibrate(models / "small", rows, EASY.model_copy(update={"latency": tmp_path / "latency.json"}))
+
+
+def test_thresholds_of_the_ends_alone_are_promised_alone(models: Path, rows: LabelledRows) -> None:
+    card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": "ends"}))
+    assert set(card.thresholds) == {2}
+    assert records.ramps == (0, 2, 3, 4), "records know all ramps"
+    assert card.tested["worst_agreement"] == card.tested["agreement"]
+    bold = EASY.model_copy(update={"budget": 0.9, "confidence": 0.5, "ramps": (0, 3)})
+    some, _ = calibrate(models / "chain", rows, bold)
+    assert set(some.thresholds) == {0, 3}
+    with pytest.raises(DataError, match=r"there are no ramps \[1\] to find thresholds for, but \[0, 2, 3, 4\]"):
+        calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": (1,)}), progress=_nothing_runs)
+    with pytest.raises(DataError, match="the ends are those of a chain's networks, and this is a single model"):
+        calibrate(models / "small", rows, EASY.model_copy(update={"ramps": "ends"}))
+
+
+def _recalibrated(models: Path, rows: LabelledRows) -> None:
+    calibrate(models / "large", rows, EASY.model_copy(update={"seed": 5, "design_share": 0.6}))
+
+
+def _replaced(models: Path, rows: LabelledRows) -> None:
+    weights = models / "small" / WEIGHTS_FILE
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(_recalibrated, "large"), (_replaced, "small")], ids=["calibrated since", "other weights"]
+)
+def test_what_is_of_other_models_is_refused(
+    models: Path, rows: LabelledRows, change: Callable[[Path, LabelledRows], None], name: str
+) -> None:
+    chain = models / "chain"
+    card, _ = calibrate(chain, rows, EASY)
+    assert [each["name"] for each in card.provenance["members"]] == ["small", "large"]
+    assert read_calibration(chain).thresholds == card.thresholds
+    check_members(ExitRecords.load(chain / RECORDS_FILE).provenance, chain, chain / RECORDS_FILE)
+    change(models, rows)
+    with pytest.raises(ModelFolderError) as refused:
+        read_calibration(chain)
+    assert str(refused.value) == (
+        f"{chain / CALIBRATION_FILE}: {name} of {chain} is not what it was then, trained or calibrated since: "
+        "calibrate the chain again"
+    )
+
+
+def test_a_calibration_of_pruned_texts_goes_and_records_are_of_chains_alone(models: Path, rows: LabelledRows) -> None:
+    chain = models / "chain"
+    (chain / PRUNED).mkdir()
+    before = [chain / PRUNED / name for name in (CALIBRATION_FILE, RECORDS_FILE)]
+    for path in before:
+        path.write_text("of the models as they were")
+    calibrate(chain, rows, EASY)
+    assert read_calibration(chain)
+    assert not any(path.exists() for path in before)
+    _, records = calibrate(models / "chain", rows, EASY)
+    with pytest.raises(ModelFolderError, match=r"r.npz is of small before large, .*large of large: calibrate again"):
+        check_members(records.provenance, models / "large", Path("r.npz"))
+
+
+def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: LabelledRows) -> None:
+    whole_card, whole = calibrate(models / "chain", rows, EASY)
+    card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"prune": 0.3}))
+    kept_card = read_calibration(models / "chain")
+    assert [each.provenance[AMONG] for each in (whole_card, kept_card, card)] == [2, 3, 3]
+    assert {2} <= set(card.thresholds)
+    assert [each.name for each in beside_of(models / "chain")] == [REFERENCE, PRUNED]
+    found = read_calibration_file(models / "chain" / "pruned" / CALIBRATION_FILE)
+    assert (found.thresholds, found.prune) == (card.thresholds, card.prune)
+    assert found.prune is not None
+    assert whole_card.prune is None
+    assert set(found.prune) == {2}
+    assert 0.1 < found.provenance["words_cut"] < 0.5
+    small = [column for column, ramp in enumerate(records.ramps) if ramp <= 2]
+    np.testing.assert_array_equal(records.scores_NR[:, small], whole.scores_NR[:, small])
+    assert records.answers()[:, -1].tolist() == whole.answers()[:, -1].tolist(), "the reference reads whole texts"
+    assert (records.scores_NR[:, len(small) :] != whole.scores_NR[:, len(small) :]).any()
+    assert records.end_losses_N is not None
+    assert set(records.end_losses_N.tolist()) <= {0.0, 1.0}
+    saved = ExitRecords.load(models / "chain" / "pruned" / RECORDS_FILE)
+    assert saved.end_losses_N is not None
+    assert saved.end_losses_N.tolist() == records.end_losses_N.tolist()
+    assert prune_of(saved) == found.prune
+    kept = kept_of(saved)
+    assert kept[0] == 1.0
+    assert 0.5 < kept[1] < 1.0
+    [times] = measuring_of(saved)
+    assert times >= 1.0
+    reference = {ramp: value for ramp, value in found.thresholds.items() if ramp > 2}
+    for view in (whole, of_networks(whole, (1,), read_card(models / "chain").chain)):
+        thresholds = {ramp: value for ramp, value in found.thresholds.items() if ramp in view.ramps}
+        assert view.worst_losses_N(thresholds).mean() < EASY.guarantee.budget, "whole texts, with any networks"
+    alone = alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
+    assert alone is not None
+    assert alone.outcome(reference).survival == whole.outcome(reference).survival
+    outcome = saved.outcome({})
+    assert outcome.agreement == 1 - records.end_losses_N.mean()
+    assert saved.end_true_losses_N is not None
+    assert outcome.accuracy == 1 - saved.end_true_losses_N.mean(), "of what is answered, not of the reference"
+    (models / "chain" / RECORDS_FILE).unlink()
+    with pytest.raises(DataError, match=r"is of pruned texts, and .*chain/exit_records.npz is not there"):
+        alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
+
+
+def _nothing_runs(what: str, done: int, total: int) -> None:
+    raise AssertionError(f"{what}: {done} of {total}")

@@ -20,7 +20,7 @@ from offramp.commands.jobs import CalibrateJob
 from optimizer.calibration_file import RECORDS_FILE
 from profiles.networks import ALONE_FILE, check_weights, of_networks, survival_of, weights_of
 from profiles.records import ExitRecords
-from tests.offramp.jobs.test_chain_calibration import calibrated, models, rows
+from tests.offramp.jobs.test_chaining import calibrated, models, rows
 
 __all__ = ["calibrated", "models", "rows"]
 """The fixtures: a chain of two networks of three blocks, whose first ends after block 2."""

@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import load_model, read_card
+from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.segmentation import SegmentationTask
+from earlyexit.training.augmentation import Augmentation, Moves
 from offramp.commands.jobs import TrainJob
+from offramp.commands.kinds import task_for
 from offramp.commands.train import head_in_words, train
+from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_poses, write_scenes
+from tests.offramp.cli.runs import run
 
 
 def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
@@ -67,3 +76,122 @@ def test_ramps_learn_from_bfloat16_and_weights_stay(checkpoint: Path, data: Path
 def test_where_the_head_is_from_is_said(checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str) -> None:
     data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", label) * 4)
     assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
+
+
+FEW = ["--budget", "0.5", "--confidence", "0.5"]
+
+
+def network(folder: Path, height: int, width: int) -> Path:
+    path = folder / "network.json"
+    sizes = {"blocks": [1, 1], "widths": [8, 8], "height": height, "width": width}
+    path.write_text(json.dumps({"family": "resnet", **sizes}), encoding="utf-8")
+    return path
+
+
+def arguments(folder: Path, backbone: Path, task: str, *tables: str) -> list[str]:
+    data = ["--data", str(folder / "set"), "--part", "train", "--task", task, *tables]
+    return [
+        "train",
+        *data,
+        "--backbone",
+        str(backbone),
+        "--out",
+        str(folder / "m"),
+        "--ramp-style",
+        "bridge",
+        "--joint",
+    ]
+
+
+def test_a_pose_network_is_trained_and_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_poses(tmp_path / "set", count=12)
+    command = arguments(tmp_path, network(tmp_path, 32, 32), "pose", "--joints", str(table))
+    assert run(*command, "--augment", "--patience", "1", "--epochs", "2", "--batch", "4") == 0
+    assert not (tmp_path / "m/training.pt").exists(), "a training that is done is not gone on with"
+    card = read_card(tmp_path / "m")
+    assert card.task["joint_names"] == list(JOINTS)
+    assert card.task["mirror_pairs"] == [["left knee", "right knee"]]
+    assert (card.task["heatmap_side"], card.task["tolerance"]) == (8, 3.2)
+    said = ["--data", str(tmp_path / "set"), "--joints", str(table), *FEW]
+    assert run("calibrate", str(tmp_path / "m"), *said) == 0
+    assert (tmp_path / "m/calibration.json").is_file()
+    command[command.index("--joint")] = "--hold-out=0.5"
+    assert run(*command) != 0
+    assert "--hold-out writes rows and their labels" in capsys.readouterr().err
+
+
+def test_a_network_of_class_maps_is_trained_and_calibrated(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set", count=12)
+    command = arguments(tmp_path, network(tmp_path, 24, 32), "segmentation", "--classes", str(table))
+    assert run(*command, "--augment", "--epochs", "2", "--batch", "4") == 0
+    card = read_card(tmp_path / "m")
+    assert card.task["class_names"] == list(CLASSES)
+    assert card.task["ignored"] == ["Unlabelled"]
+    said = ["--data", str(tmp_path / "set"), "--part", "train", "--classes", str(table), *FEW]
+    assert run("calibrate", str(tmp_path / "m"), *said) == 0
+
+
+def test_a_training_set_without_a_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_scenes(tmp_path / "set", ids=(0, 0))
+    command = arguments(tmp_path, network(tmp_path, 24, 32), "segmentation", "--classes", str(table))
+    assert run(*command) != 0
+    assert "no row has a pixel of 'road'" in capsys.readouterr().err
+    assert not (tmp_path / "m/model.json").exists()
+
+
+IMAGE = (TensorSpec(name="image", shape=(24, 32, 3), dtype="uint8"),)
+TOKENS = (TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True),)
+MIRRORED = Moves(
+    mirrored_B=torch.tensor([True, False]), shift_B2=torch.zeros(2, 2), turn_B=torch.zeros(2), zoom_B=torch.ones(2)
+)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("left ankle", "right ankle"),
+        ("Left ankle", "Right ankle"),
+        ("ankle_left", "ankle_right"),
+        ("LEFT_ANKLE", "RIGHT_ANKLE"),
+        ("l_ankle", "r_ankle"),
+        ("LAnkle", "RAnkle"),
+        ("ankleLeft", "ankleRight"),
+        ("ankle.L", "ankle.R"),
+        ("leftankle", "rightankle"),
+    ],
+)
+def test_left_and_right_are_known_however_they_are_written(left: str, right: str) -> None:
+    assert pairs_of(right, "heel", "elbow", left, "r2") == ((left, right),)
+
+
+def pairs_of(*names: str, augmentation: Augmentation | None = None) -> tuple[tuple[str, str], ...]:
+    count = len(names)
+    rows = LabelledRows(
+        columns={}, labels=(np.zeros((count, 2), np.float32),), part_names=names, sides=((32, 32),), files=("a",)
+    )
+    square = (TensorSpec(name="image", shape=(32, 32, 3), dtype="uint8"),)
+    job = TrainJob(backbone="b", name="m", task="pose", joint=True, augmentation=augmentation)
+    task = task_for(job, rows, square)
+    assert isinstance(task, PoseTask)
+    return task.mirror_pairs
+
+
+def test_joints_without_sides_are_not_mirrored() -> None:
+    assert pairs_of("0", "1", augmentation=Augmentation(mirror=False)) == ()
+    assert pairs_of("nose", augmentation=Augmentation()) == (), "it is where it is"
+
+
+def test_joints_change_sides_in_a_mirror_and_maps_are_filled_with_what_does_not_count() -> None:
+    task = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3, mirror_pairs=[JOINTS[:2]])
+    places = torch.tensor([[[1.0, 5], [20, 6], [torch.nan, torch.nan]]] * 2)
+    moved = task.moved(places, MIRRORED)
+    assert moved[0, :2].tolist() == [[11, 6], [30, 5]]
+    assert moved[1, :2].tolist() == places[1, :2].tolist()
+    assert moved[:, 2].isnan().all()
+    maps = SegmentationTask(CLASSES, height=1, width=3, ignored=["Unlabelled"], stride=1)
+    moves = Moves(
+        mirrored_B=MIRRORED.mirrored_B, shift_B2=torch.ones(2, 2) * torch.tensor([1.0, 0]), turn_B=MIRRORED.turn_B,
+        zoom_B=MIRRORED.zoom_B,
+    )  # fmt: skip
+    moved = maps.moved(torch.from_numpy(np.array([[[0, 0, 1]]] * 2, dtype=np.uint8)), moves)
+    assert moved.tolist() == [[[2, 1, 0]], [[2, 0, 0]]]

@@ -18,7 +18,7 @@ from offramp.load.processes import CountReplay, StampReplay
 from offramp.load.sustained import Bounds, Search
 from tests.offramp.load.drawn import draw
 from tests.offramp.load.test_load import config_of
-from tests.offramp.load.test_traces import FUNCTIONS, LLM
+from tests.offramp.load.test_replay import FUNCTIONS, LLM
 from tests.refusals import Case, FileCase, Refusals
 
 NAN, INF = float("nan"), float("inf")
