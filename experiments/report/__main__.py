@@ -12,14 +12,11 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
 
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -75,44 +72,36 @@ class Runner:
 
         Prints a line per finished study. Ctrl-C goes to the studies too; they end by themselves, and no other begins.
         """
-        waiting = deque(names)
-        running: dict[int, tuple[str, BaseProcess]] = {}
-        records: dict[str, Record] = {}
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                name = waiting.popleft()
-                process = self._start(name)
-                running[process.sentinel] = name, process
-            for sentinel in wait(running):
-                name, process = running.pop(cast(int, sentinel))
-                process.join()
-                records[name] = record = self._ended(name.rpartition(".")[2], process.exitcode or 0)
-                outcome = record.outcome
-                ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
-                self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
-        return [records[name] for name in names]
 
-    def _start(self, name: str) -> BaseProcess:
-        """Starts the study's own command in a process forked from one that has imported what most studies need."""
-        path = record_path(self.folder, name.rpartition(".")[2])
-        path.unlink(missing_ok=True)  # what is read at the end is from this run
-        path.parent.mkdir(parents=True, exist_ok=True)
-        quick = ["--quick"] if self.effort == "quick" else []
-        arguments = [name, *quick, "--out", str(self.folder)]
+        def one(name: str) -> Record:
+            record = self.run(name)
+            outcome = record.outcome
+            ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
+            self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
+            return record
+
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(one, names))  # what is not begun is cancelled if this is interrupted
+
+    def run(self, name: str) -> Record:
+        """A new one, of the study's own command; a study that breaks gives one that says so."""
+        short = name.rpartition(".")[2]
+        path = record_path(self.folder, short)
+        path.unlink(missing_ok=True)  # what is read below is from this run
+        log = path.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        arguments = [name, *(["--quick"] if self.effort == "quick" else []), "--out", str(self.folder)]
         context = get_context("forkserver")
         context.set_forkserver_preload([*PRELOADED])
-        process = context.Process(target=run_logged, args=(arguments, path.with_suffix(".log"), dict(os.environ)))
+        process = context.Process(target=run_logged, args=(arguments, log, dict(os.environ)))
         process.start()
-        return process
-
-    def _ended(self, name: str, code: int) -> Record:
-        """Returns what the study left; a study that broke gives a record that says so."""
-        log = record_path(self.folder, name).with_suffix(".log")
+        process.join()
+        code = process.exitcode or 0
         try:
-            record = read_record(self.folder, name)
+            record = read_record(self.folder, short)
         except DataError as error:
             failed = Outcome(state="failed", reason=_reason(code, log) if code else str(error))
-            return record_of(unknown(name), self.effort, failed)
+            return record_of(unknown(short), self.effort, failed)
         if not code:
             return record
         return record_of(record.about, self.effort, Outcome(state="failed", reason=_reason(code, log)))
