@@ -133,3 +133,14 @@ def test_the_wheel_plans_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     for command in SERVING[:3]:
         done = run(offramp, *shlex.split(command))
         assert (done.returncode, bool(re.fullmatch(ONE_LINE, done.stderr.strip()))) == (2, True), done.stderr
+
+
+def test_importing_offramp_loads_no_http_library_until_a_client_is_asked_for_and_then_nothing_of_a_service() -> None:
+    code = (
+        "import sys, offramp; heavy = {'httpx', 'aiohttp', 'httptools', 'torch', 'ray', 'numpy'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
+        "offramp.Client, offramp.AsyncClient, offramp.__version__; assert 'httpx' in sys.modules;"
+        "heavy = {'torch', 'ray', 'tokenizers', 'starlette', 'scipy', 'deployments.api.completions.bodies'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,8 +14,7 @@ import yaml
 from optimizer.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, records, refused, written
-from tests.offramp.service.service_files import CHAIN_TABLE, TABLE, Files
-from tests.offramp.service.service_folders import with_card, write_records, write_shares
+from tests.offramp.service.service_folders import CHAIN_TABLE, TABLE, Files, with_card, write_records, write_shares
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 MODEL = {"folder": "model", "latency": {"cpu": TABLE}}

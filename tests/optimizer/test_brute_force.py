@@ -13,11 +13,8 @@ from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
-from tests.optimizer.brute_force import Twin
-from tests.optimizer.layouts import layouts, plan_of
-from tests.optimizer.random_chains import random_chain
-from tests.optimizer.random_problems import random_latency_problem, random_problem
-from tests.optimizer.two_blocks import DOCUMENT
+from tests.optimizer.brute_force import Twin, layouts, plan_of
+from tests.optimizer.plain_problem import DOCUMENT, random_chain, random_latency_problem, random_problem
 
 
 def problem(num_blocks: int, count: int) -> PlanProblem:

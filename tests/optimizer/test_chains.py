@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations_with_replacement, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
+from optimizer.chains import SOLVED
 from optimizer.decision import NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, sought, violations
+from optimizer.evaluate import evaluate, promised, sought, violations
 from optimizer.networks import Part
-from optimizer.plan import Stage
+from optimizer.plan import Stage, chains_of
 from optimizer.planner import solve
-from optimizer.problem import Link, PlanProblem, Slo, Supply
-from optimizer.tokens import with_budgets
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problem_file import parse_problem, problem_document, read_problem
+from optimizer.tokens import in_tokens, token_survival_N, with_budgets
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
-from tests.optimizer.answers import planned
-from tests.optimizer.brute_force import Twin
-from tests.optimizer.plain_problem import plain_problem
-from tests.optimizer.random_chains import random_chain
+from tests.exit_records import exit_records
+from tests.optimizer.answers import planned, refused
+from tests.optimizer.brute_force import Twin, layouts
+from tests.optimizer.plain_problem import plain_problem, random_chain, random_problem
 
 
 def some(few: int, many: int) -> pytest.MarkDecorator:
@@ -110,3 +116,251 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
 def forty(split: Split) -> Split:
     """As a plan in tokens has it."""
     return replace(split, batch=40)
+
+
+FEW_BLOCKS = [seed for seed in range(500) if random_problem(seed).num_blocks <= 4]
+Devices = tuple[int, ...]
+"""Replicas by accelerator type."""
+Rates = tuple[float, float]
+"""The least rate at which a chain's batches fill in time, and the most that it does."""
+
+
+def chains(problem: PlanProblem) -> dict[Devices, list[Rates]]:
+    """Every chain of the space `best`, by what it uses; without those that another one is better than."""
+    at_one, at_half = (Twin(replace(problem, objective=MinimizeCost(rate_per_s=rate))) for rate in (1.0, 0.5))
+    limit_s = problem.slo.limit_s * (1 + 1e-9)
+    found: dict[Devices, set[Rates]] = defaultdict(set)
+    for layout in layouts(problem, "best"):
+        one, half = at_one.scores(layout), at_half.scores(layout)
+        with np.errstate(divide="ignore", invalid="ignore"):  # where no input arrives, no batch fills
+            filled_PQ = half.latency_s_PQ - one.latency_s_PQ
+            room_PQ = limit_s - (one.latency_s_PQ - filled_PQ)
+            least_PQ = np.where(room_PQ > 0, filled_PQ / room_PQ, np.inf)
+        for q, replicas_G in enumerate(one.replicas_QG):
+            used = tuple(
+                sum(int(count) for count, device in zip(replicas_G, layout.devices, strict=True) if device == name)
+                for name in problem.devices
+            )
+            rates = zip(least_PQ[:, q].tolist(), one.rate_per_s_PQ[:, q].tolist(), strict=True)
+            found[used] |= {(least, most) for least, most in rates if least <= most * (1 + 1e-9)}
+    return {used: list(_worth_having(rates)) for used, rates in found.items() if rates}
+
+
+def _worth_having(rates: set[Rates]) -> Iterator[Rates]:
+    most_so_far = -1.0
+    for least, most in sorted(rates, key=lambda each: (each[0], -each[1])):
+        if most > most_so_far:
+            most_so_far = most
+            yield least, most
+
+
+def best_of_all(problem: PlanProblem, most_chains: int) -> float | None:
+    """The highest rate or the least cost of any multiset of chains; None where none keeps the promises."""
+    by_devices = chains(problem)
+    counts = [supply.count for supply in problem.devices.values()]
+    prices = [supply.usd_per_hour for supply in problem.devices.values()]
+    budget = np.inf if problem.budget_usd_per_hour is None else problem.budget_usd_per_hour * (1 + 1e-9)
+    values = []
+    for num_chains in range(1, most_chains + 1):
+        for several in combinations_with_replacement(by_devices, num_chains):
+            used = [sum(each) for each in zip(*several, strict=True)]
+            usd = sum(price * count for price, count in zip(prices, used, strict=True))
+            if usd > budget or any(taken > there for taken, there in zip(used, counts, strict=True)):
+                continue
+            if problem.asked_per_s is None:
+                values.append(sum(max(most for _, most in by_devices[devices]) for devices in several))
+            elif any(_serves(rates, problem.asked_per_s) for rates in product(*(by_devices[each] for each in several))):
+                values.append(usd)
+    return (max if problem.asked_per_s is None else min)(values) if values else None
+
+
+def _serves(rates: tuple[Rates, ...], asked_per_s: float) -> bool:
+    least, most = (sum(each) for each in zip(*rates, strict=True))
+    return bool(least <= asked_per_s * (1 + 1e-9) and most >= asked_per_s * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("seed", FEW_BLOCKS[::10])
+def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_much(seed: int) -> None:
+    problem = replace(random_problem(seed), most_chains=3)
+    expected, found = best_of_all(problem, 3), solve(problem, "best")
+    if expected is None:
+        assert not isinstance(found, Planned)
+        return
+    assert isinstance(found, Planned)
+    assert violations(problem, found.stages, found.figures) == []
+    assert len(chains_of(found.stages, problem.num_blocks)) == len(found.figures.shares) <= 3
+    value, allowed = sought(problem, found.figures), max(found.gap, SOLVED)
+    if isinstance(problem.objective, MaximizeRate):
+        assert expected * (1 - allowed) <= value <= expected * (1 + 1e-6)
+        assert found.bound >= expected * (1 - SOLVED)
+    else:
+        assert expected * (1 - 1e-6) <= value
+        assert value * (1 - allowed) <= expected * (1 + SOLVED) + 1e-9
+        assert found.bound <= expected * (1 + SOLVED)
+
+
+def table(batches: tuple[int, ...], block_ms: list[list[float]], ramp_ms: list[list[float]]) -> LatencyTable:
+    return LatencyTable(batches=batches, block_s_NB=np.array(block_ms) / 1e3, ramp_s_EB=np.array(ramp_ms) / 1e3)
+
+
+def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_devices_to_another_chain() -> None:
+    """Blocks 0 and 1 are slow on V100. All T4 run them for one V100, and the other V100 are a chain of their own."""
+    v100 = [[38.9], [10.9], [1.5], [1.5], [10.7], [5.9], [5.5], [4.5], [3.1]]
+    t4 = [[5.1, 14.4], [8.2, 21.8], [11.4, 16.9], [8.9, 12.4], [12.9, 26.4], [5.8, 10.4], [11.8, 17.3], [10.4, 22.9]]
+    problem = plain_problem(
+        ramps=(1, 2, 3, 6, 7),
+        survival_N=(1.0, 1.0, 0.0519, 0.0245, 0.0226, 0.0226, 0.0226, 0.0019, 0.0006),
+        latency={
+            "V100": table((4,), v100, [[4.9], [1.9], [0.9], [3.2], [0.4]]),
+            "T4": table(
+                (2, 8), [*t4, [11.1, 22.9]], [[0.35, 0.68], [0.35, 0.81], [0.36, 0.63], [0.66, 1.19], [0.34, 0.35]]
+            ),
+        },
+        devices={"V100": Supply(count=4, usd_per_hour=0.6), "T4": Supply(count=7, usd_per_hour=1.6)},
+        link=Link(bandwidth_bytes_per_s=1e6, delay_s=0.0),
+        bytes_per_sample_N=(7e4, 2.6e4, 3.1e4, 4.1e4, 2.1e4, 8e4, 8.7e4, 5e4, 8.2e4),
+        slo=Slo(latency_s=1.28, slack=0.2),
+        most_chains=2,
+    )
+    found = planned(problem)
+    assert len(found.figures.shares) == 2
+    assert found.gap < 0.1
+
+
+def test_plans_of_several_chains_are_no_worse_than_the_best_of_one() -> None:
+    problem = read_problem(Path("examples/problems/bert_large_hetero.yaml")).problem
+    one, several = planned(replace(problem, most_chains=1)), planned(replace(problem, most_chains=3))
+    assert several.figures.rate_per_s >= one.figures.rate_per_s * (1 - 1e-9)
+    assert several.figures.rate_per_s <= several.bound
+
+
+LENGTH, LONG = 32, 128
+MIXED = Lengths.weighted({10: 0.6, 40: 0.3, 100: 0.1})
+
+
+def with_length(problem: PlanProblem, lengths: Lengths | None, length: int = LENGTH) -> PlanProblem:
+    latency = {device: replace(table, length=length) for device, table in problem.latency.items()}
+    return replace(problem, latency=latency, lengths=lengths, batches=None)
+
+
+def one_block(batches: tuple[int, ...] = (1, 4, 16), per_input_s: float = 0.001, **changes: object) -> PlanProblem:
+    """A block that takes 1 ms and 1 ms per input of 32 tokens, on four accelerators."""
+    block_s = 0.001 + per_input_s * np.array([batches], dtype=float)
+    table = LatencyTable(batches=batches, block_s_NB=block_s, ramp_s_EB=np.zeros((0, len(batches))), length=LENGTH)
+    devices = {"gpu": Supply(count=4, usd_per_hour=1.0)}
+    return plain_problem(**{"survival_N": (1.0,), "latency": {"gpu": table}, "devices": devices, **changes})
+
+
+def test_inputs_that_all_have_the_latencys_length_are_planned_as_without_lengths() -> None:
+    for seed in range(6):
+        plain = with_length(random_problem(seed), None)
+        mixed = with_length(plain, Lengths.of([LENGTH]))
+        without, found = solve(plain), solve(mixed)
+        if isinstance(without, NoPlan) or isinstance(found, NoPlan):
+            assert type(without) is type(found)
+            continue
+        assert found.figures.rate_per_s == pytest.approx(without.figures.rate_per_s)
+        assert found.figures.latency_s == pytest.approx(without.figures.latency_s)
+        assert found.bound == pytest.approx(without.bound)
+        budgets = [(split.batch, split.tokens) for stage in found.stages for split in stage.splits]
+        assert budgets == [(split.batch, split.batch * LENGTH) for stage in without.stages for split in stage.splits]
+
+
+def test_batches_have_room_for_the_shortest_inputs_and_rates_of_the_mean_input() -> None:
+    found = planned(one_block(lengths=MIXED))
+    assert found.stages[0].splits == (Split(first=0, end=1, batch=52, tokens=512),)  # 512 / 10, rounded up
+    problem = one_block(lengths=MIXED)
+    found = planned(problem)
+    held = round(MIXED.filled(512))
+    seconds = 0.001 + 0.001 * held / LENGTH
+    assert found.figures.rate_per_s == pytest.approx(4 * held / MIXED.mean / seconds)
+    assert found.figures.splits[0].fill == held / 512
+    assert found.bound == pytest.approx(found.figures.rate_per_s)
+    assert promised(problem, found.figures)["tokens_per_input"] == MIXED.mean
+
+
+def test_rates_are_of_inputs_and_short_ones_come_faster() -> None:
+    short, long = (planned(one_block(lengths=Lengths.of([tokens]))) for tokens in (8, 64))
+    assert short.figures.rate_per_s == pytest.approx(8 * long.figures.rate_per_s)
+    asked = one_block(lengths=Lengths.of([64]), objective=MinimizeCost(rate_per_s=800.0))
+    found = planned(asked)
+    assert found.figures.served_per_s == pytest.approx(800.0)
+    assert found.figures.usd_per_hour == 2.0
+    none = refused(replace(asked, objective=MinimizeCost(rate_per_s=1e6)))
+    assert none.highest_rate_per_s == pytest.approx(4 * 8 / 0.017)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_are_as_good_as_the_best_of_all_budgets_by_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = with_length(random_problem(seed), MIXED if seed % 2 else Lengths(mean=20.5), LONG)
+    stays = tuple(np.linspace(1.0, float(rng.uniform(0.6, 1.4)), problem.num_blocks))
+    problem = replace(problem, stayers_length_N=(1.0, *stays[1:]))
+    best, found = Twin(by_hand(problem, stays)).best("best"), solve(problem)
+    assert isinstance(found, Planned) == (best is not None)
+    if isinstance(found, Planned) and best is not None:
+        by_rate = isinstance(problem.objective, MaximizeRate)
+        twin = best.figures.rate_per_s / problem.lengths.mean if by_rate else best.figures.usd_per_hour  # type: ignore[union-attr]
+        assert sought(problem, found.figures) == pytest.approx(twin)
+        assert not violations(problem, found.stages, found.figures)
+
+
+def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
+    """Every token an input, written anew."""
+    lengths = problem.lengths
+    assert lengths is not None
+    latency = {}
+    for device, table in problem.latency.items():
+        sizes = np.array([round(lengths.filled(batch * LONG)) for batch in table.batches])
+        rows = [np.interp(sizes / LONG, table.batches, row) for row in table.block_s_NB]
+        ramps = [np.interp(sizes / LONG, table.batches, row) for row in table.ramp_s_EB]
+        latency[device] = LatencyTable(
+            batches=tuple(sizes.tolist()),
+            block_s_NB=np.array(rows),
+            ramp_s_EB=np.array(ramps).reshape(-1, len(sizes)),
+        )
+    share, survival = 1.0, []
+    for by_inputs, longer in zip(problem.survival_N, (1.0, *stays[1:]), strict=True):
+        share = min(share, by_inputs * longer)
+        survival.append(share)
+    plain = replace(problem, lengths=None, stayers_length_N=None, latency=latency, survival_N=tuple(survival))
+    plain = replace(plain, bytes_per_sample_N=tuple(each / LONG for each in problem.bytes_per_sample_N))
+    asked = problem.asked_per_s
+    return plain if asked is None else plain.with_rate(asked * lengths.mean)
+
+
+def test_inputs_count_by_their_tokens_and_longer_ones_that_stay_too() -> None:
+    problem = one_block(lengths=Lengths.of([16, 48]))
+    figures = evaluate(problem, (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=1, batch=8),)),))
+    assert figures.rate_per_s == pytest.approx(8 / 0.009)
+    assert figures.splits[0].batch_at_block == (8.0,)
+    problem = one_block(lengths=MIXED)
+    assert token_survival_N(problem) == (1.0,)
+    wide = with_length(random_problem(3), MIXED)
+    longer = tuple(1.0 + 0.1 * block for block in range(wide.num_blocks))
+    survival = token_survival_N(replace(wide, stayers_length_N=longer))
+    assert survival[0] == 1.0
+    assert list(survival) == sorted(survival, reverse=True)
+    assert all(by_tokens >= by_inputs for by_tokens, by_inputs in zip(survival, wide.survival_N, strict=True))
+    assert in_tokens(replace(wide, stayers_length_N=longer)).survival_N == survival
+
+
+# Problem files
+
+
+def document(**changes: object) -> dict[str, object]:
+    return {**problem_document(one_block(lengths=MIXED)), **changes}
+
+
+def test_problem_files_say_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: Path) -> None:
+    problem = one_block(lengths=MIXED, stayers_length_N=(1.0,))
+    again = parse_problem(problem_document(problem)).problem
+    assert (again.lengths, again.stayers_length_N, again.latency["gpu"].length) == (MIXED, (1.0,), LENGTH)
+    assert "lengths" not in problem_document(one_block())
+    assert "length" not in problem_document(one_block())["latency"]["gpu"]
+    (tmp_path / "lengths.txt").write_text("16\n48\n", encoding="utf-8")
+    exit_records(np.zeros((2, 0)), score="entropy", tokens_N=np.array([16, 48])).save(tmp_path / "records.npz")
+    for given in ([16, 48], {16: 1, 48: 1}, "lengths.txt", "records.npz"):
+        problem = parse_problem(document(lengths=given), folder=tmp_path).problem
+        assert problem.lengths == Lengths.of([16, 48])
+    assert parse_problem(document(lengths=32)).problem.lengths == Lengths(mean=32)

@@ -11,7 +11,7 @@ from optimizer.explain import answered_by, binds, compare, explain, no_plan_text
 from optimizer.plan import Stage
 from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
-from tests.optimizer.two_blocks import BEST, DOCUMENT
+from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 PROBLEM = parse_problem(DOCUMENT).problem
 LATENCY_S = 0.001 + 0.001 + 0.001 + 0.001 + 2e-6

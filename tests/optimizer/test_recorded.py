@@ -3,18 +3,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.plan import PlanAnswer, answer, answer_document
+from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.planner import solve
-from optimizer.problem import PlanProblem
+from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import ProblemFile, parse_problem
 from optimizer.recorded import evaluate_on
+from optimizer.rescore import by_networks, joint_reach, rechosen, rescore
+from tests.exit_records import exit_records
 from tests.optimizer.answers import told
-from tests.optimizer.two_blocks import DOCUMENT
+from tests.optimizer.plain_problem import DOCUMENT
 
 HALF_LEAVE_TOGETHER = [1, 1, 1, 1, 0, 0, 0, 0]
 HALF_LEAVE_EVENLY = [1, 0, 1, 0, 1, 0, 1, 0]
@@ -77,3 +81,79 @@ def test_best_is_chosen_by_recorded_batches_where_early_answers_are_sought() -> 
 def _batches(asked: PlanProblem) -> Any:
     assert asked.batches is not None
     return asked.batches
+
+
+RECORDS = exit_records(
+    [[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], answers_NE=np.zeros((4, 3), dtype=np.int64), score="entropy"
+)
+"""Two inputs are sure at ramp 0 and not at ramp 1, one at ramp 1 only, one never."""
+THRESHOLDS = {0: 0.4, 1: 0.4}
+LATENCY = {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 3, "ramp_s": [[0.0] * 3] * 2}}
+THREE_BLOCKS = {"blocks": 3, "ramps": [0, 1], "survival": [1.0, 0.5, 0.25], "latency": LATENCY}
+PROBLEM = parse_problem(
+    {**DOCUMENT, **THREE_BLOCKS, "bytes_per_sample": 0, "slo": {"latency_s": 1, "slack": 0}}
+).problem
+LATE = (
+    Stage(
+        device="V100", replicas=4, splits=(Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=3, batch=4))
+    ),
+)
+"""Only ramp 1: a quarter goes on by the nested view, three quarters by the records."""
+EARLY = (
+    Stage(
+        device="V100", replicas=4, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=3, batch=4))
+    ),
+)
+"""Only ramp 0: half goes on by both views."""
+REACH = joint_reach(RECORDS, THRESHOLDS)
+
+
+def planned(problem: PlanProblem = PROBLEM, *candidates: tuple[Stage, ...]) -> Planned:
+    figures = evaluate(problem, LATE)
+    return Planned(
+        strategy="best", stages=LATE, figures=figures, bound=figures.rate_per_s, gap=0.0, candidates=candidates
+    )
+
+
+def test_joint_survival_counts_who_an_inactive_ramp_would_have_let_out() -> None:
+    assert tuple(REACH((0, 1))) == (1.0, 0.5, 0.25)
+    assert tuple(REACH((1,))) == (1.0, 1.0, 0.75)  # nested would say 0.25
+    assert tuple(REACH(())) == (1.0, 1.0, 1.0)
+    problem = replace(PROBLEM, networks=(1, 3))
+    reach = by_networks(problem, REACH, lambda active: (1.0, 1.0, 0.1))
+    assert list(reach((0, 1))) == [1.0, 0.5, 0.25]
+    assert list(reach((1,))) == [1.0, 1.0, 0.1]
+
+
+def test_both_views_are_reported_and_the_candidate_of_the_records_is_chosen() -> None:
+    [only] = rescore(PROBLEM, planned(), REACH).candidates
+    assert only.nested.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.25 * 0.001))
+    assert only.joint.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.75 * 0.001))
+    assert only.broken == ()
+    rescoring = rescore(PROBLEM, planned(PROBLEM, EARLY), REACH)
+    nested = [each.nested.rate_per_s for each in rescoring.candidates]
+    assert nested == pytest.approx([16 / 0.00225, 16 / 0.002])  # 0.001 + 0.5 * 0.002
+    assert rescoring.chosen_index == 1
+    chosen = rechosen(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), rescoring)
+    assert chosen.stages == EARLY
+    assert chosen.figures.rate_per_s == pytest.approx(8000)
+    assert chosen.gap == pytest.approx(0.2)
+
+
+def test_the_planners_own_choice_stays_unless_a_cheaper_one_still_gives_the_rate() -> None:
+    own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
+    rescoring = rescore(PROBLEM, own, REACH)
+    assert (len(rescoring.candidates), rescoring.chosen_index) == (1, 0)
+    assert rechosen(PROBLEM, own, rescoring) is own
+    slo_s = evaluate(PROBLEM, LATE, REACH).latency_s
+    tight = replace(PROBLEM, slo=Slo(latency_s=slo_s * 0.999, slack=0.0))
+    rescoring = rescore(tight, planned(tight), REACH)
+    assert rescoring.chosen is None
+    assert rescoring.candidates[0].broken[0].startswith("takes ")
+    assert rechosen(tight, planned(tight), rescoring) == planned(tight)
+    cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
+    two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s by both views
+    one = (replace(EARLY[0], replicas=1),)
+    rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
+    assert rescoring.chosen_index == 1
+    assert rescoring.candidates[2].broken[0] == "does 2000/s, 3800/s are asked for"

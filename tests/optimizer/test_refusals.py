@@ -47,26 +47,23 @@ from tests.optimizer.live.test_reaction import FORECAST
 from tests.optimizer.live.test_trial import trial
 from tests.optimizer.live.tuning import test_greedy as greedy
 from tests.optimizer.live.tuning.logs import NOBODY, mixed, question
-from tests.optimizer.pame import test_search as pame_search
 from tests.optimizer.pame import test_strategy as pame_strategy
 from tests.optimizer.pame import test_thresholds as pame_thresholds
-from tests.optimizer.test_batches_file import THREE
-from tests.optimizer.test_chains import SMALL, two_networks
+from tests.optimizer.test_chains import SMALL, one_block, two_networks
+from tests.optimizer.test_chains import document as of_lengths
 from tests.optimizer.test_evaluate import PROBLEM, split, stage, staying
-from tests.optimizer.test_models_file import TWO, of_three_inputs, recorded
-from tests.optimizer.test_plan import side_by_side
+from tests.optimizer.test_models_file import THREE, TWO, of_three_inputs, recorded
+from tests.optimizer.test_plan import NETWORKS, side_by_side
+from tests.optimizer.test_plan import SHAPE as OF_CHAIN
+from tests.optimizer.test_plan import planned as plan
+from tests.optimizer.test_plan import spans as of_chain
 from tests.optimizer.test_plan_file import GOOD as PLAN_FILE
 from tests.optimizer.test_plan_file import PLAN, POLICY, SHAPE, SIDE_BY_SIDE
-from tests.optimizer.test_plan_of_chain import NETWORKS, plan
-from tests.optimizer.test_plan_of_chain import SHAPE as OF_CHAIN
-from tests.optimizer.test_plan_of_chain import stage as of_chain
 from tests.optimizer.test_problem_file import GOOD as PROBLEM_FILE
 from tests.optimizer.test_problem_file import PROFILED, PUBLISHED, problem_records
-from tests.optimizer.test_rescore import RECORDS
+from tests.optimizer.test_recorded import RECORDS
 from tests.optimizer.test_sequences import THREE as GENERATIONS
 from tests.optimizer.test_thresholds import synthetic
-from tests.optimizer.test_tokens import document as of_lengths
-from tests.optimizer.test_tokens import one_block
 from tests.optimizer.test_what_if import PROBLEM as VARIED
 from tests.optimizer.test_what_if import with_t4
 from tests.refusals import Case, FileCase, Refusals
@@ -213,7 +210,7 @@ CASES: dict[str, Case] = {
     "pame: slower batches": lambda: SearchOptions(slower=1.0),
     "pame: no precision": lambda: SearchOptions(kept=0.0),
     "pame: too few inputs": lambda: find_exits(
-        seconds_of(pame_search.TABLE, (0, 1)), GivenChecks(batches=pame_search.batches([[1, 1]] * 4)), 5
+        seconds_of(pame_thresholds.TABLE, (0, 1)), GivenChecks(batches=pame_thresholds.batches([[1, 1]] * 4)), 5
     ),
     "pame: no truth": lambda: SearchedChecks.of(pame_thresholds.records(), by_truth=True),
     "pame: no records": lambda: SearchedChecks(by_confidence={}),

@@ -21,8 +21,7 @@ from optimizer.space import SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, as_good_as_the_twin, chunks, planned, refused, within
 from tests.optimizer.brute_force import Twin
-from tests.optimizer.plain_problem import plain_problem
-from tests.optimizer.random_problems import random_latency_problem
+from tests.optimizer.plain_problem import plain_problem, random_latency_problem
 
 PROBLEMS = Path(__file__).parents[2] / "examples" / "problems"
 MANY = 300

@@ -24,12 +24,10 @@ from profiles.records_table import read_records
 from profiles.stream import ExitStream, Observations, StreamShape, empty
 from profiles.table import LatencyTable
 from profiles.windows import SurvivalHistory, Window, survival_history
-from tests.profiles.test_batches import batches
-from tests.profiles.test_latency import PROFILE, TEXT, table
+from tests.profiles.test_latency import CHAIN, HALF, PROFILE, TEXT, table
+from tests.profiles.test_latency import RECORDS as OF_CHAIN
 from tests.profiles.test_measure import split, table_of
-from tests.profiles.test_networks import CHAIN, HALF
-from tests.profiles.test_networks import RECORDS as OF_CHAIN
-from tests.profiles.test_records import HEADER, ROWS
+from tests.profiles.test_records import HEADER, ROWS, batches
 from tests.profiles.test_stream import LATE, PROBES, SHAPE, floats, stream_of
 from tests.profiles.windows_of import NONE, RECORDS, estimate, observe
 from tests.refusals import Case, FileCase, Refusals

@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from profiles.stream import ExitStream, Observations, SmallArray, StreamShape
+from profiles.stream import ExitStream, Observations, SmallArray, StreamShape, keys_N, sampled_N
 from profiles.windows import windows
 
 SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
@@ -88,3 +89,90 @@ def test_what_the_end_costs_is_kept_where_words_were_pruned_and_counted_by_agree
     assert at_block_1 is not None
     # Without exits both are answered at the end, of which the first is wrong; at ramp 1 it is wrong as well.
     assert (at_the_end.value, at_block_1.value) == (0.5, 0.5)
+
+
+SAMPLED = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
+
+
+def inputs(times_s: np.ndarray, *, probe: bool = False, seed: int = 0) -> Observations:
+    """Of a plan that stays with ramp 1 on; a later input is surer."""
+    num = len(times_s)
+    scores_NR = np.random.default_rng(seed).random((num, 2)).astype(np.float32)
+    scores_NR[:, 1] = (times_s % 120.0) / 120.0
+    if not probe:
+        scores_NR[:, 0] = np.nan
+    losses_NR = np.where(np.isnan(scores_NR), np.nan, 0.0).astype(np.float32)
+    return Observations(
+        shape=SAMPLED,
+        times_s_N=times_s,
+        probe_N=np.full(num, probe),
+        stayed_N=np.ones(num, dtype=bool),
+        active_NR=np.tile([False, True], (num, 1)),
+        exits_N=np.full(num, 2, dtype=np.int16),
+        scores_NR=scores_NR,
+        losses_NR=losses_NR,
+    )
+
+
+def stream(most_of_window: int) -> ExitStream:
+    return ExitStream(SAMPLED, since_s=0.0, period_s=120.0, keep_s=1200.0, most_stayed=10 * most_of_window)
+
+
+def test_a_window_keeps_so_many_of_those_that_stayed_and_all_probes() -> None:
+    kept = stream(50)
+    kept.take_in(inputs(np.arange(0.0, 120.0, 0.1)))
+    kept.take_in(inputs(np.arange(0.0, 120.0, 1.0), probe=True))
+    window = kept.window(0)
+    assert (int(sampled_N(window).sum()), int(window.probe_N.sum())) == (50, 120)
+
+
+def test_the_sample_is_the_same_however_it_came_also_of_what_was_given_back() -> None:
+    times_s = np.arange(0.0, 120.0, 0.05)
+    at_once, bit_by_bit = stream(40), stream(40)
+    at_once.take_in(inputs(times_s))
+    kept_number = 0
+    for part in np.random.default_rng(1).permutation(len(times_s)).reshape(-1, 60):
+        kept_number += len(bit_by_bit.take_in(inputs(times_s).take(part)))
+    one, other = at_once.window(0), bit_by_bit.window(0)
+    assert sorted(one.times_s_N) == sorted(other.times_s_N)
+    # What need not be remembered is left out long before the window ends.
+    assert kept_number < len(times_s) / 4
+    first, restored = stream(40), stream(40)
+    for begin in range(0, len(times_s), 60):
+        restored.take_in(first.take_in(inputs(times_s[begin : begin + 60])))
+    assert sorted(restored.window(0).times_s_N) == sorted(first.window(0).times_s_N)
+
+
+def test_early_inputs_of_a_window_are_kept_as_often_as_late_ones() -> None:
+    """The mean of 20 windows' samples of 100: standard deviation 0.289 / sqrt(2000) = 0.0065 of the window."""
+    means = list[float]()
+    for index in range(20):
+        window = stream(100)
+        times_s = np.sort(np.random.default_rng(index).uniform(0.0, 120.0, 3000))
+        for begin in range(0, 3000, 100):
+            window.take_in(inputs(times_s[begin : begin + 100], seed=index))
+        means.append(float(window.window(0).times_s_N.mean()) / 120.0)
+        assert len(window.window(0)) == 100
+    assert np.mean(means) == pytest.approx(0.5, abs=4 * 0.0065)
+
+
+def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept() -> None:
+    """Of 6000 inputs in two minutes and 1000 in the next 20 s both windows keep 200; pooled, one sixth as many late."""
+    kept = stream(200)
+    kept.take_in(inputs(np.linspace(0.0, 119.9, 6000)))
+    kept.take_in(inputs(np.linspace(120.0, 139.9, 1000)))
+    probe = inputs(np.array([130.0]), probe=True)
+    kept.take_in(probe)
+    assert [int(sampled_N(kept.window(index)).sum()) for index in (0, 1)] == [200, 200]
+    pooled = kept.pooled(range(2))
+    early, late = (int((sampled_N(pooled) & mine).sum()) for mine in (pooled.times_s_N < 120, pooled.times_s_N >= 120))
+    assert early == 200
+    assert late == pytest.approx(200 / 6, abs=4 * np.sqrt(200 / 6))
+    assert int(pooled.probe_N.sum()) == 1
+    assert len(kept.pooled([1])) == 201
+
+
+def test_inputs_of_one_request_have_keys_of_their_own() -> None:
+    same_s = np.full(1000, 7.0)
+    together = inputs(same_s, probe=True)
+    assert len(set(keys_N(together).tolist())) == 1000

@@ -1,32 +1,45 @@
-"""Checkpoints of texts, pairs of texts and numbers answer as `transformers` does."""
+"""Checkpoints of `transformers` and state dicts with torchvision's names answer as the networks they are of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone
 from earlyexit.families.encoder import bucket
+from earlyexit.families.images import ImageBackbone
+from earlyexit.families.resnet import ResNetBackbone, cifar_layout
+from earlyexit.families.vgg import CONVOLUTIONS
 from earlyexit.network.boundary import Encoded
-from earlyexit.network.checkpoint import load_pretrained, random_model
+from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
+from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.ramps import exit_outputs, pack
-from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model
+from tests.data import data_folder
+from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model, resnet_state
+from tests.earlyexit.families.published import PublishedResNet, PublishedVgg, as_if_trained
 from tests.earlyexit.network.models import SMALL, ramped
+from tests.earlyexit.network.refusals import change_card
 from tests.earlyexit.network.tokens import of_tokens, random_inputs, wire_of
 
 NAMES = ("bad", "fair", "good")
@@ -195,3 +208,189 @@ def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> N
     model = ours(tmp_path, STARS)
     outputs_NC = exit_outputs(model, [Encoded(each.length, each.tensors[:1]) for each in some_pairs()])[2]
     assert STARS.score(outputs_NC).tolist() == [0.5] * len(LENGTHS)
+
+
+SIZE = (40, 72)
+SIDES = {"height": SIZE[0], "width": SIZE[1]}
+CLASSES = tuple(f"class-{k}" for k in range(5))
+PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
+"""Of torchvision's networks with 1000 classes, as its documentation has them."""
+
+
+def resnet(depth: int) -> nn.Module:
+    return as_if_trained(PublishedResNet(depth, width=8, classes=5))
+
+
+def vgg(depth: int, norms: bool = True) -> nn.Module:
+    return as_if_trained(PublishedVgg(depth, norms=norms, shrunk=16, hidden=24, classes=5))
+
+
+NETWORKS = {
+    **{f"resnet-{depth}": (resnet, (depth,)) for depth in PARAMETERS},
+    **{f"vgg-{depth}": (vgg, (depth, False)) for depth in CONVOLUTIONS},
+    **{f"vgg-{depth} with norms": (vgg, (depth, True)) for depth in CONVOLUTIONS},
+}
+
+
+def images(count: int, size: tuple[int, int] = SIZE) -> Tensor:
+    rng = np.random.default_rng(0)
+    return torch.from_numpy(rng.integers(0, 256, (count, *size, 3), dtype=np.uint8))
+
+
+def saved(state: object, folder: Path) -> str:
+    torch.save(state, folder / "x.pth")
+    return str(folder / "x.pth")
+
+
+def model_of(source: str) -> EarlyExitModel:
+    """A network for smaller images than it was trained on, which take less time."""
+    pretrained, family = load_pretrained(source)
+    assert isinstance(pretrained.backbone, ImageBackbone)
+    pretrained.backbone.config = replace(pretrained.backbone.config, height=SIZE[0], width=SIZE[1])
+    codec = {"name": "image", **SIDES}
+    return ramped(pretrained, family, LabelTask(CLASSES), codec=codec, ramps=RampOptions(at=(0,)))
+
+
+def last_outputs(model: EarlyExitModel, images_BHWC: Tensor) -> Tensor:
+    encoded = [Encoded(1, (each[None],)) for each in images_BHWC.numpy()]
+    return exit_outputs(model, encoded)[model.num_blocks - 1]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_published_network_answers_as_it_did(name: str, tmp_path: Path) -> None:
+    make, sizes = NETWORKS[name]
+    network = make(*sizes)
+    model = model_of(saved(network.state_dict(), tmp_path))
+    assert model.info.provenance["head"] == "checkpoint"
+    for number in (1, 2, 7):
+        with torch.inference_mode():
+            expected = network(images(number))
+        torch.testing.assert_close(last_outputs(model, images(number)), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_regions_are_dilated_as_in_the_published_networks_for_segmentation() -> None:
+    published = PublishedResNet(50, width=8, dilated=2)
+    as_if_trained(published)
+    pretrained = find_family("resnet").from_state(published.state_dict())
+    assert pretrained is not None
+    dilated = find_family("resnet").build(pretrained.backbone.to_config() | {"dilated": 2, **SIDES}).eval()
+    dilated.load_state_dict(pretrained.backbone.state_dict())
+    assert isinstance(dilated, ResNetBackbone)
+    hidden, expected = dilated.stem(images(2)), published.features(images(2))
+    for block in dilated.blocks:
+        hidden = block(hidden)
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5 * float(expected.max()))
+    assert tuple(hidden.shape[1:]) == dilated.boundary(15)[0].shape == (256, 5, 9)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_state_dicts_stand_beside_other_facts_and_may_have_been_trained_in_parallel(key: str, tmp_path: Path) -> None:
+    network = resnet(18)
+    state = {f"module.{name}": tensor for name, tensor in network.state_dict().items()}
+    model = model_of(saved({key: state, "epoch": 3}, tmp_path))
+    with torch.inference_mode():
+        torch.testing.assert_close(last_outputs(model, images(2)), network(images(2)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "vgg-11"])
+def test_images_come_to_what_the_network_was_made_for(name: str, tmp_path: Path) -> None:
+    make, sizes = NETWORKS[name]
+    pretrained, _ = load_pretrained(saved(make(*sizes).state_dict(), tmp_path))
+    assert pretrained.codec == {"name": "image", "height": 224, "width": 224, "shortest_edge": 256}
+    assert pretrained.backbone.inputs[0].shape == (224, 224, 3)
+    codec = find_codec(pretrained.codec, tmp_path)
+    assert codec.inputs[1].shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello world", b"PK\x03\x04 half", b"\x80\x02}q\x00."], ids=["text", "zip", "pickle"]
+)
+def test_files_that_torch_cannot_read_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(ModelFolderError, match=r"x\.pth cannot be read as weights"):
+        load_pretrained(str(tmp_path / "x.pth"))
+
+
+TEST_IMAGES = "cifar10/lossless/cifar10_test_5000_webp.zip"
+
+
+def reference_logits(state: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """He et al., section 4.2, option A, on tensors as the usual implementation names them; images (B, H, W, 3)."""
+
+    def norm(values: Tensor, name: str) -> Tensor:
+        mean, variance, scale, shift = (
+            state[f"{name}.{kind}"].view(1, -1, 1, 1) for kind in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (values - mean) / (variance + 1e-5).sqrt() * scale + shift
+
+    pixels = images.movedim(-1, 1).double() / 255
+    mean, deviation = (
+        torch.tensor(c).double().view(1, 3, 1, 1) for c in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    hidden = norm(conv2d((pixels - mean) / deviation, state["conv1.weight"], padding=1), "bn1").clamp(min=0)
+    for stage in (1, 2, 3):
+        block = 0
+        while (name := f"layer{stage}.{block}") + ".conv1.weight" in state:
+            weight = state[f"{name}.conv1.weight"]
+            wider = len(weight) - hidden.shape[1]
+            inner = norm(conv2d(hidden, weight, padding=1, stride=2 if wider else 1), f"{name}.bn1").clamp(min=0)
+            inner = norm(conv2d(inner, state[f"{name}.conv2.weight"], padding=1), f"{name}.bn2")
+            if wider:
+                small = hidden[:, :, ::2, ::2]
+                zeros = small.new_zeros(len(small), wider // 2, *small.shape[2:])
+                hidden = torch.cat([zeros, small, zeros], dim=1)
+            hidden = (inner + hidden).clamp(min=0)
+            block += 1
+    return hidden.mean((2, 3)) @ state["linear.weight"].T + state["linear.bias"]
+
+
+@pytest.fixture
+def resnet14(tmp_path: Path) -> Path:
+    """A ResNet-14 with random weights, as its authors save one."""
+    path = tmp_path / "resnet14.th"
+    state = {f"module.{name}": tensor for name, tensor in resnet_state(blocks_per_stage=2).items()}
+    torch.save({"state_dict": state, "best_prec1": 10.0}, path)
+    return path
+
+
+def test_logits_are_those_of_the_checkpoints_own_tensors(resnet14: Path) -> None:
+    pixels = images(9, (32, 32))
+    state = {name: tensor.double() for name, tensor in resnet_state(blocks_per_stage=2).items()}
+    expected = reference_logits(state, pixels).float()
+    pretrained, family = load_pretrained(str(resnet14))
+    model = ramped(pretrained, family, LabelTask([f"class-{k}" for k in range(10)]), ramps=RampOptions(pooling="grid"))
+    torch.testing.assert_close(last_outputs(model, pixels), expected, rtol=0, atol=1e-4)
+
+
+def test_cards_of_the_first_version_are_read_as_they_were(tmp_path: Path) -> None:
+    """They knew only the 6n + 2 family, by its depth and the side of its images."""
+    sizes = asdict(cifar_layout(8))
+    model = random_model(sizes, family="resnet", codec={"name": "image", "height": 32, "width": 32})
+    save_model(model, tmp_path)
+    change_card(tmp_path, backbone={"depth": 8, "side": 32, "mean": sizes["mean"], "std": sizes["std"]})
+    loaded = load_model(tmp_path)
+    assert loaded.backbone.to_config() == model.backbone.to_config()
+    assert last_outputs(loaded, images(5, (32, 32))).equal(last_outputs(model, images(5, (32, 32))))
+
+
+@pytest.fixture(scope="module")
+def unseen() -> LabelledRows:
+    folder = data_folder()
+    if folder is None or not (folder / TEST_IMAGES).is_file():
+        pytest.skip(f"{TEST_IMAGES} is not in OFFRAMP_DATA")
+    return read_labelled(folder / TEST_IMAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "accuracy"), [(20, 0.9142), (32, 0.9226)], ids=["resnet-20", "resnet-32"])
+def test_accuracies_are_those_measured_elsewhere(unseen: LabelledRows, depth: int, accuracy: float) -> None:
+    folder = data_folder()
+    assert folder is not None
+    pretrained, family = load_pretrained(str(folder / f"resnet_cifar10/resnet{depth}.th"))
+    task = LabelTask(unseen.label_names)
+    model = ramped(pretrained, family, task, ramps=RampOptions(at=()))
+    codec = ImageCodec(32, 32)
+    outputs = exit_outputs(model, codec.encode(codec.from_columns(unseen.columns)))[model.num_blocks - 1]
+    found = float((outputs.argmax(-1).numpy() == task.targets(unseen.labels)).mean())
+    assert round(found, 4) == accuracy

@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.engine.queue import Attention
+from earlyexit.errors import ModelFolderError, PlanError
 from earlyexit.families import FLOAT32_ONLY
 from earlyexit.families.base import Backbone, FinalHead, Pretrained
 from earlyexit.families.own import PaddedBackbone, TensorBackbone, check_own
-from earlyexit.network.boundary import Encoded, Split, TensorSpec
+from earlyexit.network.boundary import Encoded, Segment, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, load_pretrained
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.layers import ReorderedLinear, reorder_linears
@@ -30,9 +34,9 @@ from earlyexit.training.joint import train_jointly
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.convolutions import PIXELS, SHAPES, Convolution, Flat, Pixels, pictures
 from tests.earlyexit.families.convolutions import build as build_convolutions
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.network.models import ramped, small
-from tests.earlyexit.network.tokens import of_tokens
+from tests.earlyexit.network.tokens import layout_of, of_tokens, random_inputs
 from tests.model_cards import a_card
 
 HERE = __name__
@@ -239,15 +243,15 @@ def given_of(label_names: tuple[str, ...] | None, task: Task = LABELS) -> EarlyE
 
 
 @pytest.fixture
-def given() -> EarlyExitModel:
+def classified() -> EarlyExitModel:
     return given_of(("left", "right"))
 
 
-def test_training_changes_ramps_and_leaves_the_networks_own_answers(given: EarlyExitModel) -> None:
+def test_training_changes_ramps_and_leaves_the_networks_own_answers(classified: EarlyExitModel) -> None:
     encoded, labels = pictures(32)
-    before = exit_outputs(given, encoded)
-    train_ramps(given, encoded, labels, TrainOptions(epochs=2, batch=16, imitate=True))
-    after = exit_outputs(given, encoded)
+    before = exit_outputs(classified, encoded)
+    train_ramps(classified, encoded, labels, TrainOptions(epochs=2, batch=16, imitate=True))
+    after = exit_outputs(classified, encoded)
     assert after[2].equal(before[2])
     assert not after[0].equal(before[0])
 
@@ -263,9 +267,9 @@ def test_another_task_gets_a_head_of_its_own(task: Task) -> None:
     assert (model.info.head_style, "head" in model.info.provenance) == ("light", False)
 
 
-def test_given_outputs_that_are_not_the_tasks_are_refused(given: EarlyExitModel, tmp_path: Path) -> None:
-    given.info = replace(given.info, task=LabelTask(("a", "b", "c")))
-    save_model(given, tmp_path)
+def test_given_outputs_that_are_not_the_tasks_are_refused(classified: EarlyExitModel, tmp_path: Path) -> None:
+    classified.info = replace(classified.info, task=LabelTask(("a", "b", "c")))
+    save_model(classified, tmp_path)
     with pytest.raises(ModelFolderError, match="gives 2 outputs, the task has 3"):
         load_model(tmp_path)
 
@@ -289,3 +293,57 @@ def test_the_families_that_refuse_other_float_types_are_those_whose_backbones_do
     card.check_dtype("float32")
     with pytest.raises(ModelFolderError, match="intents: onnx models run in float32, not bfloat16"):
         card.check_dtype("bfloat16")
+
+
+MIXED = (5, 32, 1, 12, 5, 30, 7, 3)
+POLICY = ConfidencePolicy(0.45)
+"""Between the confidences of the random ramps, so that every ramp lets some inputs leave and some pass."""
+SCHEMES: tuple[Attention, ...] = ("padded", "slotted", "apart")
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    return small()
+
+
+def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_by_one_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert layout_of(7, 2).scheme == "apart"
+    assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"
+    assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)
+    assert layout_of(3, 3).scheme == "padded"
+    assert layout_of(3, 3, attention="apart").scheme == "padded", "there is nothing to save"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert layout_of(*range(5, 16)).scheme == "padded"
+    assert layout_of(*range(20, 400, 40)).scheme == "apart"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=12), attention=st.sampled_from(SCHEMES))
+def test_batch_mates_change_no_outputs(model: EarlyExitModel, lengths: list[int], attention: Attention) -> None:
+    model.attention = attention
+    inputs = random_inputs(np.random.default_rng(sum(lengths)), lengths)
+    piece = piece_of(model, POLICY, inputs)
+    segment = Segment(first=0, end=model.num_blocks, ramp=None)
+    with torch.inference_mode():
+        _, together = model.run(segment, piece)
+        alone = [model.run(segment, single)[1] for single in piece.singles()]
+    assert together is not None
+    torch.testing.assert_close(together, torch.cat([each for each in alone if each is not None]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attention", SCHEMES)
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "mpnet"])
+def test_every_cut_answers_as_uncut_and_alone(family: str, attention: Attention) -> None:
+    model = small(family=family, seed=2)
+    inputs = random_inputs(np.random.default_rng(3), MIXED)
+    alone = answers_alone(model, POLICY, inputs)
+    model.attention = attention
+    for seed, bounds in enumerate(every_bounds(model.num_blocks)):
+        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, seed=seed), alone)
+
+
+def test_onnx_runtime_refuses_to_attend_apart(model: EarlyExitModel, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model.attention = "apart"
+    with pytest.raises(PlanError, match="cannot attend one after the other"):
+        OnnxSegments(model, cache=tmp_path)

@@ -21,9 +21,8 @@ from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Dataflow, Site, carriers, find_sites, regions_of, with_shares
 from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.foreign.flows import carriers_by_removal, flow_of
-from tests.earlyexit.foreign.found import LIGHT, PACKAGED, model_file
 from tests.earlyexit.foreign.modules import traced
-from tests.earlyexit.foreign.tiny import beside, graph_of, saved, two_layers, weight
+from tests.earlyexit.foreign.tiny import LIGHT, PACKAGED, beside, graph_of, model_file, saved, two_layers, weight
 
 SITES = {
     "bvlc_alexnet": 7,

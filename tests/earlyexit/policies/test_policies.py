@@ -284,9 +284,7 @@ def test_the_band_is_equation_4_and_at_c_1_everything_goes_on() -> None:
     assert (reroute_probability(CONFIDENCES, 1.0) == 1).all()
     assert reroutes(CONFIDENCES, [f"{n}" for n in range(1001)], 5, 1.0).all()
     c, k, con = 0.9, 8.0, 0.93
-
     [found] = reroute_probability(np.array([con]), c, k)
-
     assert found == pytest.approx(1 / (1 + math.exp(k * ((con - c) / (1 - c) - 0.5))), rel=1e-12)
 
 
@@ -294,7 +292,6 @@ def test_the_band_is_equation_4_and_at_c_1_everything_goes_on() -> None:
 @pytest.mark.parametrize("k", [0.0, 1.0, 10.0, 1e4])
 def test_the_surer_an_input_the_less_likely_it_goes_on(c: float, k: float) -> None:
     probability = reroute_probability(CONFIDENCES, c, k)
-
     assert (np.diff(probability) <= 0).all()
     assert (probability[np.less_equal(CONFIDENCES, c)] == 1).all()
     assert ((probability >= 0) & (probability <= 1)).all()
@@ -304,9 +301,7 @@ def test_the_surer_an_input_the_less_likely_it_goes_on(c: float, k: float) -> No
 def test_the_share_that_goes_on_is_the_mean_of_the_band(c: float, k: float) -> None:
     confidence = c + (1 - c) * (np.arange(100_000) + 0.5) / 100_000
     expected, _ = quad(lambda con: float(reroute_probability(np.array([con]), c, k)[0]) / (1 - c), c, 1)
-
     share = reroutes(confidence, [f"{n}" for n in range(100_000)], 2, c, k).mean()
-
     assert share == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(100_000))
 
 
@@ -331,7 +326,6 @@ def test_others_have_a_coin_of_their_own(one: tuple[str, int], other: tuple[str,
 
 def test_coins_are_uniform() -> None:
     coins = np.sort([coin(f"#i.{n}.0", 0) for n in range(20_000)])
-
     assert np.abs(coins - (np.arange(20_000) + 0.5) / 20_000).max() < 1.63 / math.sqrt(20_000)
 
 

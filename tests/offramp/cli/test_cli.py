@@ -19,7 +19,9 @@ from deployments.choices import TracingSettings
 from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
+from offramp.client.protocol import Prediction
 from offramp.commands.options import StrategyName
+from offramp.commands.predict import _told
 from optimizer.decision import Strategy
 from optimizer.plan import stock_plan
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
@@ -337,3 +339,26 @@ def test_completing_loads_nothing_heavy() -> None:
 
 def test_the_names_that_are_completed_are_those_that_are_accepted() -> None:
     assert set(get_args(StrategyName)) == set(get_args(Strategy))
+
+
+PNG = "iVBORw0KGgo" + "A" * 89
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"label": "bill"}, "bill"),
+        ({"value": 1.23456}, "1.235"),
+        ({"keypoints": [{"joint": "head", "x": 5.5, "y": 9.25, "score": 0.5}]}, "head 5.5 9.25 0.5"),
+        (
+            {"class_map": PNG, "classes": [{"id": 2, "name": "sky", "share": 0.75, "colour": "#000000"}]},
+            "a PNG file of 75 bytes, sky 75.0%",
+        ),
+        ({"embedding": np.zeros((2, 3), dtype=np.float32)}, "float32 [2, 3]"),
+        ({"embedding": [0.5, 1.0]}, "0.5, 1"),
+    ],
+    ids=["label", "number", "keypoints", "class-map", "array", "list"],
+)
+def test_a_line_of_the_terminal_says_what_there_is_room_for(said: dict[str, Any], words: str) -> None:
+    found = Prediction(exit=3, request_id="r", score=0.5, **said)
+    assert _told(found.said, found) == f"{words}  (score 0.500, left after block 3)"

@@ -6,14 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from earlyexit.engine.queue import OrderSpec
+from earlyexit.errors import InputError
+from offramp.commands.plan_picture import draw_plan
+from optimizer.decision import Planned
+from optimizer.evaluate import evaluate
 from optimizer.plan_file import read_plan
+from optimizer.problem_file import parse_problem
 from profiles.latency import LatencyProfile
 from tests.offramp.cli import runs
 from tests.offramp.cli.runs import Captured, printed, refused, run, written
+from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 PROBLEM = runs.PROBLEM.replace("count: 1", "count: 3")
 """A block takes 1 ms at any batch. Of 4 inputs 2 are left for block 1: 3 devices do at most 3 * 4 / 1.5 ms = 8000/s."""
@@ -196,3 +203,25 @@ def test_a_model_is_profiled_and_the_profile_can_be_planned_with(model: Path, tm
     after = after.replace("V100", "cpu").replace("latency_s: 0.1,", "latency_s: 60,")
     latency = "latency:\n  cpu: {profile: cpu.json, length: 4}\ndevices:\n"
     assert printed(capsys, "plan", written(tmp_path / "problem.yaml", before + latency + after))["rate_per_s"] > 0
+
+
+PICTURED = parse_problem(DOCUMENT).problem
+PLANNED = Planned(strategy="best", stages=BEST, figures=evaluate(PICTURED, BEST), bound=1.0, gap=0.0)
+
+
+def test_a_plan_is_drawn_with_its_splits_in_its_endings_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_plan(PLANNED, tmp_path / "plan.svg")
+    text = (tmp_path / "plan.svg").read_text(encoding="utf-8")
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    for words in ("1 x V100", "2 x V100", "with fusing", "one batch of 4 shrinks", "Batch at every block"):
+        assert words in text
+    draw_plan(PLANNED, tmp_path / "a.svg")
+    draw_plan(PLANNED, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    draw_plan(PLANNED, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"plan.bmp; allowed endings: .svg, .png, .pdf"):
+        draw_plan(PLANNED, tmp_path / "plan.bmp")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match="pictures need matplotlib; install the extra `demo`"):
+        draw_plan(PLANNED, tmp_path / "plan.svg")

@@ -13,7 +13,8 @@ import pytest
 
 from offramp.commands.simulate import figures_so_far
 from simulator.outcome import DROPS, Outcome, SlotUse
-from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, records, run, written
+from tests.offramp.cli import runs
+from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, printed, records, run, written
 
 ROOT = Path(__file__).parents[3]
 
@@ -276,3 +277,107 @@ def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) ->
     assert b"simulate" in seen
     assert "INTERRUPTED" in out
     assert "goodput" in out
+
+
+CASCADE = """
+models:
+  - name: small
+    blocks: 2
+    latency: {cpu: {batch: [1, 4], block_s: [[0.001, 0.001], [0.001, 0.001]], ramp_s: []}}
+  - name: large
+    blocks: 2
+    latency: {cpu: {batch: [1, 4], block_s: [[0.004, 0.004], [0.004, 0.004]], ramp_s: []}}
+survival: [1.0, 1.0, 0.25, 0.25]
+crossing_s: 0.001
+devices: {cpu: {count: 3, usd_per_hour: 1.0}}
+link: {bandwidth_bytes_per_s: 1.0e9}
+slo: {latency_s: 0.1}
+objective: {maximize: rate}
+"""
+ALONE = """
+networks: [2, 4]
+stages:
+  - device: cpu
+    replicas: 3
+    splits: [{first: 2, end: 4, batch: 4}]
+"""
+
+
+@pytest.fixture
+def cascade(tmp_path: Path) -> Path:
+    path = tmp_path / "cascade.yaml"
+    written(path, CASCADE)
+    return path
+
+
+def test_both_networks_are_planned_and_most_answers_small_ones(cascade: Path, capsys: Captured, tmp_path: Path) -> None:
+    found = played(capsys, cascade, arrivals="uniform:200")
+    assert found["plan"]["networks"] == [2, 4]
+    small, large = found["simulated"]["networks"]
+    assert (small["used"], small["first"], small["end"]) == (True, 0, 2)
+    assert small["answers"] / small["reached"] == pytest.approx(0.75, abs=0.1)
+    assert large["reached"] == large["answers"] == small["reached"] - small["answers"]
+    assert found["predicted"]["exits"] == {"1": 0.75, "3": 0.25}
+    assert run("simulate", cascade, "--arrivals", "uniform:200", "--duration", 2) == 0
+    assert "Answers by network" in capsys.readouterr().out
+    assert run("plan", cascade, "--json") == 0
+    answer = tmp_path / "answer.json"
+    answer.write_text(capsys.readouterr().out, encoding="utf-8")
+    found = played(capsys, cascade, "--plan", answer, arrivals="uniform:100")
+    assert [each["used"] for each in found["simulated"]["networks"]] == [True, True]
+
+
+def test_a_plan_may_leave_the_small_network_out(cascade: Path, tmp_path: Path, capsys: Captured) -> None:
+    plan = tmp_path / "plan.yaml"
+    written(plan, ALONE)
+    found = played(capsys, cascade, "--plan", plan, arrivals="uniform:100")
+    small, large = found["simulated"]["networks"]
+    assert (small["used"], small["reached"], small["answers"]) == (False, 0, 0)
+    assert large["answers"] == found["simulated"]["answered"]
+    assert found["simulated"]["p50_s"] == pytest.approx(0.008)
+
+
+OF_SEQUENCES = (
+    runs.PROBLEM.replace("slo: {latency_s: 0.1, slack: 0.2}\n", "")
+    + """\
+generation:
+  lengths: azure.csv
+  tpot_s: 0.1
+  ttft_s: 1.0
+  chunk: 4
+"""
+)
+"""A block takes 1 ms at any batch, up to four tokens."""
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\nx,4,3\nx,2,5\n"
+ONE_BY_ONE = ("--arrivals", "uniform:10", "--duration", 2, "--warm-up", 0, "--strategy", "stock")
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    written(tmp_path / "azure.csv", TRACE)
+    return written(tmp_path / "problem.yaml", OF_SEQUENCES)
+
+
+def test_sequences_have_the_lengths_of_their_trace_in_turn(stream: Path, capsys: Captured) -> None:
+    found = printed(capsys, "simulate", stream, *ONE_BY_ONE)
+    simulated = found["simulated"]
+    assert (simulated["sequences"], simulated["whole"], simulated["in_slo"], simulated["refused"]) == (20, 20, 20, 0)
+    assert simulated["exits"] == {"1": 10 * (3 + 5)}
+    times = [simulated[name] for name in ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s")]
+    assert times == pytest.approx([0.002] * 4)
+    assert found["predicted_sequences"]["tokens_per_s"] > 0
+    assert found["slo_s"] == 0.1
+    assert run("simulate", stream, *ONE_BY_ONE[:-1], "early-exit") == 0
+    said = capsys.readouterr().out
+    assert "20 sequences" in said
+    assert "per token p50" in said
+    assert "Tokens by exit" in said
+
+
+def test_what_takes_too_long_is_refused_or_counted(stream: Path, capsys: Captured) -> None:
+    written(stream, OF_SEQUENCES.replace("ttft_s: 1.0", "ttft_s: 0.02"))
+    busy = ("--arrivals", "uniform:800", *ONE_BY_ONE[2:])
+    kept = printed(capsys, "simulate", stream, *busy)["simulated"]
+    unrefused = printed(capsys, "simulate", stream, *busy, "--no-admission")["simulated"]
+    assert (kept["refused"] > 0, unrefused["refused"], unrefused["whole"]) == (True, 0, 1600)
+    assert unrefused["ttft_p99_s"] > kept["ttft_p99_s"]

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from tests.earlyexit.foreign.found import model_file
-from tests.earlyexit.foreign.tiny import beside, branching, graph_of, saved, weight
+from tests.earlyexit.foreign.tiny import beside, branching, graph_of, model_file, saved, weight
 from tests.offramp.cli.runs import Captured, printed, refused, run
 
 KEYS = ["tensor", "after", "bytes_per_input", "seconds_share"]

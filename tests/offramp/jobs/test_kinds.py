@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import base64
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from earlyexit.codecs.tensor import TensorCodec
@@ -19,13 +21,16 @@ from earlyexit.families.own import TensorBackbone
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import read_card
+from earlyexit.tasks.checks import to_png
+from offramp.client.protocol import Prediction
 from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import codec_for
+from offramp.commands.predict import MapFiles, Row, is_png, with_files
 from offramp.commands.train import train
 from profiles.latency import LatencyProfile
 from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.families.checkpoints import resnet_state
-from tests.offramp.cli.runs import printed, run
+from tests.offramp.cli.runs import run
 
 HERE = __name__
 
@@ -75,34 +80,11 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     assert (out / "calibration.json").is_file()
     assert run("doctor", str(out)) in (0, 1), "1 where this machine could not serve it"
     assert "m, resnet, 3 blocks, 10 labels" in " ".join(capsys.readouterr().out.replace("model,", "m,").split())
-    check_planning(out, tmp_path, capsys)
-
-
-def check_planning(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measured, planned for and simulated as any model."""
-    assert run("profile", str(model), "--out", str(folder / "cpu.json"), "--batches", "1,2", "--repeats", "2") == 0
-    profile = LatencyProfile.load(folder / "cpu.json")
+    assert run("profile", str(out), "--out", str(tmp_path / "cpu.json"), "--batches", "1,2", "--repeats", "2") == 0
+    profile = LatencyProfile.load(tmp_path / "cpu.json")
     assert (profile.lengths, profile.num_blocks, profile.ramps) == ((1,), 3, (0, 1))
-    card, thresholds = read_card(model), json.loads((model / "calibration.json").read_text())["thresholds"]
     hop = [int(card.bytes_per_input(block, 1, float_bytes=4)) for block in range(3)]
     assert hop == [16 * 32 * 32 * 4, 32 * 16 * 16 * 4, 64 * 8 * 8 * 4]
-    problem = {
-        "schema_version": 1,
-        "blocks": 3,
-        "ramps": [0, 1],
-        "survival": {"records": str(model / "exit_records.npz"), "thresholds": thresholds},
-        "latency": {"cpu": {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002]] * 2}},
-        "devices": {"cpu": {"count": 2, "usd_per_hour": 1.0}},
-        "link": {"bandwidth_bytes_per_s": 1.25e9, "delay_s": 1.0e-4},
-        "bytes_per_sample": hop,
-        "slo": {"latency_s": 30.0, "slack": 0.2},
-        "objective": {"maximize": "rate"},
-    }
-    (folder / "problem.json").write_text(json.dumps(problem), encoding="utf-8")
-    capsys.readouterr()
-    assert printed(capsys, "plan", folder / "problem.json")["rate_per_s"] > 0
-    simulated = ["--arrivals", "poisson:5", "--duration", "5", "--warm-up", "0", "--json"]
-    assert run("simulate", str(folder / "problem.json"), *simulated) == 0
 
 
 def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: Path, tmp_path: Path) -> None:
@@ -184,3 +166,38 @@ def grey_network() -> TensorBackbone:
 
 AB = spectra(["a", "b"])
 ROW = LabelledRows(columns={"row": np.zeros((2, 8))}, labels=("a", "b"))
+
+
+MAP = np.array([[0, 1], [2, 1]], dtype=np.uint8)
+CONTENT = base64.b64encode(to_png(MAP, 3)).decode()
+
+
+def test_a_picture_becomes_a_file_named_after_its_image_and_none_is_written_over(tmp_path: Path) -> None:
+    maps = MapFiles(tmp_path / "maps")
+    said = maps.put("street/a.jpg", {"class_map": CONTENT, "score": 0.5, "note": "PNG"})
+    assert said == {"class_map": str(tmp_path / "maps/a.png"), "score": 0.5, "note": "PNG"}
+    assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()
+    (tmp_path / "a.png").write_bytes(b"a photo")
+    maps = MapFiles(tmp_path)
+    paths = [maps.put(image, {"class_map": CONTENT})["class_map"] for image in ("1/a.jpg", "2/a.png", "b.jpg")]
+    paths.append(MapFiles(tmp_path).put("elsewhere/a.jpg", {"class_map": CONTENT})["class_map"])
+    assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png", "b.png", "a-4.png"]
+    assert (tmp_path / "a.png").read_bytes() == b"a photo"
+
+
+def test_rows_of_a_run_name_the_files_and_those_that_failed_have_none(tmp_path: Path) -> None:
+    rows: list[Row] = []
+    write = with_files(rows.append, MapFiles(tmp_path))
+    write(Row(shown={"image": "a.jpg"}, prediction=Prediction(exit=2, request_id="r", class_map=CONTENT, score=0.5)))
+    write(Row(shown={"image": "b.jpg"}, error="no image"))
+    assert [row.to_json() for row in rows] == [
+        {"image": "a.jpg", "class_map": str(tmp_path / "a.png"), "score": 0.5, "exit": 2},
+        {"image": "b.jpg", "error": "no image"},
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("value", ["", "bill", "iVBORw0K", 3, None, io.BytesIO()])
+def test_only_png_files_in_base64_are_taken_for_them(value: object) -> None:
+    assert not is_png(value)
+    assert is_png(CONTENT)

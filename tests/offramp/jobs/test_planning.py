@@ -32,7 +32,7 @@ from optimizer.what_if import Axis
 from profiles.forecast import Method, SurvivalForecast
 from tests.exit_records import exit_records
 from tests.offramp.cli.runs import Captured, printed, run, written
-from tests.optimizer.two_blocks import BEST, DOCUMENT
+from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 FILE = parse_problem(DOCUMENT)
 STOCK = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=2, batch=4),)),)

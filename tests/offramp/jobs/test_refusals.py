@@ -48,7 +48,7 @@ from tests.offramp.jobs.test_packaged import SHA256, pieces
 from tests.offramp.jobs.test_planning import FILE, planned_answer
 from tests.offramp.jobs.test_token_jobs import PROMPTS
 from tests.offramp.jobs.test_training import IMAGE, TOKENS, pairs_of
-from tests.optimizer.two_blocks import BEST
+from tests.optimizer.plain_problem import BEST
 from tests.refusals import Case, FileCase, Refusals
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))

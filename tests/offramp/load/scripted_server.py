@@ -7,6 +7,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from pathlib import Path
+
+import numpy as np
+
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import FloatArray
 
 Reply = tuple[bytes | None, ...]
 """What is written, piece by piece; None closes the connection there. An empty one never answers."""
@@ -86,3 +92,19 @@ def times(*times_s: float) -> str:
 def bodies(texts: Sequence[str]) -> str:
     """A file of bodies."""
     return "".join(f'{{"inputs": "{text}"}}\n' for text in texts)
+
+
+def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
+    """Their seconds."""
+    return parse_arrivals(spec).draw(duration_s, np.random.default_rng(seed))
+
+
+def trace(folder: Path, text: str, name: str = "trace") -> str:
+    """The words for a trace in a file."""
+    (folder / name).write_text(text, encoding="utf-8")
+    return f"trace:{folder / name}"
+
+
+def per_second(arrivals_s_N: FloatArray, duration_s: int) -> list[int]:
+    """How many come in each second."""
+    return [int(count) for count in np.bincount(arrivals_s_N.astype(np.int64), minlength=duration_s)]

@@ -5,15 +5,20 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from rich.console import Console
 
 from earlyexit.clock import ManualClock
-from offramp.client.protocol import NoReply, Outcome, Reply
+from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
+from offramp.load.data_stream import stream_lines, stream_texts
 from offramp.load.generator import Generator, LoadConfig, run_load, send_times_s
-from offramp.load.report import RequestRecord
+from offramp.load.report import LoadReport, RequestRecord, render, summarise
 
 ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -215,3 +220,101 @@ async def test_class_maps_of_a_run_are_not_kept() -> None:
 
     record = await generator_of(config_of(), post, ManualClock()).request(0, start_s=0.0, scheduled_s=0.0)
     assert [(each.said, each.exit) for each in record.predictions] == [({"score": 0.5}, 4)]
+
+
+def answered(
+    scheduled_s: float, latency_s: float, *, label: str = "a", exit_index: int = 0, text: int = 0
+) -> RequestRecord:
+    return RequestRecord(
+        request_id="r",
+        input_indices=(text,),
+        scheduled_s=scheduled_s,
+        sent_s=scheduled_s + 0.002,
+        done_s=scheduled_s + latency_s,
+        num_attempts=1,
+        predictions=(Prediction(label=label, score=0.9, exit=exit_index, request_id="r"),),
+    )
+
+
+def failed(scheduled_s: float, error: str, num_attempts: int = 1) -> RequestRecord:
+    return replace(answered(scheduled_s, 0.5), num_attempts=num_attempts, predictions=(), error=error)
+
+
+def report_of(*records: RequestRecord, slo_s: float = 0.1, offered_rps: float | None = 2.0) -> LoadReport:
+    return summarise(
+        records, started_at="2026-01-01T00:00:00+00:00", seed=7, slo_s=slo_s, offered_rps=offered_rps, labels=["a", "b"]
+    )
+
+
+def test_percentiles_are_of_a_known_list_in_the_order_of_the_schedule() -> None:
+    latency = report_of(*(answered(0.0, float(value)) for value in range(100, -1, -1))).latency
+    figures = {"p50_s": 50.0, "p90_s": 90.0, "p95_s": 95.0, "p99_s": 99.0, "max_s": 100.0, "mean_s": 50.0}
+    assert latency == pytest.approx(figures)
+    report = report_of(answered(2.0, 0.1), answered(1.0, 5.0))
+    assert [record.scheduled_s for record in report.records] == [1.0, 2.0]
+    stored = json.loads(json.dumps(report.to_json()))
+    assert "records" not in stored
+    assert stored["latency"]["max_s"] == 5.0
+    assert (stored["seed"], stored["schema_version"]) == (7, 1)
+
+
+def test_rates_count_answers_over_the_whole_run_and_a_late_client_is_to_blame() -> None:
+    report = report_of(
+        answered(1.0, 0.0625, exit_index=0),
+        answered(2.0, 0.125, exit_index=3, text=1),
+        answered(3.0, 1.0, exit_index=3),
+        failed(3.25, "overloaded", num_attempts=3),
+        slo_s=0.125,
+    )
+    assert report.duration_s == 4.0
+    assert report.achieved_rps == 3 / 4
+    assert report.goodput_rps == 1 / 4 + 1 / 4
+    assert report.answers_by_exit == {0: 1, 3: 2}
+    assert report.mean_exit_blocks == (1 + 4 + 4) / 3
+    assert report.accuracy == pytest.approx(2 / 3)
+    assert report.errors == {"overloaded": 1}
+    assert report.num_retries == 2
+    assert report.latencies_s.tolist() == [0.0625, 0.125, 1.0]
+    assert report_of(answered(1.0, 0.1), slo_s=0.019).is_client_bound
+    assert not report_of(answered(1.0, 0.1), slo_s=0.021).is_client_bound
+    assert not report_of(answered(1.0, 0.1), slo_s=0.001, offered_rps=None).is_client_bound
+
+
+@pytest.mark.parametrize(
+    ("records", "answers", "error"),
+    [
+        pytest.param([failed(0.0, "timeout")], "0 of 1 inputs", "timeout: 1", id="none"),
+        pytest.param([answered(0.0, 0.0125), failed(1.0, "connection")], "1 of 2 inputs", "connection: 1", id="some"),
+    ],
+)
+def test_a_report_is_printed_with_and_without_answers(records: list[RequestRecord], answers: str, error: str) -> None:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as captured:
+        console.print(render(report_of(*records)))
+    assert answers in captured.get()
+    assert error in captured.get()
+    assert ("12.5 ms" in captured.get()) == (len(records) == 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.csv", '\ufefftext,label\n"a, b",x\nc,y\n\n'),
+        ("t.tsv", "label\ttext\nx\ta, b\ny\tc\n"),
+        ("t.jsonl", '{"text": "a, b", "label": 1}\n{"text": "c"}\n'),
+        ("t.txt", "a, b\n\nc\n"),
+    ],
+)
+def test_texts_are_read_by_the_files_ending_without_their_labels(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert list(stream_texts(tmp_path / name, ["text"])) == [("a, b",), ("c",)]
+
+
+def test_parts_and_columns_are_named_and_no_more_lines_are_taken_than_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"train": [["a", "x"]], "val": [["b", "y"]]}', encoding="utf-8")
+    assert list(stream_texts(tmp_path / "c.json", ["text"], part="val")) == [("b",)]
+    (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")
+    assert list(stream_texts(tmp_path / "t.csv", ["body"])) == [("a",)]
+    lines = iter(["a\n", "b\r\n", "c\n"])
+    assert list(islice(stream_lines(lines, "pipe"), 2)) == ["a", "b"]
+    assert list(lines) == ["c\n"]

@@ -16,7 +16,7 @@ from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from offramp.load.data_stream import stream_inputs, stream_texts
 from offramp.load.processes import CountReplay, StampReplay
 from offramp.load.sustained import Bounds, Search
-from tests.offramp.load.drawn import draw
+from tests.offramp.load.scripted_server import draw
 from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_replay import FUNCTIONS, LLM
 from tests.refusals import Case, FileCase, Refusals

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.offramp.service.service_files import Files
+from tests.offramp.service.service_folders import Files
 
 
 @pytest.fixture

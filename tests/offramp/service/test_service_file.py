@@ -12,8 +12,10 @@ import yaml
 
 from deployments.settings import ServeSettings
 from earlyexit.engine.queue import OrderSpec
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, ModelFolderError
+from offramp.spec.application import resolve_plan
 from offramp.spec.file import Service
+from offramp.spec.model import of_ramps
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
@@ -22,8 +24,21 @@ from optimizer.problem import MinimizeLatency
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
-from tests.offramp.service.service_files import TABLE, Files, control_of, emulated, policy_of, problem_of
-from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_model, write_records, write_shares
+from tests.offramp.service.service_folders import (
+    CHAIN_TABLE,
+    TABLE,
+    WEIGHTS_BYTES,
+    Files,
+    control_of,
+    emulated,
+    policy_of,
+    problem_of,
+    write_beside,
+    write_model,
+    write_pruned,
+    write_records,
+    write_shares,
+)
 
 SERVICES = yaml.safe_load(Path(__file__).with_name("services.yaml").read_text(encoding="utf-8"))["services"]
 
@@ -203,3 +218,128 @@ def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int)
     assert files.read(**parts(needed)).name == "demo"
     said = files.refused(**parts(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in {dtype}; cpu has ")
+
+
+@pytest.fixture
+def chained(tmp_path: Path) -> Files:
+    chained = Files(tmp_path)
+    chained.write_chain()
+    return chained
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    return {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}, "memory_bytes": 1} | changes
+
+
+@pytest.mark.parametrize("models", [{}, {"models": ["small", "model"]}], ids=["unsaid", "said"])
+def test_a_chain_is_served_as_any_model_is(chained: Files, models: dict[str, Any]) -> None:
+    plan = chained.read(model=model(**models)).settings.plan
+    assert plan.networks == (2, 5)
+    assert [split.end for split in plan.splits if split.end in plan.networks] == [2, 5]
+
+
+def test_splits_end_where_networks_end_and_crossings_take_seconds(chained: Files) -> None:
+    folder = chained.folder / "cascade"
+    assert [(split.first, split.end) for split in resolve_plan("stock", folder).splits] == [(2, 5)]
+    assert [(split.first, split.end) for split in resolve_plan("early-exit", folder).splits] == [(2, 5)]
+    assert [split.end for split in resolve_plan("serial", folder).splits] == [1, 2, 3, 4, 5]
+    assert problem_of(chained.read(model=model())).crossing_s == 0.0005
+    assert problem_of(chained.read()).crossing_s == 0
+
+
+def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(chained: Files) -> None:
+    def cluster(memory_bytes: int) -> dict[str, Any]:
+        return {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}}
+
+    needed, fits = 2 * WEIGHTS_BYTES, {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}}
+    assert chained.read(model=fits, cluster=cluster(needed)).name == "demo"
+    said = chained.refused(model=fits, cluster=cluster(needed - 1))[1]
+    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in float32, of s and m; cpu has ")
+    card = chained.folder / "small" / "model.json"
+    card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
+    with pytest.raises(ModelFolderError, match="s: onnx models run in float32, not bfloat16"):
+        chained.read(model=model(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("kept", "measuring", "pays"),
+    [
+        pytest.param(0.8, 1.05, True, id="film reviews"),
+        pytest.param(0.97, 1.5, False, id="questions of eight words"),
+        pytest.param(1.0, 1.0, False, id="nothing gained"),
+    ],
+)
+def test_words_are_pruned_where_the_plan_gains_more(
+    chained: Files, kept: float, measuring: float, *, pays: bool
+) -> None:
+    write_pruned(chained.folder / "cascade", end=1, kept=kept, measuring=measuring)
+    whole = chained.read(model=model(), accuracy={"prune": False}).settings.plan
+    assert whole.prune == {}
+    assert whole.used == (0, 1)
+    chosen = chained.read(model=model()).settings
+    asked = chained.read(model=model(), accuracy={"prune": True})
+    plan, problem = asked.settings.plan, problem_of(asked)
+    assert plan.prune == {1: 0.6}
+    assert policy_of(asked).thresholds == dict.fromkeys(range(4), 0.4)
+    assert chosen.plan == (plan if pays else whole)
+    assert (plan.predicted["rate_per_s"] > whole.predicted["rate_per_s"]) == pays
+    assert problem.crossing_tokens == (1.0, kept), "the controller plans with it too"
+    assert problem.latency["cpu"].block_s_NB[0].tolist() == pytest.approx([0.01 * measuring, 0.02 * measuring])
+
+
+def test_texts_are_pruned_where_only_that_is_quick_enough_and_not_where_inputs_stay(chained: Files) -> None:
+    write_pruned(chained.folder / "cascade", end=1, kept=0.5, measuring=1.0)
+    soonest = {"planner": {"objective": {"minimize": "latency", "rate_per_s": 5.0}}, "slo": {"latency_s": 9.0}}
+    plan = chained.read(model=model(), **soonest).settings.plan
+    assert plan.after_answer == "stay"
+    assert plan.prune == {}
+    said = chained.refused(model=model(), accuracy={"prune": True}, **soonest)[1]
+    assert said.startswith("accuracy.prune: where early answers are sought inputs may stay")
+    most = chained.read(model=model(), accuracy={"prune": False}).settings.plan.predicted["rate_per_s"]
+    priced = {"devices": {"cpu": {"count": 4, "usd_per_hour": 1.0}}}
+    cheapest = {"objective": {"minimize": "cost", "rate_per_s": 1.05 * most}}
+    assert chained.read(model=model(), cluster=priced, planner=cheapest).settings.plan.prune
+
+
+def test_what_the_end_loses_is_no_longer_the_ramps_to_lose_where_no_probe_sees_it(chained: Files) -> None:
+    folder = chained.folder / "cascade"
+    write_pruned(folder, end=1, kept=0.8, measuring=1.0)
+    records = ExitRecords.load(folder / "pruned" / RECORDS_FILE)
+    assert of_ramps(0.2, records, {}) == pytest.approx(0.2 - 1 / 8)
+    assert of_ramps(0.2, replace(records, end_losses_N=None), {}) == 0.2
+    for prune in (False, True):  # of pruned texts probes see it
+        service = chained.read(model=model(), accuracy={"prune": prune, "budget": 0.2})
+        assert control_of(service).accuracy_budget == 0.2
+
+
+@pytest.mark.parametrize(
+    ("own", "reference", "used"),
+    [
+        pytest.param({0: 0.5, 1: 0.5}, {3: 0.5}, (0, 1), id="the cascade"),
+        pytest.param({0: 0.05, 1: 0.05}, {2: 0.5}, (1,), id="the reference alone"),
+        pytest.param({0: 0.05, 1: 0.05}, {2: 0.05}, (1,), id="equal, so its own"),
+    ],
+)
+def test_of_several_calibrations_that_of_the_plan_that_is_worth_most_is_followed(
+    chained: Files, own: dict[int, float], reference: dict[int, float], used: tuple[int, ...]
+) -> None:
+    write_beside(chained.folder / "cascade", "", own)
+    write_beside(chained.folder / "cascade", "reference", reference)
+    service = chained.read(model=model())
+    thresholds = reference if reference == {2: 0.5} else own
+    assert policy_of(service).thresholds == thresholds
+    assert service.settings.plan.used == used
+    assert control_of(service).policy == policy_of(service)
+    assert problem_of(service).ramps == tuple(thresholds), "the controller keeps to it"
+
+
+def test_a_files_thresholds_leave_no_choice_and_pruned_texts_are_one(chained: Files) -> None:
+    write_beside(chained.folder / "cascade", "reference", {2: 0.5})
+    said = {"policy": "entropy", "thresholds": {1: 0.5}}
+    assert policy_of(chained.read(model=model(), accuracy=said)).thresholds == {1: 0.5}
+    chain = chained.folder / "cascade"
+    write_pruned(chain, end=1, kept=0.5, measuring=1.0)
+    write_beside(chain, "reference", {2: 0.05})
+    assert chained.read(model=model()).settings.plan.prune == {1: 0.6}
+    for prune, alphas in ((True, {1: 0.6}), (False, {})):
+        assert chained.read(model=model(), accuracy={"prune": prune}).settings.plan.prune == alphas

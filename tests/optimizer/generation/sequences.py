@@ -15,7 +15,7 @@ from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
-from tests.optimizer.layouts import layouts, plan_of
+from tests.optimizer.brute_force import layouts, plan_of
 from tests.optimizer.plain_problem import plain_problem
 
 BATCHES = (1, 2, 4, 8, 16)

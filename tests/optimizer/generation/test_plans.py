@@ -18,7 +18,7 @@ from optimizer.what_if import with_batch_limit
 from profiles.lengths import Lengths
 from tests.optimizer.answers import planned, refused
 from tests.optimizer.generation.sequences import asking, every_plan, two_blocks
-from tests.optimizer.random_problems import random_problem
+from tests.optimizer.plain_problem import random_problem
 
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
 

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from optimizer.pame.batches import Batching, batch_times, seconds_of, time_matrix
 from optimizer.pame.checks import (
     GRIDS,
     TEN_CONFIDENCES,
     Configured,
+    GivenChecks,
     SearchedChecks,
     configured,
     next_step,
     normalised,
 )
-from profiles.records import ExitRecords
+from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import SCORES, Score
+from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 
 EVERYBODY = np.ones(10, dtype=bool)
@@ -84,3 +90,79 @@ def test_of_several_confidences_the_best_pair_is_taken_or_none() -> None:
     checks = SearchedChecks(by_confidence={0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
     assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
     assert chosen(checks, 0.95).setting.confidence == 0.5
+
+
+TABLE = LatencyTable(
+    batches=(1, 2, 4), block_s_NB=np.array([[1.0, 2.0, 4.0]] * 3), ramp_s_EB=np.array([[0.5, 1.0, 2.0]] * 2)
+)
+"""A block takes a second per input, a ramp half of one."""
+
+
+def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
+    sure_NR = np.array(sure, dtype=bool)
+    return RecordedBatches(num_blocks=3, ramps=(0, 1), sure_NR=sure_NR, losses_NR=np.zeros(sure_NR.shape), size=size)
+
+
+def search(sure: list[list[int]], **options: Any) -> FoundExits:
+    return find_exits(seconds_of(TABLE, (0, 1)), GivenChecks(batches=batches(sure)), 4, SearchOptions(**options))
+
+
+def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
+    matrix = time_matrix(seconds_of(TABLE, (0, 1)), 0, (0, 1), 4)
+    # 4 + 2 s, and 2 s per input that moves on; 8 + 2 s, and 1 s.
+    assert matrix.seconds_EJ.tolist() == [[6, 8, 10, 12, 14], [10, 11, 12, 13, 14]]
+    assert (matrix.whole_s, matrix.allowed_E) == (12, [3, 2])
+    behind = time_matrix(seconds_of(TABLE, (0, 1)), 1, (1,), 3)
+    assert behind.seconds_EJ.tolist() == [[4.5, 5.5, 6.5, 7.5]]
+    assert (behind.whole_s, behind.allowed_E) == (6, [1])
+
+
+def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> None:
+    # After block 0 two of four leave: 6 s for them, 10 s for the rest, 8 s. After block 1 all four: 10 s.
+    step = search([[1, 1], [1, 1], [0, 1], [0, 1]]).steps[0]
+    assert [each.mean_s for each in step.candidates] == [8, 10]
+    assert [each.left_K.tolist() for each in step.candidates] == [[2], [0]]
+    assert step.chosen is not None
+    assert (step.chosen.ramp, step.chosen.allowed, step.chosen.slower) == (0, 3, 0)
+    alone = search([[1, 0]] * 4)
+    assert (alone.ramps, len(alone.steps)) == ((0,), 1)
+    three_move_on = [[1, 1], [0, 1], [0, 1], [0, 1]]  # 6 + 6 s: as long as without
+    nobody_leaves = [[0, 0]] * 4  # 6 + 8 s
+    late = [[1, 1]] * 4 + nobody_leaves
+    assert search(three_move_on).ramps == (1,)  # 0 alone: (6 + 3 * 12) / 4 = 10.5 s; 1: 10 s
+    assert search(late).ramps == ()
+    assert search(late, slower=0.5).ramps == (0,)
+
+
+def test_an_exit_that_costs_precision_is_not_taken() -> None:
+    lossy = RecordedBatches(
+        num_blocks=3,
+        ramps=(0, 1),
+        sure_NR=np.ones((4, 2), dtype=bool),
+        losses_NR=np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        size=4,
+    )
+    seconds, checks = seconds_of(TABLE, (0, 1)), GivenChecks(batches=lossy)
+    assert find_exits(seconds, checks, 4).ramps == (1,)
+    assert find_exits(seconds, checks, 4, SearchOptions(kept=0.75)).ramps == (1,)  # more than 0.75 is asked for
+    assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)
+
+
+def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come() -> None:
+    """Behind exit 0 at most 3 may move on: with exit 1 they take 4.5 s and 1 s per input that goes on, else 6 s."""
+    goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
+    assert goes_on.ramps == (0, 1)
+    assert goes_on.steps[1].matrix.batch == 3
+    assert goes_on.chosen[1].tail_s == 5.5
+    assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
+
+
+def test_batches_in_order_of_arrival_take_what_their_own_inputs_take() -> None:
+    exits_N = np.array([0, 1, 0, 2, 0, 0, 0, 0, 2])  # the last is in no batch
+    times = Batching(seconds=seconds_of(TABLE, (0, 1)), size=4).times(exits_N, {1, 0})
+    # The first: two after 6 s, one after 6 + 3 s, one after 1 s more. The second: all four after 6 s.
+    assert times.last_s_K.tolist() == [10, 6]
+    assert times.mean_s == (2 * 6 + 9 + 10 + 4 * 6) / 8
+    assert (times.whole_s, times.tail_s, times.slower) == (12, 8, 0)
+    # A batch that no input leaves takes 14 s, and one of which one input leaves as long as without exits.
+    assert batch_times(seconds_of(TABLE, (0, 1)), (0,), np.array([[4], [3]]), 4).slower == 0.5

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from optimizer.live.tuning.base import answered_losses_N, outcome_of, records_of
 from optimizer.live.tuning.guarantee import AT_ONCE, BETS, Alarm, bet, kept
+from tests.optimizer.live.tuning.logs import NOBODY, mixed
 
 
 def losses(*values: float) -> np.ndarray:
@@ -92,3 +95,18 @@ def test_half_of_all_jumps_to_five_budgets_are_found_soon(good: int) -> None:
         if alarm.see((rng.random(good) < 0.005).astype(float)) is None:
             delays.append(alarm.see((rng.random(2000) < 0.05).astype(float)) or 2000)
     assert np.median(delays) < (100 if good == 0 else 250)
+
+
+SEEN = replace(mixed(4, {0: 0.8, 1: 0.99}), probe_N=np.full(4, True), stayed_N=np.full(4, False))
+"""Unsure, sure, unsure, sure: the unsure ones are answered at the end, and ramp 0 is wrong about them."""
+PRUNED = replace(SEEN, end_losses_N=np.array([1, 1, 0, np.nan], dtype=np.float32))
+
+
+def test_the_end_of_a_pruned_text_alone_loses_what_pruning_changed() -> None:
+    assert SEEN.exits_N.tolist() == [2, 0, 2, 0]
+    assert answered_losses_N(SEEN).tolist() == [0, 0, 0, 0]
+    assert records_of(SEEN, (0, 1)).end_losses_N is None
+    assert answered_losses_N(PRUNED).tolist() == [1, 0, 0, 0], "the second was answered before"
+    assert outcome_of(PRUNED).losses_N.tolist() == [1, 0, 0, 0]
+    records = records_of(PRUNED, (0, 1))
+    assert records.outcome(NOBODY).losses_N.tolist() == [1, 1, 0, 0]
