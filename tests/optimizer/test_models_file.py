@@ -41,9 +41,7 @@ objective: {maximize: rate}
 """
 
 
-def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_network(
-    tmp_path: Path,
-) -> None:
+def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_network(tmp_path: Path) -> None:
     path = tmp_path / "problem.yaml"
     path.write_text(TWO)
     problem = read_problem(path).problem

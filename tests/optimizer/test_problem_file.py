@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from offramp.commands.plan import NoPlanAnswer, PlanAnswer, answer_document, best_answer, serving_plan
+from offramp.commands.plan import NoPlanAnswer, PlanAnswer, answer, answer_document, best_answer, serving_plan
+from optimizer.live.hysteresis import weigh
 from optimizer.plan import PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import (
@@ -22,11 +24,12 @@ from optimizer.problem import (
     Slo,
     Supply,
 )
-from optimizer.problem_file import parse_problem, problem_document, read_problem, read_problems
+from optimizer.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
 from optimizer.problem_shape import LEAST_RATE
 from optimizer.soonest.bound import Allowance, best_row
 from optimizer.space import SPACES
 from optimizer.tables import tables_of
+from optimizer.what_if import Axis, variants, with_batch_limit
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -34,7 +37,8 @@ from tests.exit_records import exit_records
 from tests.latency_profile import latency_profile
 from tests.offramp.cli.runs import written
 from tests.offramp.service.service_folders import write_beside, write_chain, write_model, write_pruned
-from tests.optimizer.answers import planned
+from tests.optimizer.answers import planned, told
+from tests.optimizer.plain_problem import DOCUMENT, plain_problem
 
 GOOD = """\
 blocks: 3
@@ -280,3 +284,99 @@ def test_where_one_problem_is_asked_for_several_calibrations_are_refused(problem
     write_beside(problem.parent / "cascade", "reference", {2: 0.5})
     with pytest.raises(PlanError, match=r":4: survival.folder has several calibrations, and one is needed here"):
         read_problem(problem)
+
+
+STEPPED = LatencyTable(batches=(1, 2, 4), block_s_NB=np.array([[0.001, 0.002, 0.003]]), ramp_s_EB=np.ones((0, 3)))
+VARIED = plain_problem(survival_N=(1.0,), latency={"V100": STEPPED}, slo=Slo(latency_s=1.0, slack=0.2))
+
+
+def test_an_slo_keeps_its_slack_and_a_batch_limit_devices_that_are_not_there() -> None:
+    found = variants(VARIED, Axis(name="slo_s", values=(0.025, 0.05)))
+    assert [each.value for each in found] == [0.025, 0.05]
+    assert [each.problem.slo for each in found] == [Slo(latency_s=0.025, slack=0.2), Slo(latency_s=0.05, slack=0.2)]
+    nothing = with_t4(("V100", 0))
+    assert dict(with_batch_limit(nothing, 4).devices) == dict(nothing.devices)
+
+
+COARSE = LatencyTable(batches=(8, 16), block_s_NB=np.array([[0.004, 0.006]]), ramp_s_EB=np.ones((0, 2)))
+
+
+def with_t4(*devices: tuple[str, int]) -> PlanProblem:
+    """The problem with a T4 measured from a batch of 8 on, and these counts."""
+    counts = {device: Supply(count=count) for device, count in devices}
+    return replace(VARIED, latency={**VARIED.latency, "T4": COARSE}, devices=counts)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(with_t4(("V100", 4)), id="no device of the problem"),
+        pytest.param(with_t4(("V100", 4), ("T4", 0)), id="none of it there"),
+        pytest.param(with_t4(("V100", 4), ("T4", 9)), id="another device does it"),
+    ],
+)
+def test_a_batch_limit_drops_the_devices_that_were_not_measured_up_to_it(problem: PlanProblem) -> None:
+    limited = with_batch_limit(problem, 4)
+    assert (set(limited.latency), set(limited.devices)) == ({"V100"}, {"V100"})
+    assert set(with_batch_limit(problem, 8).latency) == {"V100", "T4"}
+
+
+def document(**objective: Any) -> dict[str, Any]:
+    return {**DOCUMENT, "objective": objective}
+
+
+def asked(**objective: Any) -> ProblemFile:
+    return parse_problem(document(minimize="latency", **objective))
+
+
+@pytest.mark.parametrize("budget", [{}, {"ramp_budget": 0.02}], ids=["any ramps", "ramp budget"])
+def test_an_objective_is_read_back(budget: dict[str, float]) -> None:
+    objective = {"minimize": "latency", "rate_per_s": 60, **budget}
+    assert problem_document(parse_problem(document(**objective)).problem)["objective"] == objective
+
+
+def test_the_answer_tells_mean_overhead_and_what_answered_inputs_do() -> None:
+    found = told(asked(rate_per_s=500), "apparate")
+    # A batch of 1: half of 2 ms until it is there; block 0; block 1 for the half that has no answer yet.
+    assert found["mean_latency_s"] == pytest.approx(0.001 + 0.001 + 0.5 * 0.001)
+    assert (found["ramp_overhead"], found["after_answer"]) == (0, "stay")
+    assert found["baselines"]["stock"]["mean_latency_s"] == pytest.approx(0.003)
+    assert found["baselines"]["stock"]["times_better"] == pytest.approx(0.003 / 0.0025)
+    assert "after_answer" not in found["baselines"]["stock"]
+    found = told(parse_problem(DOCUMENT))
+    assert not {"mean_latency_s", "ramp_overhead", "after_answer"} & found.keys()
+    assert found["baselines"].keys() == {"stock", "early-exit", "e3", "serial"}
+    assert list(told(asked(rate_per_s=60))["baselines"])[-1] == "apparate"
+
+
+def test_what_binds_where_there_is_none() -> None:
+    found = answer(asked(rate_per_s=100_000), "apparate", solve)
+    assert isinstance(found, NoPlanAnswer)
+    assert found.message == (
+        "no plan: the devices (4 V100) are too few for 100000/s; the highest rate that would do is 8000/s"
+    )
+    dear = {"V100": {"batch": [1], "block_s": [[0.001]] * 2, "ramp_s": [[0.001]]}}
+    sought = document(minimize="latency", rate_per_s=100, ramp_budget=0.02)
+    found = answer(parse_problem({**sought, "latency": dear}), "early-exit", solve, compared=())
+    assert isinstance(found, NoPlanAnswer)
+    assert found.message == (
+        "no plan: the ramp budget of 2.000% of the blocks' time is too small; no other SLO or rate would do"
+    )
+
+
+def test_rates_and_slos_of_a_latency_problem_are_varied() -> None:
+    problem = asked(rate_per_s=60, ramp_budget=0.02).problem
+    faster, _ = variants(problem, Axis(name="rate_per_s", values=(500, 600)))
+    assert faster.problem.objective == MinimizeLatency(rate_per_s=500, ramp_budget=0.02)
+
+
+def test_a_plan_that_answers_sooner_is_worth_its_change() -> None:
+    problem = asked(rate_per_s=500).problem
+    new, old = planned(problem), planned(problem, "stock")
+    verdict = weigh(problem, old.stages, new, moved=0, start_s=1, period_s=120, least_gain=0.05)
+    assert verdict.change
+    assert verdict.gain == pytest.approx(1 - 2.5 / 3)
+    assert "answer 16.7% sooner" in verdict.words
+    assert (
+        "answer 20.0% later" in weigh(problem, new.stages, old, moved=0, start_s=1, period_s=120, least_gain=0.05).words
+    )

@@ -43,8 +43,8 @@ from tests.latency_profile import latency_profile
 from tests.optimizer.generation import test_file as generation
 from tests.optimizer.generation.sequences import asking, two_blocks
 from tests.optimizer.live import test_changeover as changeover
+from tests.optimizer.live.test_hysteresis import trial
 from tests.optimizer.live.test_reaction import FORECAST
-from tests.optimizer.live.test_trial import trial
 from tests.optimizer.live.tuning import test_greedy as greedy
 from tests.optimizer.live.tuning.logs import NOBODY, mixed, question
 from tests.optimizer.pame import test_strategy as pame_strategy
@@ -60,12 +60,10 @@ from tests.optimizer.test_plan import spans as of_chain
 from tests.optimizer.test_plan_file import GOOD as PLAN_FILE
 from tests.optimizer.test_plan_file import PLAN, POLICY, SHAPE, SIDE_BY_SIDE
 from tests.optimizer.test_problem_file import GOOD as PROBLEM_FILE
-from tests.optimizer.test_problem_file import PROFILED, PUBLISHED, problem_records
+from tests.optimizer.test_problem_file import PROFILED, PUBLISHED, VARIED, problem_records, with_t4
 from tests.optimizer.test_recorded import RECORDS
 from tests.optimizer.test_sequences import THREE as GENERATIONS
 from tests.optimizer.test_thresholds import synthetic
-from tests.optimizer.test_what_if import PROBLEM as VARIED
-from tests.optimizer.test_what_if import with_t4
 from tests.refusals import Case, FileCase, Refusals
 
 NAN, INF = float("nan"), float("inf")

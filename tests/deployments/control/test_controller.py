@@ -28,7 +28,7 @@ from optimizer.plan import Plan, Stage
 from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem import Supply
 from optimizer.problem_file import problem_document
-from tests.deployments.control.control_fakes import CHAIN, POLICY, Scene, begun, halves, probes, problem, whole
+from tests.deployments.control.control_fakes import CHAIN, POLICY, begun, halves, probes, problem, whole
 from tests.model_cards import chain_of
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
@@ -70,11 +70,6 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     assert described["plan_changes"] == {"period": 1}
     assert described["hops"] == {"dtype": "same", "bytes_per_input": [1.0]}
     assert [event["kind"] for event in described["events"]] == ["plan"]
-
-
-async def test_an_emulated_accelerator_says_so(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    await scene.loop.tick()
     emulated = {"cpu": EmulatedSettings(batch=[1], block_s=[[0.01]] * 4, ramp_s=[[0.0]] * 3, time_scale=20.0)}
     described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), scene.clock.now_s(), CHAIN)
     assert described["accelerators"]["cpu"]["emulated"] is True

@@ -133,9 +133,7 @@ def test_rows_that_are_free_change_nothing(
     assert_as_the_model(segments, model, segment, piece_before(model, segment.first, lengths))
 
 
-def test_no_batch_sees_or_changes_what_another_was_given(
-    small_model: EarlyExitModel,
-) -> None:
+def test_no_batch_sees_or_changes_what_another_was_given(small_model: EarlyExitModel) -> None:
     segments = ready(small_model, Log(), LAST)
     broken = piece_before(small_model, 2, [5, 32, 3, 30])
     nothing = torch.full_like(broken.tensors[0], torch.nan)

@@ -234,9 +234,7 @@ def ids(encoded: Encoded | None) -> list[int]:
     return [int(each) for each in encoded.tensors[0]]
 
 
-def test_a_row_is_encoded_for_its_network_and_callers_see_the_first_codec(
-    tmp_path: Path,
-) -> None:
+def test_a_row_is_encoded_for_its_network_and_callers_see_the_first_codec(tmp_path: Path) -> None:
     codec = chained(tmp_path)
     [of_first] = codec.encode_for(["a b"], (0, 1))
     [of_second] = codec.encode_for(["a b"], (1,))

@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import Field
 
 from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
 from earlyexit.codecs.tensor import TensorCodec
+from earlyexit.data import source_file
 from earlyexit.data.images import LARGEST_BYTES, check_file, is_images, open_images
 from earlyexit.data.rows import LabelledRows, fitted, has_labels, read_arrays, read_labelled, write_labelled
+from earlyexit.data.source_file import LineNumbers, Source, StrictDocument, read_source
 from earlyexit.data.text_tables import read_texts
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import DataError, InputError, PlanError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
@@ -230,12 +234,12 @@ def test_what_is_not_there_is_told_from_a_folder_and_from_what_cannot_be_looked_
         assert str(caught.value) == f"{path}{said}"
 
 
-Source = Callable[[Mapping[str, bytes]], Path]
+Maker = Callable[[Mapping[str, bytes]], Path]
 TWO_CLASSES = {"cat/2.png": b"c2", "cat/10.jpg": b"c10", "dog/1.webp": b"d1"}
 
 
 @pytest.fixture(params=["folder", "zip"])
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
     def folder(files: Mapping[str, bytes]) -> Path:
         for name, content in files.items():
             (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +255,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     return folder if request.param == "folder" else archive
 
 
-def test_images_come_in_the_order_of_their_names_with_their_folders_as_labels(made: Source) -> None:
+def test_images_come_in_the_order_of_their_names_with_their_folders_as_labels(made: Maker) -> None:
     left_behind = {"__MACOSX/cat/._2.png": b"x", "cat/.DS_Store": b"x"}  # by archivers and file managers
     with open_images(made(TWO_CLASSES | left_behind)) as images:
         assert images.names == ("cat/10.jpg", "cat/2.png", "dog/1.webp")
@@ -259,7 +263,7 @@ def test_images_come_in_the_order_of_their_names_with_their_folders_as_labels(ma
         assert list(images) == [b"c10", b"c2", b"d1"]
 
 
-def test_a_part_is_one_of_the_folders_inside(made: Source) -> None:
+def test_a_part_is_one_of_the_folders_inside(made: Maker) -> None:
     path = made({"train/cat/1.png": b"t", "test/cat/2.png": b"e"})
     with open_images(path, part="test") as images:
         assert (images.names, images.labels) == (("test/cat/2.png",), ("cat",))
@@ -403,3 +407,104 @@ def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:
     table.write_text("image,joint,x,y,visible\na.png,neck,35,3,1\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"joint 'neck' at \(35, 3\) is outside its image of 20 x 40 pixels"):
         read_labelled(tmp_path / "set", joints=table)
+
+
+class Point(StrictDocument):
+    x: float
+    names: int | dict[str, int] = 0
+    rest: dict[str, Any] = Field(default_factory=dict)
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("text", ["1.25e9", "1e5", "1E+5", "1e-05", "-2e-3", "3.", "0.5", "7"])
+def test_numbers_are_the_same_in_yaml_and_in_python(tmp_path: Path, text: str) -> None:
+    source = read_source(put(tmp_path / "a.yaml", f"x: {text}\n"), DataError)
+    assert source.document == {"x": float(text)}
+
+
+@pytest.mark.parametrize("text", ["e5", "1e", "1e5s", "v1.5e3", "1-2e3", "2026-10-17e1"])
+def test_words_that_look_like_numbers_stay_words(tmp_path: Path, text: str) -> None:
+    assert read_source(put(tmp_path / "a.yaml", f"x: {text}\n"), DataError).document == {"x": text}
+
+
+@pytest.mark.parametrize("raises", [DataError, PlanError])
+def test_what_is_wrong_is_raised_as_the_readers_error(tmp_path: Path, raises: type[InputError]) -> None:
+    source = read_source(put(tmp_path / "a.yaml", "rest: {}\nx: far\n"), raises)
+    with pytest.raises(raises, match=r"a\.yaml:2: x: Input should be a valid number"):
+        source.parse(Point, called="the point")
+    with pytest.raises(raises, match=r"a\.yaml:2: too far"), source.said_at(("x",)):
+        raise raises("too far")
+
+
+def test_another_error_is_left_as_it_is() -> None:
+    with pytest.raises(PlanError) as kept, Source(document={}, where="a", raises=DataError).said_at(("x",)):
+        raise PlanError("no plan")
+    assert str(kept.value) == "no plan"
+
+
+def test_the_line_of_what_is_not_there_is_that_of_the_nearest_above() -> None:
+    lines = LineNumbers("a:\n  b:\n    - 1\n    - 2\n")
+    assert [lines.of(path) for path in (("a", "b", 1), ("a", "b", 7), ("a", "c"), ("z",), ())] == [4, 3, 2, 1, 1]
+    assert LineNumbers().of(("a",)) == 1
+
+
+def test_json_is_read_as_json_where_the_name_says_so(tmp_path: Path) -> None:
+    text = '{\n\t"x": 1e-05,\n\t"rest": {"face": "\\ud83d\\ude00"}\n}'
+    source = read_source(put(tmp_path / "a.json", text), DataError)
+    assert source.document == {"x": 1e-05, "rest": {"face": "\U0001f600"}}
+    assert source.lines.of(("rest", "face")) == 3
+
+
+def test_keys_that_a_merge_replaces_do_not_stand_twice(tmp_path: Path) -> None:
+    text = "rest:\n  a: &a {b: 1, c: 2}\n  d: {<<: *a, c: 3}\n"
+    assert read_source(put(tmp_path / "a.yaml", text), DataError).document == {
+        "rest": {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}
+    }
+
+
+def test_of_a_list_that_is_wrong_throughout_the_first_mistake_is_named() -> None:
+    class Many(StrictDocument):
+        xs: list[float]
+
+    with pytest.raises(DataError, match=r"^a:1: xs\.0: Input should be a valid number, not 'b'$"):
+        Source(document={"xs": ["b"] * 20_000}, where="a", raises=DataError).parse(Many, called="all of it")
+
+
+# Aliases
+
+
+def repeated(levels: int, begin: str, each: str) -> str:
+    """Each level names the one before nine times; 9 to the power of the levels values altogether."""
+    names = [", ".join([f"*a{level}"] * 9) for level in range(levels - 1)]
+    return "\n".join(
+        [f"a0: &a0 {begin}", *(f"a{level}: &a{level} {each.format(nine)}" for level, nine in enumerate(names, start=1))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("begin", "each"), [("[lol]", "[{}]"), ("{k: 1}", "{{<<: [{}]}}")], ids=["lists", "merged mappings"]
+)
+def test_a_small_file_of_aliases_that_says_billions_of_values_is_refused_where_they_become_too_many(
+    tmp_path: Path, begin: str, each: str
+) -> None:
+    text = repeated(12, begin, each)
+    assert len(text) < 1_000
+    with pytest.raises(PlanError, match=r"plan\.yaml:6: not YAML: aliases repeat more than 100,000 values"):
+        read_source(put(tmp_path / "plan.yaml", text), PlanError)
+
+
+def test_few_aliases_say_what_they_name_and_long_files_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = read_source(
+        put(tmp_path / "plan.yaml", "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a]\nc: {<<: *a, x: 4}\n"), PlanError
+    )
+    a = {"x": 1, "y": [2, 3]}
+    assert source.document == {"a": a, "b": [a, a], "c": {"x": 4, "y": [2, 3]}}
+    assert source.lines.of(("b", 1, "y", 0)) == 1
+    monkeypatch.setattr(source_file, "MOST_REPEATED", 1_000)
+    source = read_source(put(tmp_path / "plan.yaml", "rows: [" + "1, " * 1_500 + "2]"), PlanError)
+    assert isinstance(source.document, dict)
+    assert len(source.document["rows"]) == 1_501

@@ -173,9 +173,7 @@ def test_torch_modules_are_timed_operator_by_operator() -> None:
     assert all(0 < first < second < 1 for first, second in pairwise(found))
 
 
-def test_bytes_are_of_one_input_and_open_axes_of_the_size_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_bytes_are_of_one_input_and_open_axes_of_the_size_asked_for(tmp_path: Path) -> None:
     for batch in ("batch", 1, 5):
         file = read_onnx(saved(tmp_path, two_layers(weight("w", 4, 6), ("x", TensorProto.FLOAT, (batch, 4)))))
         assert file.flow.bytes_per_input == {"x": 16, "a": 24, "y": 8}

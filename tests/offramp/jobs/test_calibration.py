@@ -1,22 +1,54 @@
+"""Calibrations of labels, of answers in tokens and of maps: thresholds, exit records, and what ramps are worth."""
+
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from earlyexit.codecs import find_codec
-from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.errors import DataError
-from earlyexit.network.store import load_model
+from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
+from earlyexit.errors import DataError, ModelFolderError, PlanError
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.foresight import ForeseenPolicy
+from earlyexit.policies.threshold import SharePolicy
+from earlyexit.sequences.offline import Asked, Generated, generate
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.token import TokenTask
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrate_command import calibration_tables, leave_text
 from offramp.commands.calibrated import read_calibration
-from offramp.commands.jobs import CalibrateJob
-from offramp.commands.recording import record_exits
-from offramp.commands.thresholds import Recorded, parts_of
+from offramp.commands.inject import inject
+from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
+from offramp.commands.recording import join_records, outputs_of, record_exits, records_from_outputs
+from offramp.commands.thresholds import Recorded, calibrate_records, outcome_figures, parts_of
+from offramp.commands.train import spread, train
+from offramp.commands.worth import calibration_warnings, constant_accuracy, warnings_of, warnings_on, work_share
+from optimizer.calibration_file import CalibrationCard
+from optimizer.sequences import differing, sequences_of
+from profiles.networks import decay_of
 from profiles.records import ExitRecords
+from profiles.scores import SCORES
+from profiles.table import FloatArray
+from tests.earlyexit.codecs.pictures import file_of
+from tests.earlyexit.families.decoders import byte_tokenizer, hf_decoder
+from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq
+from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps
 from tests.exit_records import exit_records
+from tests.offramp.cli.runs import Captured, cells, run
+from tests.offramp.jobs.test_injecting import job_of, rows_of
 
 EASY = CalibrateJob(budget=0.5, confidence=0.9)
 
@@ -98,3 +130,352 @@ def test_a_view_promises_what_others_hold_and_no_ramp_before_the_entry() -> None
         "by the first view"
     )
     assert rows.few((), first=2) == (2,)
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PROMPTS = LabelledRows.of_texts([LETTERS[k : k + 3] for k in range(24)], [""] * 24)
+ANSWER = 8
+JOB = CalibrateJob(budget=0.4, confidence=0.8, answers=ANSWER, design_share=0.5)
+
+
+@pytest.fixture(scope="module", params=["llama", "t5", "marian"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def start(kind: str) -> tuple[int, ...]:
+    """What answers start with, of an encoder-decoder."""
+    return (PAD[kind],) if kind in PAD else ()
+
+
+@pytest.fixture(scope="module")
+def untrained(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    (hf_seq2seq(kind) if kind in PAD else hf_decoder()).save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def taught(untrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After ramps learned of eight tokens per prompt, and are calibrated."""
+    out = tmp_path_factory.mktemp("model")
+    job = TrainJob(
+        backbone=str(untrained), name="tiny", task="token", answers=ANSWER, epochs=30, batch=32, max_length=128
+    )
+    train(job, PROMPTS, out)
+    calibrate(out, PROMPTS, JOB)
+    return out
+
+
+def test_a_checkpoint_that_generates_says_tokens_if_nothing_else_is_asked(untrained: Path, tmp_path: Path) -> None:
+    assert default_task(str(untrained)) == "token"
+    assert default_task("somewhere/model.gguf") == "token"
+    assert default_task("somewhere/on-a-hub") == "label"
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "bert"}', encoding="utf-8")
+    assert default_task(str(tmp_path)) == "label"
+
+
+def test_ramps_and_records_come_of_prompts_and_generations(taught: Path, start: tuple[int, ...]) -> None:
+    card = read_card(taught)
+    assert (card.codec, card.task["name"], card.ramp_style) == (
+        {"name": "prompt", "max_length": 128},
+        "token",
+        "adapted",
+    )
+    assert card.ramps == spread(5) == (0, 1, 2, 3)
+    assert (card.provenance["answers"], card.provenance["head"]) == (ANSWER, "checkpoint")
+    task = load_model(taught).task
+    assert isinstance(task, TokenTask)
+    assert task.start == (start[0] if start else None)
+    records = ExitRecords.load(taught / "exit_records.npz")
+    assert (records.score, records.ramps, len(sequences_of(records))) == ("foreseen", (0, 1, 2, 3), 24)
+    assert records.tokens_N is not None
+    assert records.tokens_N[:ANSWER].tolist() == [3 + len(start), *[1] * (ANSWER - 1)]
+    agreed = 1 - records.losses_NR.mean(0)
+    assert agreed[-1] > agreed[0]  # deeper is better; and they learned something
+    assert agreed[-1] > 0.5
+
+
+def test_the_backbone_stays_and_decay_is_of_generations_alone(taught: Path, untrained: Path, tmp_path: Path) -> None:
+    job = TrainJob(backbone=str(untrained), name="again", task="token", answers=2, epochs=1)
+    again = train(job, PROMPTS, taught.parent / "again")
+    ours, theirs = load_model(taught), again
+    assert ours.backbone.sha256() == theirs.backbone.sha256()
+    records = ExitRecords.load(taught / "exit_records.npz")
+    with pytest.raises(DataError, match="a decay is in the scores already"):
+        calibrate_records(records, JOB.model_copy(update={"decay": 2.0}))
+    (tmp_path / "bert.json").write_text('{"family": "bert", "hidden_size": 8, "num_heads": 2, "num_blocks": 2}')
+    with pytest.raises(ModelFolderError, match="is no decoder"):
+        train(TrainJob(backbone=str(tmp_path / "bert.json"), name="x", task="token"), PROMPTS, tmp_path / "out")
+
+
+def generated(model: EarlyExitModel, start: tuple[int, ...], **given: Any) -> list[Generated]:
+    """What a model says of every prompt, by a policy if one is given."""
+    prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
+    assert isinstance(model.task, TokenTask)
+    return generate(model, prompts, Asked(max_tokens=ANSWER, ends=frozenset(model.task.ends), **given))
+
+
+def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(taught: Path, start: tuple[int, ...]) -> None:
+    """Line 5: every token that left early passed its threshold; and the bound by records holds of real generations."""
+    model, records = load_model(taught), ExitRecords.load(taught / "exit_records.npz")
+    thresholds = {ramp: float(np.quantile(records.scores_NR[:, ramp], 0.7)) for ramp in (1, 3)}
+    full = generated(model, start)
+    assert np.concatenate([each.answer for each in full]).tolist() == records.answers()[:, -1].tolist()
+    early = generated(model, start, policy=ForeseenPolicy(thresholds), ramps=(1, 3))
+    wrong_N = records.worst_losses_N(thresholds) > 0
+    for rows, one, other in zip(sequences_of(records), early, full, strict=True):
+        same = int(wrong_N[rows].argmax()) if wrong_N[rows].any() else len(rows)
+        assert one.answer[:same] == other.answer[:same]
+        assert differing(one.answer, other.answer) <= 1 - same / len(rows)
+    left = [(exit_block, score) for each in early for exit_block, score in zip(each.exits, each.scores, strict=True)]
+    assert all(np.float32(score) >= np.float32(thresholds[exit_block]) for exit_block, score in left if exit_block != 4)
+    assert {exit_block for exit_block, _ in left} == {1, 3, 4}
+
+
+def test_thresholds_that_fall_are_found_kept_and_obeyed(taught: Path, start: tuple[int, ...], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(taught, tmp_path / "model"))
+    card, records = calibrate(folder, PROMPTS, JOB.model_copy(update={"decay": 2.0}))
+    assert card.decay == card.policy_spec().decay == decay_of(records) == 2.0
+    assert read_calibration(folder).policy_spec() == card.policy_spec()
+    raw, rows = ExitRecords.load(taught / "exit_records.npz"), sequences_of(records)
+    place_N = np.concatenate([np.arange(len(each)) for each in rows])
+    calms_N = np.minimum((raw.scores_NR[:, 1] - 0.1 * np.exp(-place_N / 2)) / 0.9, 1.0)
+    assert records.scores_NR[:, 1] == pytest.approx(calms_N, abs=1e-6)
+
+    # What records say of thresholds is what the policy does, up to the first token that is another.
+    thresholds = {1: float(np.quantile(records.scores_NR[:, 1], 0.6))}
+    early = generated(load_model(folder), start, policy=ForeseenPolicy(thresholds, decay=2.0), ramps=(1,))
+    exits_N = records.outcome(thresholds).exits_N
+    wrong_N = records.worst_losses_N(thresholds) > 0
+    for part, one in zip(rows, early, strict=True):
+        same = int(wrong_N[part].argmax()) + 1 if wrong_N[part].any() else len(part)
+        assert one.exits[:same] == exits_N[part][:same].tolist()
+    assert 0 < (exits_N == 1).mean() < 1
+
+
+NUMBER = 150
+SURE = CalibrateJob(budget=0.25, confidence=0.8)
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
+    """Noise, labelled with what the full model says of it but for a column of pixels."""
+    outputs = exit_outputs(model_of_maps(), encoded_images(count, seed))
+    right = STREET.answer(outputs[2]).numpy()
+    right[:, :, 0] = 0
+    files = [file_of(image) for image in images(count, seed)]
+    masks: Any = tuple(file_of(mask) for mask in right)
+    return LabelledRows(columns={IMAGE: objects(files)}, labels=masks)
+
+
+@pytest.fixture(scope="module")
+def seen() -> LabelledRows:
+    return rows()
+
+
+@pytest.fixture
+def mapper(tmp_path: Path) -> Path:
+    save_model(model_of_maps(), tmp_path)
+    return tmp_path
+
+
+def outcome_of(card: CalibrationCard, records: ExitRecords) -> Sequence[int]:
+    exits: list[int] = records.outcome(card.thresholds).exits_N.tolist()
+    return exits
+
+
+def test_records_are_what_the_policy_decides_by_beside_figures_of_the_task(mapper: Path, seen: LabelledRows) -> None:
+    card, records = calibrate(mapper, seen, SURE)
+    assert (card.policy, records.score, records.answers_NE) == ("share", "share", None)
+    assert card.confidences is not None
+    assert records.confidences == card.confidences
+    assert set(card.thresholds) == set(card.confidences) == {0, 1}
+    policy = SharePolicy(card.thresholds, card.confidences)
+    outputs = exit_outputs(model_of_maps(), encoded_images(NUMBER))
+    full = STREET.answer(outputs[2]).numpy()
+    for column, ramp in enumerate(records.ramps):
+        opinion = Opinion(STREET, outputs[ramp])
+        assert records.scores_NR[:, column].tolist() == policy.score(ramp, opinion).tolist()
+        np.testing.assert_allclose(records.losses_NR[:, column], STREET.loss(opinion.value_B.numpy(), full))
+    assert {0, 1} & set(outcome_of(card, records)), "some leave early"
+    assert card.tested["agreement"] >= 0.75
+    figures = outcome_figures(records.outcome({}), STREET)
+    assert figures["pixel_accuracy"] == figures["full_pixel_accuracy"]
+    assert figures["mean_iou"] == figures["full_mean_iou"]
+    right = STREET.targets(seen.labels)
+    answers = [STREET.answer(outputs[block]).numpy() for block in (0, 1, 2)]
+    exits = outcome_of(card, records)
+    chosen = np.stack([answers[block][row] for row, block in enumerate(exits)])
+    expected = STREET.figures(STREET.tallies(chosen, right).sum(0))
+    found = outcome_figures(records.outcome(card.thresholds), STREET)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    tables = calibration_tables("share", {"thresholds": card.thresholds, "tested": card.tested})
+    assert "mean IoU" in list(tables[1].columns[0].cells)
+    again = record_exits(mapper, seen, card.policy, confidences=card.confidences)
+    np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
+    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
+        record_exits(mapper, seen, "share")
+
+
+def test_large_outputs_are_never_held_all_at_once(mapper: Path, seen: LabelledRows) -> None:
+    parts = list(outputs_of(mapper, read_card(mapper), seen, "float32", no_progress)[0])
+    assert [len(some) for some, _ in parts] == [64, 64, 22]
+    whole = exit_outputs(model_of_maps(), encoded_images(NUMBER))
+    right = STREET.targets(seen.labels)
+    joined = join_records(reversed(parts), "confidence", STREET, right)
+    alone = records_from_outputs(whole, "confidence", STREET, right)
+    assert joined.sample_ids == alone.sample_ids
+    np.testing.assert_allclose(joined.scores_NR, alone.scores_NR, rtol=1e-6)
+    np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
+
+
+def test_thresholds_that_none_passes_leave_none_and_confidence_may_be_asked(mapper: Path, seen: LabelledRows) -> None:
+    card, records = calibrate(mapper, seen, CalibrateJob(budget=0.02, confidence=0.8))
+    assert card.thresholds == {}
+    assert set(outcome_of(card, records)) == {2}
+    [warning] = calibration_warnings(card, {}, load_model(mapper).info.provenance, None)
+    assert warning.startswith("no threshold keeps a budget of 0.02 with confidence 0.8: no input would leave early")
+    job = CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="confidence")
+    card, _ = calibrate(mapper, seen, job)
+    assert (card.policy, card.confidences) == ("confidence", None)
+    assert "confidences" not in json.loads((mapper / "calibration.json").read_text()), "as the files of other tasks"
+    with pytest.raises(DataError, match="entropy is of labels, and the model's task is segmentation"):
+        calibrate(mapper, seen, CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="entropy"))
+
+
+def test_a_threshold_that_every_score_passes_is_told_as_always() -> None:
+    assert [leave_text("share", at) for at in (-0.01, 0.0, 0.5, SCORES["share"].never, None)] == [
+        *("always", "always", "0.5000", "never", "-")
+    ]
+    assert [leave_text("entropy", at) for at in (np.inf, 0.4, SCORES["entropy"].never)] == ["always", "0.4000", "never"]
+
+
+FROZEN, JOINT, INJECTED = {"joint": False}, {"joint": True}, {"cuts": [["a"]]}
+
+
+@pytest.fixture
+def dull(tmp_path: Path) -> Path:
+    """Rows whose texts say nothing of their labels, two thirds of which are `x`."""
+    path = tmp_path / "dull.csv"
+    path.write_text("text,label\n" + "pay my bill,x\npay my bill,y\npay my bill,x\n" * 60, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("options", [(), ("--hold-out", 0.5)], ids=["on the rows", "on the rows held out"])
+def test_a_frozen_model_no_better_than_one_label_for_all_is_named_with_what_to_do(
+    checkpoint: Path, dull: Path, tmp_path: Path, capsys: Captured, options: tuple[object, ...]
+) -> None:
+    arguments = ("train", "--data", dull, "--backbone", checkpoint, "--out", tmp_path / "m", "--epochs", 3)
+    assert run(*arguments, *options) == 0
+    [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warning == (
+        "warning: the full model answers 66.7% of the rows right, and the same answer to all of them is right for "
+        "66.7%: train the backbone with its ramps (train --joint)"
+    )
+    assert run("calibrate", tmp_path / "m", "--data", dull, "--budget", 0.1, "--json") == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    [said] = report["warnings"]
+    assert f"warning: {said}" in captured.err.splitlines()
+    assert said.endswith("train the backbone with its ramps (train --joint)")
+    assert report["tested"]["constant_accuracy"] == report["tested"]["full_accuracy"] < 0.7
+
+
+def test_what_exits_save_and_a_dull_answer_does_is_in_the_calibration(model: Path, data: Path) -> None:
+    card, _ = calibrate(model, read_labelled(data), CalibrateJob(budget=0.5, confidence=0.9))
+    assert card.tested["work_share"] == pytest.approx(card.tested["mean_blocks"] / 3)
+    assert card.tested["constant_accuracy"] == 0.5
+    better = card.model_copy(update={"tested": card.tested | {"full_accuracy": 0.9}})
+    assert calibration_warnings(better, {}, FROZEN, None) == []
+    survival, costs = (1.0, 1.0, 0.5, 0.25), (1.0, 1.0, 4.0, 4.0)
+    assert work_share(survival, None) == pytest.approx(2.75 / 4)
+    assert work_share(survival, costs) == pytest.approx(5 / 10)
+    assert work_share(survival, costs, first=2) == pytest.approx(5 / 8), "a chain beside its last model"
+    assert work_share(survival, costs, first=2, entry=2) == pytest.approx(3 / 8), "that model alone"
+
+
+def test_an_injected_model_of_which_little_can_be_saved_is_named(tmp_path: Path) -> None:
+    def late_ramps(model: EarlyExitModel, _: Path) -> tuple[FloatArray, FloatArray]:
+        """The time is spent before the first ramp: less than 3 % of it comes after."""
+        return np.array([0.97, *[0.03 / (model.num_blocks - 1)] * (model.num_blocks - 1)]), np.zeros(
+            len(model.ramp_indices)
+        )
+
+    [warning] = inject(job_of(), rows_of(), tmp_path, times=late_ramps).warnings
+    assert warning.startswith("exits save ")
+    assert warning.endswith("% of the model's work: serve it without exits (offramp serve FOLDER --plan stock)")
+
+
+@pytest.mark.parametrize(
+    ("task", "truth", "accuracy"),
+    [
+        (LabelTask(("a", "b")), [0, 1, 1], 2 / 3),
+        (RegressionTask(scale=10.0), [0.0, 1.0, 5.0], 1 - (0.1 + 0.4) / 3),
+        (PoseTask(("knee",), image_side=64, heatmap_side=16, tolerance=1.0, mirror_pairs=()), [0], None),
+    ],
+    ids=["the most frequent label", "the median", "no one answer"],
+)
+def test_the_best_constant_answer(task: Task, truth: list[float], accuracy: float | None) -> None:
+    assert constant_accuracy(task, np.array(truth)) == (None if accuracy is None else pytest.approx(accuracy))
+
+
+@pytest.mark.parametrize(
+    ("worth", "model", "words"),
+    [
+        ((0.667, 0.684, 0.5), FROZEN, ["train the backbone with its ramps (train --joint)"]),
+        ((0.667, 0.684, 0.5), JOINT, ["more rows, more epochs or another backbone may help"]),
+        ((0.667, 0.684, 0.5), INJECTED, ["check the order of --labels, and --mean, --std and --bgr"]),
+        ((0.9, 0.6, 0.03), FROZEN, ["train its backbone too (train --joint), or serve it without exits"]),
+        ((0.9, 0.6, 0.03), INJECTED, ["3.0% of the model's work: serve it without exits"]),
+        ((0.9, 0.6, -0.01), None, ["exits save 0.0% of the model's work: do not use exits"]),
+        ((0.9, 0.6, 0.06), FROZEN, []),
+        ((None, None, None), FROZEN, []),
+    ],
+)
+def test_what_to_do_fits_the_model(worth: tuple[Any, Any, Any], model: dict[str, Any] | None, words: list[str]) -> None:
+    accuracy, constant, saved = worth
+    said = warnings_of(accuracy, constant, saved, model)
+    assert len(said) == len(words)
+    assert all(part in each for part, each in zip(words, said, strict=True))
+
+
+def card_of_chain(work: float, blocks: float, ramp: int = 3) -> CalibrationCard:
+    tested = {"work_share": work, "mean_blocks": blocks, "num_blocks": 9, "full_accuracy": 0.9, "worst_agreement": 1.0}
+    return CalibrationCard(
+        policy="entropy", thresholds={ramp: 0.1}, budget=0.01, confidence=0.9, tested=tested, provenance={}
+    )
+
+
+def test_a_cascade_of_more_work_than_its_reference_and_a_diverged_training_are_named() -> None:
+    chain, alone = card_of_chain(0.9, 5.78), card_of_chain(0.69, 4.11)
+    [warning] = calibration_warnings(chain, {"reference": alone}, {}, "mpnet")
+    assert warning == (
+        "the chain takes 90% of the work of mpnet, after 5.78 blocks; mpnet alone takes 69%, after 4.11 blocks: leave "
+        "the chain alone and serve mpnet"
+    )
+    assert calibration_warnings(card_of_chain(0.5, 5.78), {"reference": alone}, {}, "mpnet") == []
+    assert "mpnet alone takes 100%: leave" in calibration_warnings(card_of_chain(1.2, 8.0), {}, {}, "mpnet")[0]
+    for num_rows, words in ((3, ["diverged; train again with a lower --learning-rate"]), (0, [])):
+        outputs = {block: torch.full((num_rows, 2), float("nan")) for block in range(2)}
+        truth_N = np.zeros(num_rows, dtype=np.int64)
+        said = warnings_on(outputs, LabelTask(("a", "b")), truth_N, {}, block_costs=None)
+        assert [part in each for part, each in zip(words, said, strict=True)] == [True] * len(words)
+
+
+def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured) -> None:
+    from offramp.commands.output import show
+
+    tested: dict[str, Any] = card_of_chain(0.7, 4.1).tested | {"num_blocks": 6}
+    report = {"thresholds": {3: 0.1}, "tested": tested}
+    own = report | {"tested": tested | {"inputs": 1, "agreement": 1, "accuracy": 1, "survival": []}}
+    show(*calibration_tables("entropy", own | {"beside": {"reference": report}}))
+    said = cells(capsys.readouterr().out)
+    assert "reference 3 4.10 of 6 1.0000" in said
+    assert any("ramps after blocks" in line for line in said)

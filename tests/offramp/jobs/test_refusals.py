@@ -43,10 +43,10 @@ from tests.earlyexit.network.models import small
 from tests.exit_records import exit_records
 from tests.offramp.jobs import test_injecting as injecting
 from tests.offramp.jobs import test_kinds as kinds
+from tests.offramp.jobs.test_calibration import PROMPTS
 from tests.offramp.jobs.test_chaining import changed, put
 from tests.offramp.jobs.test_packaged import SHA256, pieces
 from tests.offramp.jobs.test_planning import FILE, planned_answer
-from tests.offramp.jobs.test_token_jobs import PROMPTS
 from tests.offramp.jobs.test_training import IMAGE, TOKENS, pairs_of
 from tests.optimizer.plain_problem import BEST
 from tests.refusals import Case, FileCase, Refusals

@@ -269,9 +269,7 @@ def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(chained:
         pytest.param(1.0, 1.0, False, id="nothing gained"),
     ],
 )
-def test_words_are_pruned_where_the_plan_gains_more(
-    chained: Files, kept: float, measuring: float, *, pays: bool
-) -> None:
+def test_words_are_pruned_where_plans_gain_more(chained: Files, kept: float, measuring: float, *, pays: bool) -> None:
     write_pruned(chained.folder / "cascade", end=1, kept=kept, measuring=measuring)
     whole = chained.read(model=model(), accuracy={"prune": False}).settings.plan
     assert whole.prune == {}
