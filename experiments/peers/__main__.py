@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run of the client, after its warm-up")
     parser.add_argument("--sides", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS])
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="auto", help="of Offramp; peers' are swept")
-    parser.add_argument("--dispatch", choices=get_args(Dispatch), default="work-conserving", help="of Offramp's plans")
+    parser.add_argument("--dispatch", choices=get_args(Dispatch), help="of Offramp's plans; default: offramp serve's")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended

@@ -76,7 +76,7 @@ class Asked:
     sides: tuple[str, ...] = (*OURS, *PEERS)
     backend: BackendName = "auto"
     """Of our sides, as `offramp serve` chooses it; peers' are swept."""
-    dispatch: Dispatch = "work-conserving"
+    dispatch: Dispatch | None = None
     """Of our plans, as `offramp serve` sets it."""
     port: int = 8000
     seed: int = 0

@@ -28,7 +28,7 @@ from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
-from offramp.commands.machine import plan_for, with_slo
+from offramp.commands.machine import dispatch_for, plan_for, with_slo
 from offramp.demo.plans import Processors, measured_problem
 from offramp.demo.service import hand_control
 from offramp.load.sustained import Bounds, Search
@@ -60,11 +60,11 @@ class Prepared:
 
 
 def prepare(
-    workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName, dispatch: Dispatch
+    workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName, dispatch: Dispatch | None
 ) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 
-    The SLO is `SLO_FACTOR` times what one text alone takes.
+    The SLO is `SLO_FACTOR` times what one text alone takes. `dispatch`: of all plans; None: what `offramp serve` takes.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s
@@ -73,7 +73,9 @@ def prepare(
     )
     problem = with_slo(measured, slo_s)
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
-    plans = {side: replace(plan, dispatch=dispatch) for side, plan in plans.items()}
+    for side, plan in plans.items():
+        rate_per_s = plan.predicted["rate_per_s"] / machine.workers
+        plans[side] = replace(plan, dispatch=dispatch or dispatch_for(machine.workers, rate_per_s))
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=chosen)
 
 

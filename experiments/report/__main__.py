@@ -8,13 +8,14 @@ pictures, is experiments/REPORT.md too. Minutes: the sum over the studies, which
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -23,12 +24,14 @@ from rich.console import Console
 from earlyexit.errors import DataError
 from experiments import studies
 from experiments.report.text import report_text
-from experiments.studies.__main__ import FIGURES, FOLDERS
+from experiments.studies.__main__ import FIGURES, FOLDERS, run_logged
 from experiments.studies.picture import draw
 from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path
 from offramp.commands.plan_picture import load_pyplot
 
 COMMITTED = Path("experiments", "REPORT.md")
+PRELOADED = ("experiments.studies.__main__", "experiments.studies.sides", "matplotlib.pyplot", "scipy.optimize")
+"""Modules that most studies import: they are imported once, and every study is forked with them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """Runs each study as a process of its own, and reads the JSON that it leaves."""
+    """Runs each study in a forked process of its own, and reads the JSON that it leaves."""
 
     folder: Path
     effort: Effort
@@ -87,10 +90,13 @@ class Runner:
         path.unlink(missing_ok=True)  # what is read below is from this run
         log = path.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        quick = ["--quick"] if self.effort == "quick" else []
-        command = [sys.executable, "-m", "experiments.studies", name, *quick, "--out", str(self.folder)]
-        with log.open("wb") as output:
-            code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT).returncode
+        arguments = [name, *(["--quick"] if self.effort == "quick" else []), "--out", str(self.folder)]
+        context = get_context("forkserver")
+        context.set_forkserver_preload([*PRELOADED])
+        process = context.Process(target=run_logged, args=(arguments, log, dict(os.environ)))
+        process.start()
+        process.join()
+        code = process.exitcode or 0
         try:
             record = read_record(self.folder, short)
         except DataError as error:

@@ -7,9 +7,10 @@ Without a name, those that there are. `python -m experiments.report` runs all of
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -38,6 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"a study: {', '.join(studies.FIGURES)}")
     effort: Effort = "quick" if options.quick else "full"
     run_study(studies.load(options.name), effort, options.out or FOLDERS[effort])
+
+
+def run_logged(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    """Runs this command in the current process, with the caller's environment, and writes its output to the log."""
+    os.environ.update(environment)
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    main(arguments)
 
 
 def run_study(study: Study, effort: Effort, folder: Path) -> None:

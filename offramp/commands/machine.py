@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import psutil
 
+from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -61,6 +62,7 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say) -> LatencyProfile:
     if kept is not None and not changed:
         say(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
+    say(f"profile: measuring {folder}, once on this machine; a minute or two")
     lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
     profile, took_s = in_own_process(_measured, folder, job.model_copy(update={"lengths": lengths}))
     profile = replace(profile, provenance={**profile.provenance, ASKED: asked})
@@ -169,12 +171,14 @@ def choose(folder: Path, document: FolderDocument, say: Say) -> tuple[Plan, Back
     replicas, threads = _replicas(folder, plan.predicted["rate_per_s"])
     replicas = asked.replicas if "replicas" in asked.model_fields_set else replicas
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
-    plan = replace(plan, stages=tuple(replace(stage, replicas=replicas) for stage in plan.stages))
     rate_per_s = plan.predicted["rate_per_s"]
+    stages = tuple(replace(stage, replicas=replicas) for stage in plan.stages)
+    plan = replace(plan, stages=stages, dispatch=dispatch_for(replicas, rate_per_s))
     say(f"plan: {_in_words(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
     say(
-        f"replicas: {replicas} of {threads} {'thread' if threads == 1 else 'threads'} by {profile.backend}, for "
-        f"{num_cores()} cores and the free memory; --plan, --batch, --replicas, --threads and --backend override this"
+        f"replicas: {replicas} of {threads} {'thread' if threads == 1 else 'threads'} by {profile.backend}, "
+        f"{asked.dispatch or plan.dispatch}, for {num_cores()} cores and the free memory; "
+        "--plan, --batch, --replicas, --threads, --dispatch and --backend override this"
     )
     return plan, profile.backend, threads
 
@@ -205,6 +209,16 @@ def _replicas(folder: Path, rate_per_s: float) -> tuple[int, int]:
     fitting = max(1, int(psutil.virtual_memory().available / 2 / each_bytes))
     wanted = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
     return (fitting, cores // fitting) if fitting < wanted else (wanted, 1)
+
+
+def dispatch_for(replicas: int, rate_per_s: float) -> Dispatch:
+    """Returns the dispatch rule for so many replicas on this machine's processors, each with this rate.
+
+    A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. Where that
+    leaves cores for one replica rather than two, a second one takes them from the first and from the ingress.
+    """
+    kept_busy = num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s)
+    return "filling" if replicas > 1 and kept_busy < 1.5 else "work-conserving"
 
 
 def _in_words(plan: Plan) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.network.store import read_card
-from offramp.commands.machine import SLO_FACTOR, in_own_process, plan_for, stock_s, with_slo
+from offramp.commands.machine import SLO_FACTOR, dispatch_for, in_own_process, plan_for, stock_s, with_slo
 from offramp.commands.options import DemoJob
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
 from offramp.commands.serve import run as serve
@@ -131,13 +131,15 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
 
 
 def processor_plans(prepared: Prepared) -> tuple[PlanProblem, dict[str, Plan]]:
-    """By a profile of now. Batches are filled where the deadline allows it: the processors are shared."""
+    """By a profile of now."""
     policy = prepared.calibration.policy_spec()
     thresholds = prepared.calibration.thresholds
     folder, texts = prepared.folder, prepared.test.texts
     problem, _ = measured_problem(folder, texts, prepared.expected, thresholds, MACHINE, "float32")
     problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
-    return problem, _plans(problem, policy, prepared)
+    plans = _plans(problem, policy, prepared)
+    dispatch = dispatch_for(MACHINE.workers, plans["planned"].predicted["rate_per_s"] / MACHINE.workers)
+    return problem, {name: replace(plan, dispatch=dispatch) for name, plan in plans.items()}
 
 
 def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
@@ -211,8 +213,7 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
 
 
 def _plans(problem: PlanProblem, policy: PolicySpec, prepared: Prepared) -> dict[str, Plan]:
-    plans = {name: plan_for(problem, space, policy, prepared.expected) for name, space in SPACES.items()}
-    return {name: replace(plan, dispatch="filling") for name, plan in plans.items()}
+    return {name: plan_for(problem, space, policy, prepared.expected) for name, space in SPACES.items()}
 
 
 def _full_model(prepared: Prepared) -> list[str]:

@@ -72,8 +72,8 @@ class PlanOptions(StrictDocument, OfOrder):
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
-    """When a batch that is not full starts: work-conserving, deferred or filling. None: as a plan file says, else
-    work-conserving, which is at once."""
+    """Which batches start: work-conserving, filling or deferred. None: as a plan file says, else what suits this
+    machine, else work-conserving, which is at once."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from bisect import insort_left, insort_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, StageRoute, least_to_call
+from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, least_to_call
 from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget
@@ -231,44 +231,17 @@ class WaitQueue:
         return leaving
 
 
-class BatchingPolicy:
-    """How many inputs of a chain must wait for a call to be made."""
+class Chain:
+    """One chain of the plan in force: the queue at its entrance, and the inputs inside that have no outcome."""
 
-    def __init__(self, first: StageRoute, calls_per_replica: int, unheard: Mapping[str, int]) -> None:
-        """`unheard`: calls of new inputs from which nothing has come back, by slot; see `update`."""
-        self._calls_per_replica = calls_per_replica
-        self._unheard = unheard
+    def __init__(self, route: ChainRoute, share: float, admission: Admission | None) -> None:
+        self.route = route
+        self.share = share
+        self.queue = WaitQueue()
         self.least: float = 1
         """New inputs that must wait for a call to be made."""
         self.least_tokens: float = math.inf
         """Tokens that suffice instead."""
-        self.follow(first)
-
-    def follow(self, first: StageRoute) -> None:
-        """Send new inputs to this stage from now on."""
-        self._first = first
-        self.update()
-
-    def update(self) -> None:
-        """Recompute the limits from the calls that are unheard now."""
-        stage = self._first
-        self.least, self.least_tokens = least_to_call(
-            stage.budgets[0],
-            unheard=self._unheard.get(stage.slot, 0),
-            replicas=stage.planned.replicas,
-            calls_per_replica=self._calls_per_replica,
-            fills=stage.assignment.fills,
-        )
-
-
-class Chain:
-    """One chain of the plan in force: the queue at its entrance, and the inputs inside that have no outcome."""
-
-    def __init__(self, route: ChainRoute, share: float, batching: BatchingPolicy, admission: Admission | None) -> None:
-        self.route = route
-        self.share = share
-        self.queue = WaitQueue()
-        self.batching = batching
         self.admission = admission
         self.num_unanswered = 0
         self.unanswered_tokens = 0
@@ -281,8 +254,7 @@ class Chain:
     @property
     def is_due(self) -> bool:
         """Whether a call with new inputs would be made now."""
-        queue, batching = self.queue, self.batching
-        return queue.length >= batching.least or queue.tokens >= batching.least_tokens
+        return self.queue.length >= self.least or self.queue.tokens >= self.least_tokens
 
     def take(self, pending: PendingInput) -> None:
         """Count an input that arrived."""
@@ -382,16 +354,16 @@ class Chains:
         before, shares, rules = self.active, route.placed.plan.shares, self._rules
         for chain, its_route, share in zip(before, route.chains, shares, strict=False):
             chain.route, chain.share = its_route, share
-            chain.batching.follow(its_route.first)
             if is_new and chain.admission is not None:
                 chain.admission.follow(its_route.plan, tokens_per_input)
         self.active = before[: len(route.chains)]
         for its_route, share in zip(route.chains[len(before) :], shares[len(before) :], strict=True):
-            batching = BatchingPolicy(its_route.first, rules.calls_per_replica, self._unheard)
-            self.active.append(Chain(its_route, share, batching, rules.admission(its_route.plan)))
+            self.active.append(Chain(its_route, share, rules.admission(its_route.plan)))
         for chain in before[len(route.chains) :]:
             chain.end(self.active[-1])
         self._turns = RoundRobin(shares)
+        for chain in self.active:
+            self._update(chain)
 
     def draw(self, number: int) -> list[Chain]:
         """Draws the chains of the next inputs, one each."""
@@ -432,7 +404,18 @@ class Chains:
         self._unheard[slot] += change
         for chain in self.active:
             if chain.route.first.slot == slot:
-                chain.batching.update()
+                self._update(chain)
+
+    def _update(self, chain: Chain) -> None:
+        """Recompute how many inputs must wait for a call, from the calls that are unheard now."""
+        first = chain.route.first
+        chain.least, chain.least_tokens = least_to_call(
+            first.budgets[0],
+            unheard=self._unheard[first.slot],
+            replicas=first.planned.replicas,
+            calls_per_replica=self._rules.calls_per_replica,
+            fills=first.assignment.fills,
+        )
 
     def apart(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:
         """Groups inputs by the chain that has them now."""

@@ -62,7 +62,7 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
     assert said[0] == f"profile: {folder / KEPT_FILE}, of today"
     blocks = ", ".join(f"block {block} in batches of 4" for block in range(3))
     assert said[1] == f"plan: {blocks}, exits after 0, 1; 457 inputs/s by a thread, without exits 267"
-    assert said[2].startswith("replicas: 4 of 1 thread by onnx, for 4 cores")
+    assert said[2].startswith("replicas: 4 of 1 thread by onnx, work-conserving, for 4 cores")
     given = settings(folder, batch=1, replicas=3, threads=2, dispatch="deferred", order="arrival")
     assert {split.batch for split in given.plan.splits} == {1}
     assert (given.plan.stages[0].replicas, given.threads_per_replica) == (3, 2)
@@ -86,6 +86,22 @@ def test_there_are_no_more_replicas_than_cores_memory_and_ingress_take(
     assert machine._replicas(folder, rate_per_s) == chosen
 
 
+@pytest.mark.parametrize(
+    ("cores", "replicas", "rate_per_s", "dispatch"),
+    [
+        (2, 2, 600.0, "filling"),  # 1.25 replicas keep two cores busy
+        (2, 2, 300.0, "work-conserving"),  # 1.54
+        (2, 1, 600.0, "work-conserving"),
+        (4, 4, 600.0, "work-conserving"),
+    ],
+)
+def test_replicas_are_filled_one_after_the_other_where_the_cores_hold_one_and_the_ingress(
+    cores: int, replicas: int, rate_per_s: float, dispatch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: cores)
+    assert machine.dispatch_for(replicas, rate_per_s) == dispatch
+
+
 def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_torch_where_it_is_served(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +111,8 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
         "kept_profile(Path(sys.argv[1]), ProfileJob(), print); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=True, timeout=300)
-    measured, loaded = done.stdout.splitlines()
+    told, measured, loaded = done.stdout.splitlines()
+    assert told == f"profile: measuring {model}, once on this machine; a minute or two"
     assert measured.startswith("profile: measured in ")
     assert loaded == "False"
     said, path = list[str](), model / KEPT_FILE
@@ -104,5 +121,5 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
     assert (first.lengths, first.ramps) == ((16,), (0, 1))
     assert first.tables[16].batches == BATCHES
     assert again.provenance == first.provenance
-    assert said[0].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
-    assert said[1] == f"profile: {path}, of {first.provenance['created_at']}"
+    assert said[1].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
+    assert said[2] == f"profile: {path}, of {first.provenance['created_at']}"
