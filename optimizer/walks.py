@@ -289,7 +289,7 @@ class Walks:
         return cls(tables=tables, ways=empty_ways(tables, kinds=2, blocks=2))
 
     def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        least = price_ways(self.tables, prices, fill_rate, self.ways)
+        least = price_ways(self.tables, prices, float(fill_rate), self.ways)  # no second version for integers
         if math.isinf(least):
             return math.inf, nowhere(len(self.tables.count_C))
         return least, account_of(self.tables, self.ways)[0]
