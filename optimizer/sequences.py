@@ -77,12 +77,6 @@ def bounded_losses(records: ExitRecords, thresholds: Thresholds) -> FloatArray:
     return np.asarray((ends_S - first_S) / (ends_S - starts_S), dtype=np.float64)
 
 
-def differing(early: Sequence[int], full: Sequence[int]) -> float:
-    """The share of the full model's tokens that are not said in their place; that it ends is one of them."""
-    same = sum(one == other for one, other in zip(early, full, strict=False))
-    return 1 - same / len(full) if full else 0.0
-
-
 def path_of(design: ExitRecords, steps: int = STEPS) -> list[dict[int, float]]:
     """Thresholds from hardly ever to always, as the design sequences' tokens suggest."""
     path = lay_path(design)

@@ -15,10 +15,8 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser
-from typing import get_args
 
 from earlyexit.backends import BACKENDS
-from earlyexit.engine.engine import Dispatch
 from experiments.peers.compare import OURS, Asked, compare
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
@@ -39,7 +37,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run of the client, after its warm-up")
     parser.add_argument("--sides", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS])
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="auto", help="of Offramp; peers' are swept")
-    parser.add_argument("--dispatch", choices=get_args(Dispatch), help="of Offramp's plans; default: offramp serve's")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended
@@ -52,7 +49,6 @@ def main() -> None:
         seconds=options.seconds,
         sides=tuple(options.sides),
         backend=options.backend,
-        dispatch=options.dispatch,
         port=options.port,
     )
     result = compare(asked, options.rounds)

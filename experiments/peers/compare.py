@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from earlyexit.backends import BackendName
-from earlyexit.engine.engine import Dispatch
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.processes import PEERS, Server, serving
@@ -76,7 +75,6 @@ class Asked:
     sides: tuple[str, ...] = (*OURS, *PEERS)
     backend: BackendName = "auto"
     """Of our sides, as `offramp serve` chooses it; peers' are swept."""
-    dispatch: Dispatch | None = None
     """Of our plans, as `offramp serve` sets it."""
     port: int = 8000
     seed: int = 0
@@ -125,7 +123,7 @@ def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loa
 def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
     """Measure, plan and sweep, then run so many rounds; what is known is on disk as soon as it is."""
     workload = WORKLOADS[asked.workload]()
-    prepared = prepare(workload, asked.dtype, asked.machine, asked.backend, asked.dispatch)
+    prepared = prepare(workload, asked.dtype, asked.machine, asked.backend)
     result = _document(asked, prepared)
     with loaded(asked, workload, prepared) as bench:
         swept = _sweeps(bench)

@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict
 from deployments.settings import ServeSettings
 from earlyexit.backends import BackendName
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import OfframpError
 from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
@@ -59,12 +58,10 @@ class Prepared:
     """Of our sides."""
 
 
-def prepare(
-    workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName, dispatch: Dispatch | None
-) -> Prepared:
+def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 
-    The SLO is `SLO_FACTOR` times what one text alone takes. `dispatch`: of all plans; None: what `offramp serve` takes.
+    The SLO is `SLO_FACTOR` times what one text alone takes. The dispatch of a plan is what `offramp serve` chooses.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s
@@ -75,7 +72,7 @@ def prepare(
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
     for side, plan in plans.items():
         rate_per_s = plan.predicted["rate_per_s"] / machine.workers
-        plans[side] = replace(plan, dispatch=dispatch or dispatch_for(machine.workers, rate_per_s))
+        plans[side] = replace(plan, dispatch=dispatch_for(machine.workers, rate_per_s))
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=chosen)
 
 

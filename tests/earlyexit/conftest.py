@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 from earlyexit.network.boundary import Encoded
@@ -14,14 +11,6 @@ from tests.earlyexit.network.tokens import random_inputs
 
 settings.register_profile("on a shared machine", deadline=None)
 settings.load_profile("on a shared machine")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -27,14 +27,6 @@ WORDS = ("[PAD]", "[UNK]", "pay", "my", "bill", "rain", "in", "town", "again")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, scope="session")
 def traced_once() -> Iterator[None]:
     """A torch module is traced once in a process, since that takes seconds and gives the same."""
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,6 @@ import pytest
 from optimizer.risk import Guarantee
 from optimizer.sequences import (
     bounded_losses,
-    differing,
     learn_then_test_sequences,
     of_sequences,
     path_of,
@@ -48,15 +47,6 @@ def test_all_from_the_first_wrong_token_on_may_differ(thresholds: dict[int, floa
 def test_sequences_are_taken_whole() -> None:
     assert [rows.tolist() for rows in sequences_of(THREE)] == [[0, 1, 2], [3, 4, 5], [6]]
     assert of_sequences(THREE, [2, 0]).sample_ids == ("6", "0", "1", "2")
-
-
-@pytest.mark.parametrize(
-    ("early", "full", "share"),
-    [([1, 2, 3, 4], [1, 2, 3, 4], 0.0), ([1, 9, 2, 3], [1, 2, 3, 4], 0.75), ([1, 2], [1, 2, 3, 4], 0.5), ([], [], 0.0)],
-    ids=["equal", "one between", "too short", "empty"],
-)
-def test_tokens_differ_that_are_not_said_in_their_place(early: list[int], full: list[int], share: float) -> None:
-    assert differing(early, full) == pytest.approx(share)
 
 
 def generations(num_sequences: int, seed: int, length: int = 20) -> ExitRecords:

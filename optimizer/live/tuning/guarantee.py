@@ -95,11 +95,6 @@ class Alarm:
         """Of `evidence`."""
         return 1 / self.false_alarms
 
-    @property
-    def sounds(self) -> bool:
-        """Whether more is lost than the budget allows."""
-        return self.evidence >= self.limit
-
     def begin(self) -> None:
         """Thresholds are new from the next input on: a large stake, now that they may prove wrong.
 

@@ -37,7 +37,7 @@ from offramp.commands.thresholds import Recorded, calibrate_records, outcome_fig
 from offramp.commands.train import spread, train
 from offramp.commands.worth import calibration_warnings, constant_accuracy, warnings_of, warnings_on, work_share
 from optimizer.calibration_file import CalibrationCard
-from optimizer.sequences import differing, sequences_of
+from optimizer.sequences import sequences_of
 from profiles.networks import decay_of
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -230,7 +230,6 @@ def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(taught: Pa
     for rows, one, other in zip(sequences_of(records), early, full, strict=True):
         same = int(wrong_N[rows].argmax()) if wrong_N[rows].any() else len(rows)
         assert one.answer[:same] == other.answer[:same]
-        assert differing(one.answer, other.answer) <= 1 - same / len(rows)
     left = [(exit_block, score) for each in early for exit_block, score in zip(each.exits, each.scores, strict=True)]
     assert all(np.float32(score) >= np.float32(thresholds[exit_block]) for exit_block, score in left if exit_block != 4)
     assert {exit_block for exit_block, _ in left} == {1, 3, 4}
