@@ -61,11 +61,11 @@ def read_steps(document: Path, title: str | None = None) -> list[Step]:
 def normalised(line: str) -> str:
     """A line without what differs from run to run: numbers, how many stand in a list, and how wide a table is.
 
-    Measured times decide which backend is chosen, and the splits of a chosen plan.
+    Measured times decide which backend and which dispatch are chosen, and the splits of a chosen plan.
     """
     line = re.sub(r"(0: 0, )+0: 0", "0: 0", re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line))
     line = re.sub(r"(blocks? 0( to 0)? in batches of 0, )+", "splits, ", re.sub(r"(0, )+0", "0", line))
-    line = re.sub(r"by (torch|onnx)\b", "by its backend", line).replace("threads", "thread")
+    line = re.sub(r"by (torch|onnx), (filling|work-conserving)\b", "by its backend", line).replace("threads", "thread")
     return " ".join(line.replace("│", " ").replace("…", " ").split())
 
 
@@ -274,6 +274,6 @@ def test_a_commands_output_is_compared_without_its_numbers() -> None:
         "blocks 0 to 5 in batches of 4, exits after 2",
     )
     assert normalised(plans[0]) == normalised(plans[1])
-    assert normalised("2 of 1 thread by onnx") == normalised("1 of 2 threads by torch")
+    assert normalised("2 of 1 thread by onnx, filling") == normalised("1 of 2 threads by torch, work-conserving")
     assert normalised("exits after 1") != normalised("no exits")
     assert normalised("exits 0: 5, 1: 7, 2: 3; end") == normalised("exits 5: 12; end")
