@@ -72,8 +72,8 @@ class PlanOptions(StrictDocument, OfOrder):
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
-    """Which batches start: work-conserving, filling or deferred. None: as a plan file says, else what suits this
-    machine, else work-conserving, which is at once."""
+    """When a batch starts: work-conserving, at once; filling, at once, but one replica is filled before the next;
+    deferred, when it is full or deadlines press. None: as a plan file says, else what suits the machine."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):

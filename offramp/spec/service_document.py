@@ -72,7 +72,7 @@ class PlannerDocument(PartDocument, PlanningSettings):
     order: OrderDocument | None = None
     """Which waiting inputs form the next batch, as in plan files. None: the plan file's order, else by deadline."""
     dispatch: Dispatch | None = None
-    """Which batches start, as in plan files. None: the plan file's rule, else work-conserving."""
+    """When a batch starts, as in plan files. None: the plan file's rule, else work-conserving."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use. None: the largest measured one."""
     state: str | None = None
