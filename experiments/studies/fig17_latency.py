@@ -43,13 +43,15 @@ OF_OWN = 0.9
 HELD = "early-exit, held"
 """Answers of a batch that wait for its last one."""
 SINGLES, BATCHES, OWN = "inputs, one rate", "batches, one rate", "batches, own capacity"
-COLUMNS = ("load", "cluster", "side", "inputs/s", "minimum", "quartile", "median", "third", "maximum")
+COLUMNS = ("load", "cluster", "side", "inputs/s", "answered", "minimum", "quartile", "median", "third", "maximum")
 
 
 class Spread(NamedTuple):
     """Latencies of one side under one load, in milliseconds."""
 
     rate_per_s: float
+    answered: float
+    """Share of the inputs; the others were too late to begin, and are not in the box."""
     box: Box
 
 
@@ -70,13 +72,14 @@ def spreads(
     outcome = serve(scenario(problem, planned, inputs, at_s, duration_s, warm_up_s=warm_up_s, inputs_per_request=batch))
     latency_s_RB = outcome.latency_s_N.reshape(-1, outcome.inputs_per_request)
     latency_ms_RB = latency_s_RB[outcome.arrived_s_R >= outcome.warm_up_s] * 1e3
-    own, held = (Spread(rate_per_s, box_of(each)) for each in (latency_ms_RB.ravel(), latency_ms_RB.max(1)))
+    own, held = (spread(rate_per_s, each) for each in (latency_ms_RB.ravel(), latency_ms_RB.max(1)))
     return {"own": own, "held": held}
 
 
-def box_of(values_N: FloatArray) -> Box:
-    """Minimum, quartiles and maximum."""
-    return Box(*np.percentile(values_N, (0, 25, 50, 75, 100)).tolist())
+def spread(rate_per_s: float, values_N: FloatArray) -> Spread:
+    """Minimum, quartiles and maximum of the answers; NaN is none."""
+    box = Box(*np.nanpercentile(values_N, (0, 25, 50, 75, 100)).tolist())
+    return Spread(rate_per_s, float(np.isfinite(values_N).mean()), box)
 
 
 def on_cluster(problem: PlanProblem, inputs: Workload, effort: Effort) -> dict[str, dict[str, Spread]]:
@@ -118,7 +121,7 @@ def run(effort: Effort) -> StudyResult:
                 "Latencies (ms)",
                 COLUMNS,
                 tuple(
-                    (load, name, side, each.rate_per_s, *astuple(each.box))
+                    (load, name, side, each.rate_per_s, f"{each.answered:.2%}", *astuple(each.box))
                     for load, of_load in by_load.items()
                     for name, sides in of_load.items()
                     for side, each in sides.items()
