@@ -14,7 +14,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make test` has it: torch reads it when it is imported
 
 ON_RAY = (
-    "test_page_in_chromium.py",
     "test_answers_on_ray.py",
     "test_canary_on_ray.py",
     "test_cascade_on_ray.py",
@@ -27,13 +26,15 @@ ON_RAY = (
     "test_quickstart.py",
     "test_servers.py",
 )
-"""Files whose tests start Ray, or a browser, in the order in which one process runs them.
+"""Files whose tests start Ray, in the order in which one process runs them.
 
 Neighbours share a service where they can, and the one that kills Ray is the last that needs it.
 """
 
-LONG = ("test_simulation.py",)
-"""Files that take minutes: they start early, and their tests run in whichever process is free."""
+LONG = ("test_page_in_chromium.py", "test_simulation.py")
+"""Files that take minutes: they start early."""
+IN_PARTS = ("test_simulation.py",)
+"""Files whose tests run in whichever process is free."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             name = Path(file).name
-            return "on Ray" if name in ON_RAY else nodeid if name in LONG else file
+            return "on Ray" if name in ON_RAY else nodeid if name in IN_PARTS else file
 
     return ByFile(config, log)
 
