@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -291,12 +291,10 @@ def _fingerprint(model: EarlyExitModel) -> str:
 
 
 # Part of every file's name: raise it when `_SegmentGraph` or the export changes, so that older files are not used.
-EXPORT_VERSION = 5
+EXPORT_VERSION = 6
 # The first opset with Gelu as one node is 20. From 23 on attention is one node too, but ONNX Runtime 1.31 refuses it
 # with a mask that is the same for all queries, as ours is.
 OPSET = 20
-# A file is one protobuf message, which cannot be longer; the graph beside the weights is far below the margin.
-MAX_WEIGHT_BYTES = 2**31 - 2**24
 
 EXIT_NAME = "outputs"
 LONGEST = torch.export.Dim("T")
@@ -322,12 +320,13 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
             verbose=False,
         )
     assert program is not None
-    _check_size(program.model.graph.initializers.values(), segment)
     # Another process may export the same segment: the last one replaces a whole file by an equal one.
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Weights lie beside the graph, so that ONNX Runtime maps them and processes share them.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        program.save(Path(folder) / path.name, external_data=False)
-        os.replace(Path(folder) / path.name, path)
+        program.save(Path(folder) / path.name, external_data=True)
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the graph last: what is there has its weights
+            os.replace(file, path.parent / file.name)
 
 
 def export_elsewhere(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
@@ -429,15 +428,6 @@ def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, d
 def _free_sizes(name: str) -> dict[int, Any]:
     free: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
     return free | {1: LONGEST} if name in ("mask_BT", "owner_RT") else free
-
-
-def _check_size(weights: Iterable[Any], segment: Segment) -> None:
-    num_bytes = sum(weight.const_value.nbytes for weight in weights)
-    if num_bytes > MAX_WEIGHT_BYTES:
-        raise PlanError(
-            f"blocks {segment.first} to {segment.end - 1} hold {num_bytes / 1e9:.1f} GB of weights, more than one ONNX "
-            "file can: split them, or run them with torch"
-        )
 
 
 @contextmanager

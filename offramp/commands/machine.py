@@ -6,11 +6,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -21,6 +19,7 @@ from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ProfileJob
+from offramp.commands.output import in_own_process
 from offramp.commands.profile import cpu_name, profile_model
 from offramp.spec.model import with_rows
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from earlyexit.backends import BackendName
     from offramp.spec.documents import FolderDocument
 
-Result = TypeVar("Result")
 Say = Callable[[str], None]
 KEPT_FILE = "profile.json"
 MOST_S = 20.0
@@ -75,12 +73,6 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say) -> LatencyProfile:
     else:
         say(f"{said}; kept in {path}")
     return profile
-
-
-def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
-    """Runs a function in a process that ends with it: torch and a model would stay in the memory of this one."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(work, *arguments).result()
 
 
 def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prints results of commands, and checks options that several of them share."""
+"""Prints results of commands, checks options that several of them share, and runs functions in other processes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from earlyexit.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
+
+Result = TypeVar("Result")
 
 
 def make_table(
@@ -110,3 +113,16 @@ def make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
+
+
+def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
+    """Runs a function in a process that ends with it: torch, a model or the planner would stay in this one's memory.
+
+    Ctrl-C ends that process without a word; this one says what there is to say.
+    """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    silent = signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(1, get_context("spawn"), *silent) as process:
+        return process.submit(work, *arguments).result()

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,10 +19,9 @@ from earlyexit.errors import HeadLostError
 from earlyexit.network.store import CARD_FILE, ModelCard, read_card
 from offramp.commands.checkpoint import model_folder_of
 from offramp.commands.options import order_option
-from offramp.commands.output import command
+from offramp.commands.output import command, in_own_process
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.spec.documents import FolderDocument, IngressDocument
-from offramp.spec.file import read_service
 from offramp.spec.jobs import ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
@@ -30,12 +30,19 @@ EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "pho
 
 def run(job: ServeJob) -> None:
     """Serves until Ctrl-C or SIGTERM."""
-    if job.model.is_file():
-        found = read_service(job.model)
-        settings, ingress = found.settings, found.ingress.model_copy(update=job.ports)
-    else:
-        settings, ingress = folder_settings(job.document, servable(job.model), print), job.document.ingress
+    settings, ingress = in_own_process(_asked, job)
     _serve_until_stopped(settings, ingress, metrics_port=job.metrics_port, restart=job.restart)
+
+
+def _asked(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
+    """Returns what is served; planning loads 100 MB that serving does not need."""
+    if job.model.is_file():
+        from offramp.spec.file import read_service
+
+        found = read_service(job.model)
+        return found.settings, found.ingress.model_copy(update=job.ports)
+    say = partial(print, flush=True)
+    return folder_settings(job.document, servable(job.model), say), job.document.ingress
 
 
 def servable(model: Path) -> Path:

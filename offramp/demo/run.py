@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,10 +16,10 @@ from rich.console import Console
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.network.store import read_card
-from offramp.commands.machine import SLO_FACTOR, dispatch_for, in_own_process, plan_for, stock_s, with_slo
+from offramp.commands.machine import SLO_FACTOR, dispatch_for, plan_for, stock_s, with_slo
 from offramp.commands.options import DemoJob
+from offramp.commands.output import in_own_process
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
-from offramp.commands.serve import run as serve
 from offramp.demo.plans import (
     TIME_SCALE,
     V100_BATCH,
@@ -29,7 +30,6 @@ from offramp.demo.plans import (
 )
 from offramp.demo.service import hand_control, served
 from offramp.demo.turns import Load, Ran, table_of, take_turns
-from offramp.spec.jobs import ServeJob
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
@@ -97,7 +97,8 @@ def run(job: DemoJob) -> None:
     runs = job.out or Path("runs") / ("demo" if job.data is None else f"demo-{job.data.stem}")
     if job.keep:
         folder = in_own_process(_model_of, runs, job.data)
-        serve(ServeJob.model_validate({"model": folder, "port": job.port}))
+        serve = [sys.executable, "-P", "-m", "offramp", "serve", str(folder), "--port", str(job.port)]
+        os.execv(sys.executable, serve)  # this process has loaded more than serving needs
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is ended
         demo(runs, job.data, job.port, Console(highlight=False))
