@@ -106,7 +106,7 @@ bench-peers: $(COMPILED)  ## Against Ray Serve, LitServe and mosec, on OFFRAMP_D
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
 
-report: $(COMPILED)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
+report: $(COMPILED)  ## Every figure of the papers' evaluations again, with pictures in runs/report (hours); experiments/results and REPORT.md keep it
 	$(BIN)/python -m experiments.report --jobs 2
 
 report-quick: $(COMPILED)  ## The same on fewer points, into runs/report-quick (a minute)

@@ -18,7 +18,7 @@ from typing import get_args
 
 from deployments.local_ray.cluster import HttpFront
 from deployments.settings import ServeSettings
-from experiments.models import costless_model
+from experiments.live.model import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.sides import per_input

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from earlyexit.network.checkpoint import copy_tokenizer, random_model
+from earlyexit.network.store import save_model
+from earlyexit.tasks.label import LabelTask
 from experiments.data import RUNS, data_folder
-from experiments.models import tiny_model
 from experiments.problems import ENTROPY, PROBLEMS
 from experiments.recorded_exits import BERT12_EXITS, BERT12_SST2, bert12_sst2, drawn_exits
+from offramp.commands.packaged import resolve_backbone
 from offramp.commands.thresholds import outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.problem_file import read_problem
@@ -25,6 +28,9 @@ from profiles.records import ExitRecords
 
 FOLDER = RUNS / "emulated" / "model"
 NUM_DRAWN = 2000
+VOCABULARY = 30522
+"""Of the packaged tokenizer."""
+LABELS = ("negative", "positive")
 
 
 def make_model(folder: Path = FOLDER) -> ExitRecords:
@@ -50,6 +56,26 @@ def make_model(folder: Path = FOLDER) -> ExitRecords:
     )
     (folder / CALIBRATION_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return records
+
+
+def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int, max_length: int = 128) -> Path:
+    """One head, a ramp after every block but the last, two labels."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden_size,
+        "num_blocks": num_blocks,
+        "num_heads": 1,
+        "intermediate_size": hidden_size,
+        "max_length": max_length,
+    }
+    save_model(random_model(sizes, name=name, task=LabelTask(LABELS)), folder)
+    copy_tokenizer(resolve_backbone("minilm"), folder)
+    return folder
+
+
+def costless_model(folder: Path) -> Path:
+    """One tiny block: what is left is the price of everything around a model."""
+    return tiny_model(folder, name="costless", num_blocks=1, hidden_size=16)
 
 
 if __name__ == "__main__":

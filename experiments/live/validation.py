@@ -29,8 +29,7 @@ from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.errors import DataError
 from experiments.data import RUNS
 from experiments.kit import keep, show
-from experiments.live.model import FOLDER, make_model
-from experiments.models import LABELS
+from experiments.live.model import FOLDER, LABELS, make_model
 from experiments.problems import ENTROPY, PROBLEMS, stretched
 from offramp.demo.service import served
 from offramp.load.generator import LoadConfig, run_load

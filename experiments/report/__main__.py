@@ -1,9 +1,9 @@
 """Run every study, and write one REPORT.md of what they gave.
 
-    python -m experiments.report [--quick] [--jobs N] [--out FOLDER]
+    python -m experiments.report [NAME ...] [--quick] [--jobs N] [--out FOLDER]
 
-Results, pictures and the report go to runs/report/, with --quick to runs/report-quick/. A full report, without its
-pictures, is experiments/REPORT.md too. Minutes: the sum over the studies, which the report gives.
+Results, pictures and the report go to runs/report/, with --quick to runs/report-quick/. Full results are kept in
+experiments/results/ too, and experiments/REPORT.md is made of all that lie there, without pictures.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from experiments import studies
 from experiments.report.text import report_text
 from experiments.studies.__main__ import FIGURES, FOLDERS, run_logged
 from experiments.studies.picture import draw
-from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path
+from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path, write_record
 from offramp.commands.plan_picture import load_pyplot
 
-COMMITTED = Path("experiments", "REPORT.md")
+KEPT, COMMITTED = Path("experiments", "results"), Path("experiments", "REPORT.md")
 PRELOADED = ("experiments.studies.__main__", "experiments.studies.sides", "matplotlib.pyplot", "scipy.optimize")
 """Modules that most studies import: they are imported once, and every study is forked with them."""
 
@@ -37,6 +37,7 @@ PRELOADED = ("experiments.studies.__main__", "experiments.studies.sides", "matpl
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, write and say where it is; the exit status is 1 where a study failed, 130 after Ctrl-C."""
     parser = ArgumentParser(prog="python -m experiments.report", description="Run every study and write REPORT.md.")
+    parser.add_argument("names", nargs="*", default=studies.FIGURES, help="only these studies", metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="fewer points, into runs/report-quick")
     parser.add_argument("--jobs", type=int, default=1, help="studies at a time; measured times suffer above 1")
     parser.add_argument("--out", type=Path, help="another folder")
@@ -47,16 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     runner = Runner(folder=folder, effort=effort, console=console)
     try:
-        records = runner.run_all(studies.FIGURES, max(1, options.jobs))
+        records = runner.run_all(options.names, max(1, options.jobs))
     except KeyboardInterrupt:
         console.print(f"interrupted: what is finished is in {folder}")
         sys.exit(130)
     console.print(f"written: {write_report(records, folder)}")
-    if not options.quick and options.out is None and all(record.outcome.state == "done" for record in records):
-        COMMITTED.write_text(report_text(records, pictures=False), encoding="utf-8")
+    if not options.quick and options.out is None:
+        for record in records:
+            if record.outcome.state == "done":
+                write_record(record, KEPT)
+        COMMITTED.write_text(report_text(kept_records(), pictures=False), encoding="utf-8")
         console.print(f"written: {COMMITTED}")
     failed = [record.about.name for record in records if record.outcome.state == "failed"]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+def kept_records() -> list[Record]:
+    """Returns the studies' last full results."""
+    return [read_record(KEPT, name) for name in studies.FIGURES if record_path(KEPT, name).is_file()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
