@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -10,14 +11,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, OfframpError
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from rich.table import Column, Table
 
 Result = TypeVar("Result")
+PR_SET_PDEATHSIG = 1
+"""Option of prctl(2)."""
 
 
 def make_table(
@@ -118,11 +123,35 @@ def make_folder(out: Path) -> None:
 def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
     """Runs a function in a process that ends with it: torch, a model or the planner would stay in this one's memory.
 
-    Ctrl-C ends that process without a word; this one says what there is to say.
+    That process ends with this one, too. Raises what the function raises, if it is an OfframpError.
     """
-    from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    silent = signal.signal, (signal.SIGINT, signal.SIG_DFL)
-    with ProcessPoolExecutor(1, get_context("spawn"), *silent) as process:
-        return process.submit(work, *arguments).result()
+    context = get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sending, work, arguments))
+    process.start()
+    sending.close()
+    try:
+        result, error = receiving.recv()
+    except EOFError:  # it has printed why
+        process.join()
+        raise OfframpError(f"a process of this command ended with status {process.exitcode}") from None
+    finally:
+        process.terminate()
+        process.join()
+    if error is not None:
+        raise error
+    return cast(Result, result)
+
+
+def _send(sending: Connection, work: Callable[..., Result], arguments: tuple[object, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what the function has started
+    if sys.platform == "linux":  # SIGTERM, too, if the other process is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        result: Result | None = work(*arguments)
+        sending.send((result, None))
+    except OfframpError as error:
+        sending.send((None, error))

@@ -300,14 +300,14 @@ def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
     assert look_at_target(folder)[0].found.removeprefix(f"{folder}: ") in refused
 
 
-def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured) -> None:
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
     serve.run(ServeJob(model=checkpoint))
     [settings] = started
     assert [(split.first, split.end, split.ramps) for split in settings.plan.splits] == [(0, 3, ())]
     assert read_card(Path(settings.model)).label_names == ("weather", "bill")
-    assert f"for exits: offramp ramp {checkpoint} --data LOG" in capsys.readouterr().out
+    assert f"for exits: offramp ramp {checkpoint} --data LOG" in capfd.readouterr().out
 
 
 def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
