@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from earlyexit.network.store import read_card
@@ -123,3 +124,14 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
     assert again.provenance == first.provenance
     assert said[1].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
     assert said[2] == f"profile: {path}, of {first.provenance['created_at']}"
+
+
+def test_what_a_command_has_started_ends_with_it() -> None:
+    inner = "import time; print('on', flush=True); time.sleep(60)"
+    code = f"from offramp.commands.output import in_own_process; in_own_process(exec, {inner!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"on\n"
+        started = psutil.Process(command.pid).children(recursive=True)
+        command.kill()
+    assert psutil.wait_procs(started, timeout=10.0)[1] == []
