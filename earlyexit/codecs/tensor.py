@@ -54,12 +54,7 @@ class TensorCodec(Codec[Arrays]):
         of_column = {column.name: _schema(column.datatype, column.shape) for column in self._columns}
         if len(of_column) == 1:
             return next(iter(of_column.values()))
-        return {
-            "type": "object",
-            "properties": of_column,
-            "required": list(of_column),
-            "additionalProperties": False,
-        }
+        return {"type": "object", "properties": of_column, "required": list(of_column), "additionalProperties": False}
 
     def is_slow(self, rows: Sequence[Arrays]) -> bool:
         return sum(array.nbytes for row in rows for array in row) > LARGE_BYTES
@@ -116,11 +111,6 @@ def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]
 
 def _schema(datatype: str, shape: Sequence[int]) -> Mapping[str, Any]:
     if shape:
-        return {
-            "type": "array",
-            "items": _schema(datatype, shape[1:]),
-            "minItems": shape[0],
-            "maxItems": shape[0],
-        }
+        return {"type": "array", "items": _schema(datatype, shape[1:]), "minItems": shape[0], "maxItems": shape[0]}
     kind = DATATYPES[datatype].kind
     return {"type": "boolean" if kind == "b" else "number" if kind == "f" else "integer"}

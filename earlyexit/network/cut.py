@@ -20,13 +20,7 @@ from earlyexit.engine.device import Memory, Step, warm_up_length
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Seen, Segment, Split, WirePiece, values_of
-from earlyexit.network.model import (
-    EarlyExitModel,
-    Network,
-    SegmentRunner,
-    arbitrary_tensors,
-    from_wire,
-)
+from earlyexit.network.model import EarlyExitModel, Network, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.network.piece import (
     Piece,
     Tensors,
