@@ -188,10 +188,7 @@ def test_onnx_runtime_gives_what_torch_gives_in_any_batches(name: str, made: Mad
     model = made(name)
     segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
     middle = model.num_blocks // 2
-    halves = (
-        Segment(first=0, end=middle, ramp=middle - 1),
-        Segment(first=middle, end=model.num_blocks, ramp=None),
-    )
+    halves = (Segment(first=0, end=middle, ramp=middle - 1), Segment(first=middle, end=model.num_blocks, ramp=None))
     for number in (1, 2, 7):
         piece = piece_of(model, ConfidencePolicy(2.0), inputs_of(model, number))
         for segment in halves:

@@ -9,14 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earlyexit.words import (
-    LARGEST_ALPHA,
-    Words,
-    alpha_for,
-    left_of,
-    num_words,
-    standing_of,
-)
+from earlyexit.words import LARGEST_ALPHA, Words, alpha_for, left_of, num_words, standing_of
 
 CLS = (0, 0)
 

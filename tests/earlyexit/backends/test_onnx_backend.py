@@ -71,9 +71,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
-    made = OnnxSegments(model, cache=cache, num_threads=1)
-    made.prepare(EXPORTED)  # by one process, which needs seconds to begin
-    return made
+    return OnnxSegments(model, cache=cache, num_threads=1)
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> Piece:

@@ -71,10 +71,7 @@ def test_a_text_or_a_pair_is_its_token_ids_with_special_tokens_and_without_paddi
     assert listed(encoded) == [([1, 4, 5, 2],), ([1, 6, 3, 2],), ([1, 2],)]
     assert text_codec(folder).encode([]) == []
     encoded = pair_codec(folder).encode([("a b", "c"), ("a", "b c")])
-    assert listed(encoded) == [
-        ([1, 4, 5, 2, 6, 2], [0, 0, 0, 0, 1, 1]),
-        ([1, 4, 2, 5, 6, 2], [0, 0, 0, 1, 1, 1]),
-    ]
+    assert listed(encoded) == [([1, 4, 5, 2, 6, 2], [0, 0, 0, 0, 1, 1]), ([1, 4, 2, 5, 6, 2], [0, 0, 0, 1, 1, 1])]
     assert listed(pair_codec(folder).encode([("a b", "c")])) == listed(encoded)[:1]
 
 

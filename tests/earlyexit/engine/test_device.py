@@ -233,11 +233,7 @@ class Scene:
     def submit(self, names: str) -> list[str]:
         """The inputs that are admitted."""
         wire = WirePiece(
-            sample_ids=tuple(names),
-            next_block=0,
-            lengths_B=np.ones(len(names), np.int32),
-            tensors=(),
-            state_BS=None,
+            sample_ids=tuple(names), next_block=0, lengths_B=np.ones(len(names), np.int32), tensors=(), state_BS=None
         )
         members = [
             Member(sample_id=name, payload=Letters(sample_ids=(name,), next_block=0), sequence=1 + "abc".index(name))

@@ -192,10 +192,7 @@ CASES: dict[str, tuple[Callable[[Path], Case], list[tuple[tuple[int, ...], bool]
         [((2, 3, 4, 8), False)],
     ),
     "words": (partial(of_words, words_graph), [TOKENS]),
-    "all tokens in one row": (
-        partial(of_words, partial(turned_words_graph, "B*T"), cuts=[["seen"]]),
-        [TOKENS],
-    ),
+    "all tokens in one row": (partial(of_words, partial(turned_words_graph, "B*T"), cuts=[["seen"]]), [TOKENS]),
     "tokens before texts": (partial(of_words, partial(turned_words_graph, "TB"), cuts=[["seen"]]), [TOKENS]),
     "resnet": (resnet, [((16, 12, 12), False)]),
     "bert": (bert, [((32,), True)]),

@@ -6,7 +6,9 @@ import base64
 import io
 import json
 import shutil
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from earlyexit.backends import onnx
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.data.rows import PAIR, TEXT, LabelledRows, read_labelled
@@ -27,7 +30,7 @@ from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
 from offramp.client.protocol import Prediction
-from offramp.commands import serve
+from offramp.commands import machine, serve
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_of
 from offramp.commands.jobs import RampJob, TrainJob
@@ -280,6 +283,15 @@ def test_labels_count_where_all_fit(labels: tuple[str, str], warning: str, tmp_p
     assert warning in capsys.readouterr().err
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are planned, measured and exported here: another process would load for seconds what this one has."""
+    for module in (machine, serve):
+        monkeypatch.setattr(module, "in_own_process", lambda work, *given: work(*given))
+    monkeypatch.setattr(onnx, "export_elsewhere", lambda net, of: [*map(partial(onnx.export, net), of, of.values())])
+
+
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("tokenizer", "words"),
     [
@@ -300,16 +312,19 @@ def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
     assert look_at_target(folder)[0].found.removeprefix(f"{folder}: ") in refused
 
 
-def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured) -> None:
+@pytest.mark.usefixtures("in_this_process")
+def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its exports are those of the next test
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
     serve.run(ServeJob(model=checkpoint))
     [settings] = started
     assert [(split.first, split.end, split.ramps) for split in settings.plan.splits] == [(0, 3, ())]
     assert read_card(Path(settings.model)).label_names == ("weather", "bill")
-    assert f"for exits: offramp ramp {checkpoint} --data LOG" in capfd.readouterr().out
+    assert f"for exits: offramp ramp {checkpoint} --data LOG" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
     saved(tmp_path / "tuned", checkpoint)
     out, log, rows = tmp_path / "ramped", tmp_path / "log.csv", texts(700)
