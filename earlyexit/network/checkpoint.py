@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from earlyexit.codecs.prompt import copy_chat_files, write_chat_files
 from earlyexit.codecs.text import TOKENIZER_FILE
@@ -220,6 +222,20 @@ def add_ramps(
         model.head.load_state_dict(dict(head.weights))
     begin_bridges(model)
     return model
+
+
+DRAWS = (Tensor.normal_, Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_)
+
+
+class Unfilled(TorchFunctionMode):
+    """Modules that are made inside draw no weights: on the meta device torch would load its compiler for that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Returns the tensor that should be filled as it is."""
+        given = kwargs or {}
+        if func in DRAWS:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:

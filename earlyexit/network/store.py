@@ -218,7 +218,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     from safetensors.torch import load_file
 
     from earlyexit.families import find_family
-    from earlyexit.network.checkpoint import assemble
+    from earlyexit.network.checkpoint import Unfilled, assemble
     from earlyexit.network.model import ModelInfo
     from earlyexit.tasks import find_task
 
@@ -231,7 +231,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     info = ModelInfo(**facts, task=find_task(card.task))
     try:
         family = find_family(card.family)
-        with torch.device("meta" if family.lazy_weights else "cpu"):  # no time spent on random weights
+        with torch.device("meta" if family.lazy_weights else "cpu"), Unfilled():  # no time spent on random weights
             model = assemble(info, family.build(card.backbone, folder), card.ramps)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error

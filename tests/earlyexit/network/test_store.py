@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,22 @@ def test_texts_before_a_network_that_measures_attention_can(tmp_path: Path) -> N
     check_prunable(folder / "nowhere", {})
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"exported", "onnx"}))
+BUILT = sorted(set(FAMILIES) - {"exported", "onnx"})
+
+
+def test_models_wait_for_their_weights_without_torchs_compiler() -> None:
+    sizes = {family: SMALL if family in MEASURES_IMPORTANCE else {} for family in BUILT}
+    code = (
+        "import sys, torch; from earlyexit.families import find_family; "
+        "from earlyexit.network.checkpoint import Unfilled\n"
+        "with torch.device('meta'), Unfilled():\n"
+        f"    for family, sizes in {sizes}.items(): find_family(family).build(sizes)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
+
+
+@pytest.mark.parametrize("family", BUILT)
 def test_the_lists_of_families_are_those_of_their_backbones(family: str) -> None:
     sizes = {name: value for name, value in SMALL.items() if family in MEASURES_IMPORTANCE}
     backbone = find_family(family).build(sizes)
