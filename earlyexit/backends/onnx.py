@@ -299,14 +299,13 @@ EXPORT_VERSION = 6
 OPSET = 20
 
 EXIT_NAME = "outputs"
-LONGEST = torch.export.Dim("T")
-"""A single dimension for the exporter: slots are as long as the padded form."""
 
 
 def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
     """Write a segment's file; no other thread may run torch meanwhile: the exporter changes shared state."""
     values, tensors = _example_inputs(model, segment)
     inputs, outputs = value_names(model, segment.first), value_names(model, segment.end)
+    longest = torch.export.Dim("T")  # a single dimension: slots are as long as the padded form
     with quiet_exporter(), torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
             _SegmentGraph(model, segment).eval(),
@@ -316,8 +315,8 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
             input_names=[*inputs, *tensors],
             output_names=[*map(after_name, outputs), *([EXIT_NAME] if model.has_exit(segment) else [])],
             dynamic_shapes={
-                "values": tuple(_free_sizes(name) for name in inputs),
-                "tensors": {name: _free_sizes(name) for name in tensors},
+                "values": tuple(_free_sizes(name, longest) for name in inputs),
+                "tensors": {name: _free_sizes(name, longest) for name in tensors},
             },
             verbose=False,
         )
@@ -427,9 +426,9 @@ def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, d
     return values, index_tensors(model, layout)
 
 
-def _free_sizes(name: str) -> dict[int, Any]:
+def _free_sizes(name: str, longest: Any) -> dict[int, Any]:
     free: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
-    return free | {1: LONGEST} if name in ("mask_BT", "owner_RT") else free
+    return free | {1: longest} if name in ("mask_BT", "owner_RT") else free
 
 
 @cache
