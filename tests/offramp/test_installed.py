@@ -78,16 +78,14 @@ def test_plans_and_simulations_need_no_extra_and_other_commands_name_it(tmp_path
 
 def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:
     names = {canonicalize_name(Requirement(line).name) for line in PROJECT["project"]["optional-dependencies"]["serve"]}
+    packages_of = packages_distributions()
     modules = {
         module
-        for module, packages in packages_distributions().items()
+        for module, packages in packages_of.items()
         if names & {canonicalize_name(package) for package in packages} and module.isidentifier()
     }
     assert modules >= SERVED
-    assert (
-        names
-        == {canonicalize_name(package) for module in SERVED for package in packages_distributions()[module]} & names
-    )
+    assert names == names & {canonicalize_name(package) for module in SERVED for package in packages_of[module]}
 
 
 def test_the_wheel_holds_every_package_its_data_and_the_command(wheel: Path) -> None:

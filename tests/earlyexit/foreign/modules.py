@@ -231,7 +231,7 @@ class Placed(Texts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.types = nn.Embedding(2, 16)
+        self.types, self.layers = nn.Embedding(2, 16), self.layers[:1]
 
     def forward(  # type: ignore[override]
         self, token_type_ids: Tensor, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor

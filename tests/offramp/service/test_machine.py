@@ -118,6 +118,7 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
     assert loaded == "False"
     said, path = list[str](), model / KEPT_FILE
     monkeypatch.setattr(machine, "num_cores", lambda: 99)
+    monkeypatch.setattr(machine, "in_own_process", lambda work, *given: work(*given))
     first, again = (kept_profile(model, ProfileJob(), said.append) for _ in range(2))
     assert (first.lengths, first.ramps) == ((16,), (0, 1))
     assert first.tables[16].batches == BATCHES
