@@ -259,10 +259,7 @@ class OwnBackbone(Backbone):
             )
         return tuple(
             TensorSpec(
-                name=f"hidden_{k}",
-                shape=tuple(each.shape[1:]),
-                dtype=known[each.dtype],
-                per_token=self.max_length > 1,
+                name=f"hidden_{k}", shape=tuple(each.shape[1:]), dtype=known[each.dtype], per_token=self.max_length > 1
             )
             for k, each in enumerate(hidden)
         )

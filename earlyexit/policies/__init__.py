@@ -80,9 +80,7 @@ POLICIES = {
         mixes=True,
     ),
     "patience": _kind(
-        "counting:PatiencePolicy",
-        "patience",
-        leaves="so many ramps in a row repeated the label of the one before",
+        "counting:PatiencePolicy", "patience", leaves="so many ramps in a row repeated the label of the one before"
     ),
     "voting": _kind("counting:VotingPolicy", "votes", leaves="so many ramps gave the same label"),
     "recorded": _kind(

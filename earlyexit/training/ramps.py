@@ -96,10 +96,7 @@ class Descent:
         self.generator = torch.Generator().manual_seed(options.seed)
         steps = max(3, options.epochs * len(self.sizes))  # two rise, one falls: with fewer, torch divides by 0
         self.schedule = OneCycleLR(
-            self.optimizer,
-            max_lr=largest or options.learning_rate,
-            total_steps=steps,
-            pct_start=max(RISING, 2 / steps),
+            self.optimizer, max_lr=largest or options.learning_rate, total_steps=steps, pct_start=max(RISING, 2 / steps)
         )
 
     def epoch(self, loss: Callable[[Tensor], Tensor]) -> float:

@@ -237,11 +237,7 @@ CHANGES: dict[str, tuple[Sequence[Split], list[Event | str], str]] = {
         ["0 ab @2 <1.5", Switch(0.5, splits_of(0, 4))],
         "0 start 2:[a]; 1 drop [b]",
     ),
-    "another dispatch rule": (
-        splits_of(0, 4),
-        [Switch(0, splits_of(0, 4), "deferred"), "0 a <9"],
-        "8 start 0:[a]",
-    ),
+    "another dispatch rule": (splits_of(0, 4), [Switch(0, splits_of(0, 4), "deferred"), "0 a <9"], "8 start 0:[a]"),
     "budgets are those of the new plan": (
         ONE,
         ["0 x; 0.1 abcdef 3,2,2,9,1,1", Switch(0.5, splits_of(0, 4, batch=4, tokens=5)), Switch(2.5, ONE)],

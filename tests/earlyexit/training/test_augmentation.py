@@ -23,10 +23,7 @@ MOVED: dict[str, tuple[Moves, list[list[int]]]] = {
     "mirrored": (replace(STILL, mirrored_B=torch.tensor([True])), [[4, 3, 2, 1], [8, 7, 6, 5], [12, 11, 10, 9]]),
     "to the right": (replace(STILL, shift_B2=torch.tensor([[1.0, 0]])), [[0, 1, 2, 3], [0, 5, 6, 7], [0, 9, 10, 11]]),
     "up": (replace(STILL, shift_B2=torch.tensor([[0.0, -1]])), [[5, 6, 7, 8], [9, 10, 11, 12], [0, 0, 0, 0]]),
-    "half a turn": (
-        replace(STILL, turn_B=torch.tensor([radians(180)])),
-        [[12, 11, 10, 9], [8, 7, 6, 5], [4, 3, 2, 1]],
-    ),
+    "half a turn": (replace(STILL, turn_B=torch.tensor([radians(180)])), [[12, 11, 10, 9], [8, 7, 6, 5], [4, 3, 2, 1]]),
 }
 
 
