@@ -228,13 +228,13 @@ DRAWS = (Tensor.normal_, Tensor.uniform_, init.normal_, init.uniform_, init.kaim
 
 
 class Unfilled(TorchFunctionMode):
-    """Modules that are made inside draw no weights: on the meta device torch would load its compiler for that."""
+    """Modules on the meta device draw no weights: torch would load its compiler for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Returns the tensor that should be filled as it is."""
+        """Returns the tensor that should be filled as it is; elsewhere a network may draw what no file holds."""
         given = kwargs or {}
-        if func in DRAWS:
-            return given["tensor"] if "tensor" in given else args[0]
+        if func in DRAWS and (tensor := given["tensor"] if "tensor" in given else args[0]).is_meta:
+            return tensor
         return func(*args, **given)
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from earlyexit.families import FAMILIES, GENERATES, MEASURES_IMPORTANCE, find_family
 from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.checkpoint import Unfilled
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import check_prunable, load_model, read_card, save_model
 from tests.earlyexit.network.models import SMALL
@@ -68,6 +70,11 @@ def test_models_wait_for_their_weights_without_torchs_compiler() -> None:
         "print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
+
+
+def test_what_no_file_holds_is_drawn_where_weights_are_not_left_out() -> None:
+    with torch.device("cpu"), Unfilled():
+        assert nn.init.normal_(torch.zeros(9)).all()
 
 
 @pytest.mark.parametrize("family", BUILT)

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.core.routes import (
-    MOST_BATCHES,
-    PARTS,
-    FillFirst,
-    fill_first,
-    least_to_call,
-    weight_of,
-)
+from deployments.ingress.core.routes import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
 from deployments.wire.messages import assignments_on
 from earlyexit.network.boundary import Budget, Split
 from optimizer.placement import PlacedPlan
