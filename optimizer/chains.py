@@ -116,6 +116,7 @@ def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
         of_stages[0].insert(0, int(whole_LI[label, MOVE]))
         label = int(whole_LI[label, PARENT])
     latency_s, fill, stages, works = 0.0, 0.0, [], []
+    node = 0
     for splits in of_stages:
         device, last = int(moves.device_M[splits[0]]), splits[-1]
         pooled = [move for place, move in enumerate(splits) if not place or moves.pooled_M[move]]
@@ -126,15 +127,13 @@ def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
             seconds, latency_s = max(seconds, float(moves.hop_work_M[last])), latency_s + float(moves.hop_M[last])
         wait = float(sum(moves.wait_M[move] for move in splits if move not in pooled))
         works.append(StageWork(device=device, seconds=seconds, wait=wait))
-        cut = tuple(graph.split_of(_node_of(graph, move), move) for move in splits)
-        stages.append(Stage(device=graph.device_names[device], replicas=1, splits=cut))
+        cut = []
+        for move in splits:
+            cut.append(graph.split_of(node, move))
+            node = int(moves.to_M[move])
+        stages.append(Stage(device=graph.device_names[device], replicas=1, splits=tuple(cut)))
     column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
     return PricedChain(stages=tuple(stages), column=column, price=price)
-
-
-def _node_of(graph: Graph, move: int) -> int:
-    """The node that a split leaves."""
-    return int(np.searchsorted(graph.moves.first_move_P, move, side="right")) - 1
 
 
 def chosen(candidates: Sequence[PricedChain]) -> list[PricedChain]:

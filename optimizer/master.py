@@ -190,6 +190,7 @@ class _Program:
         for q, column in enumerate(self.columns):
             of_model.setdefault(column.model, []).append(q)
         share: int | None = None
+        share_unit = self.share_unit
         for model, demand in enumerate(self.demands):
             rated = of_model.get(model, [])
             if demand.rate_per_s is not None:
@@ -198,7 +199,7 @@ class _Program:
                 continue
             share = self.variable(cost=-1.0) if share is None else share
             self.limit(
-                [*((q, self.unit_Q[q] / self.share_unit / demand.weight) for q in rated), (share, -1.0)], lower=0.0
+                [*((q, self.unit_Q[q] / share_unit / demand.weight) for q in rated), (share, -1.0)], lower=0.0
             )
 
     @property

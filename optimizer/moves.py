@@ -6,7 +6,7 @@ another between the same nodes on the same device are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,8 @@ class Graph:
     block_P: IntArray
     rank_P: IntArray
     moves: MoveArrays
+    _splits: dict[tuple[int, ...], Split] = field(default_factory=dict, repr=False, compare=False)
+    """The splits that were asked for, also by graphs with some of these moves."""
 
     @property
     def num_moves(self) -> int:
@@ -90,17 +92,20 @@ class Graph:
         problem, moves = self.problem, self.moves
         first, entry = int(self.block_P[node]), int(self.rank_P[node])
         end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
-        ranks = ranks_of(problem)
-        seconds = seconds_of(problem, self.device_names[moves.device_M[move]])
+        device, batch = int(moves.device_M[move]), int(moves.batch_M[move])
+        key = first, entry, end, last, device, batch
+        if key in self._splits:
+            return self._splits[key]
+        ranks, seconds = ranks_of(problem), seconds_of(problem, self.device_names[device])
         least_EQ = np.empty((problem.num_blocks + 1, len(ranks.share_Q)))
         before_Q = np.zeros(len(ranks.share_Q), dtype=np.int64)
-        batch = int(moves.batch_M[move])
         least_times(RULES[self.rule], first, entry, float(batch), seconds, ranks, least_EQ, before_Q)
         ramps: list[int] = []
         while last != entry:
             ramps.append(problem.ramps[last - 1])
             last = int(before_Q[last])
-        return Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
+        split = self._splits[key] = Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
+        return split
 
 
 class Nodes(NamedTuple):

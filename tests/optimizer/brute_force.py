@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import chain, combinations, product
 from typing import TypeVar
 
@@ -31,6 +32,8 @@ class Scores:
     batch_PS: FloatArray
     replicas_QG: FloatArray
     rate_per_s_PQ: FloatArray
+    filled_PQ: FloatArray
+    """Inputs that batches wait for."""
     latency_s_PQ: FloatArray
     mean_s_PQ: FloatArray
     overhead_P: FloatArray
@@ -73,9 +76,9 @@ class Twin:
 
     def __init__(self, problem: PlanProblem) -> None:
         self._problem = problem
-        self._seconds: dict[
-            tuple[Blocks, str, tuple[int, ...], tuple[float, ...], str, float], tuple[FloatArray, FloatArray]
-        ] = {}
+        self._seconds: dict[tuple[object, ...], FloatArray] = {}
+        self._rows_of = cache(_rows)
+        self._replicas_on = cache(self._replicas)
 
     def best(self, strategy: Strategy) -> Optimum | None:
         """The plan of the highest rate, the least cost or the least mean answer time; None where none meets it."""
@@ -103,7 +106,7 @@ class Twin:
         """Rate and times of every plan of a layout, by the definitions of the cost model."""
         problem = self._problem
         batch_PS = self._batches(layout)
-        replicas_QG = self._replicas(layout.devices)
+        replicas_QG = self._replicas_on(layout.devices)
         parts = self._parts(layout, batch_PS)
         rate_PQ = 1 / (parts.cycle_s_PG[:, None, :] / replicas_QG[None, :, :]).max(axis=2)
         served = rate_PQ if isinstance(problem.objective, MaximizeRate) else problem.objective.rate_per_s
@@ -119,6 +122,7 @@ class Twin:
             batch_PS=batch_PS,
             replicas_QG=replicas_QG,
             rate_per_s_PQ=rate_PQ,
+            filled_PQ=filled_PQ,
             latency_s_PQ=parts.fixed_s_P[:, None] + filled_PQ / served,
             mean_s_PQ=parts.mean_s_P[:, None] + mean_filled_PQ / served,
             overhead_P=parts.ramp_s_P / parts.block_s_P,
@@ -134,12 +138,11 @@ class Twin:
         for stage, (splits, device) in enumerate(zip(layout.stages, layout.devices, strict=True)):
             for index, blocks in enumerate(splits):
                 batch_P, share, waiting = batch_PS[:, column], runs[blocks[0]], reached[blocks[0]]
-                block_s_LP, ramp_s_LP = self._split_s(layout, blocks, device, batch_P, runs)
-                seconds_P = block_s_LP.sum(axis=0) + ramp_s_LP.sum(axis=0)
-                parts.block_s_P += block_s_LP.sum(axis=0)
-                parts.ramp_s_P += ramp_s_LP.sum(axis=0)
-                for block, block_s_P, ramp_s_P in zip(blocks, block_s_LP, ramp_s_LP, strict=True):
-                    parts.mean_s_P += reached[block] * (block_s_P + ramp_s_P)
+                block_s_P, ramp_s_P, mean_s_P = self._split_s(layout, blocks, device, batch_P, runs, reached)
+                seconds_P = block_s_P + ramp_s_P
+                parts.block_s_P += block_s_P
+                parts.ramp_s_P += ramp_s_P
+                parts.mean_s_P += mean_s_P
                 parts.cycle_s_PG[:, stage] += share * seconds_P / batch_P
                 parts.fixed_s_P += seconds_P
                 filled_P = batch_P * (1 / share if share else np.inf)
@@ -165,9 +168,15 @@ class Twin:
         return parts
 
     def _split_s(
-        self, layout: Layout, blocks: Blocks, device: str, batch_P: FloatArray, runs: Sequence[float]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Of every block (L) and of its ramp, looked up per measured batch size.
+        self,
+        layout: Layout,
+        blocks: Blocks,
+        device: str,
+        batch_P: FloatArray,
+        runs: Sequence[float],
+        reached: Sequence[float],
+    ) -> FloatArray:
+        """Of all blocks, of their ramps, and of both by the inputs without an answer: per measured batch size.
 
         What happened before a split counts by the share that it lets in.
         """
@@ -176,7 +185,7 @@ class Twin:
         crossed = bool(problem.crossing_tokens) and network != layout.used[0]
         left = problem.crossing_tokens[network] if crossed else 1.0
         inside = tuple(ramp for ramp in layout.ramps if ramp in blocks)
-        key = (blocks, device, inside, tuple(runs[block] for block in blocks), layout.after_answer, left)
+        key = blocks, device, inside, *((runs[block], reached[block]) for block in blocks), left
         if key not in self._seconds:
             block_s_LB, ramp_s_LB = np.zeros((2, len(blocks), len(table.batches)))
             for index, block in enumerate(blocks):
@@ -185,10 +194,9 @@ class Twin:
                 if block in inside:
                     ramp_s_B = table.ramp_s_EB[problem.ramps.index(block)]
                     ramp_s_LB[index] = _linear(expected_B, table.batches, _pruned(table, ramp_s_B, left))
-            self._seconds[key] = (block_s_LB, ramp_s_LB)
-        which_P = np.searchsorted(table.batches, batch_P)
-        block_s_LB, ramp_s_LB = self._seconds[key]
-        return block_s_LB[:, which_P], ramp_s_LB[:, which_P]
+            mean_s_B = np.array([reached[block] for block in blocks]) @ (block_s_LB + ramp_s_LB)
+            self._seconds[key] = np.array([block_s_LB.sum(axis=0), ramp_s_LB.sum(axis=0), mean_s_B])
+        return self._seconds[key][:, np.searchsorted(table.batches, batch_P)]
 
     def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:
         """T_x, of the inputs that leave a stage with one batch of its last split."""
@@ -196,12 +204,12 @@ class Twin:
         return link.delay_s + self._problem.bytes_per_sample_N[blocks[-1]] * leave_P / link.bandwidth_bytes_per_s
 
     def _batches(self, layout: Layout) -> FloatArray:
-        batch_PS = _rows([self._problem.latency[device].batches for _, device in layout.splits])
+        batch_PS = self._rows_of(*(self._problem.latency[device].batches for _, device in layout.splits))
         return batch_PS[(batch_PS == batch_PS[:, :1]).all(axis=1)] if layout.constant_batch else batch_PS
 
     def _replicas(self, devices: tuple[str, ...]) -> FloatArray:
         counts = {device: self._problem.devices[device].count for device in devices}
-        replicas_QG = _rows([range(1, counts[device] + 1) for device in devices])
+        replicas_QG = _rows(*(range(1, counts[device] + 1) for device in devices))
         enough_Q = np.ones(len(replicas_QG), dtype=bool)
         for device, count in counts.items():
             enough_Q &= replicas_QG[:, [each == device for each in devices]].sum(axis=1) <= count
@@ -248,7 +256,7 @@ def reached_by(problem: PlanProblem, active: Sequence[int], used: tuple[int, ...
     return [known[behind[max(ramps)]] if ramps else 1.0 for ramps in before]
 
 
-def _rows(choices: Sequence[Sequence[int]]) -> FloatArray:
+def _rows(*choices: Sequence[int]) -> FloatArray:
     """One row per way to choose one number from each."""
     return np.array(list(product(*choices)), dtype=np.float64).reshape(-1, len(choices))
 

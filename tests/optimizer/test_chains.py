@@ -127,15 +127,14 @@ Rates = tuple[float, float]
 
 def chains(problem: PlanProblem) -> dict[Devices, list[Rates]]:
     """Every chain of the space `best`, by what it uses; without those that another one is better than."""
-    at_one, at_half = (Twin(replace(problem, objective=MinimizeCost(rate_per_s=rate))) for rate in (1.0, 0.5))
+    twin = Twin(replace(problem, objective=MinimizeCost(rate_per_s=1.0)))
     limit_s = problem.slo.limit_s * (1 + 1e-9)
     found: dict[Devices, set[Rates]] = defaultdict(set)
     for layout in layouts(problem, "best"):
-        one, half = at_one.scores(layout), at_half.scores(layout)
+        one = twin.scores(layout)
         with np.errstate(divide="ignore", invalid="ignore"):  # where no input arrives, no batch fills
-            filled_PQ = half.latency_s_PQ - one.latency_s_PQ
-            room_PQ = limit_s - (one.latency_s_PQ - filled_PQ)
-            least_PQ = np.where(room_PQ > 0, filled_PQ / room_PQ, np.inf)
+            room_PQ = limit_s - (one.latency_s_PQ - one.filled_PQ)
+            least_PQ = np.where(room_PQ > 0, one.filled_PQ / room_PQ, np.inf)
         for q, replicas_G in enumerate(one.replicas_QG):
             used = tuple(
                 sum(int(count) for count, device in zip(replicas_G, layout.devices, strict=True) if device == name)
