@@ -116,7 +116,7 @@ def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
         of_stages[0].insert(0, int(whole_LI[label, MOVE]))
         label = int(whole_LI[label, PARENT])
     latency_s, fill, stages, works = 0.0, 0.0, [], []
-    node = 0
+    nodes = iter((0, *(int(moves.to_M[move]) for splits in of_stages for move in splits)))
     for splits in of_stages:
         device, last = int(moves.device_M[splits[0]]), splits[-1]
         pooled = [move for place, move in enumerate(splits) if not place or moves.pooled_M[move]]
@@ -127,11 +127,8 @@ def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
             seconds, latency_s = max(seconds, float(moves.hop_work_M[last])), latency_s + float(moves.hop_M[last])
         wait = float(sum(moves.wait_M[move] for move in splits if move not in pooled))
         works.append(StageWork(device=device, seconds=seconds, wait=wait))
-        cut = []
-        for move in splits:
-            cut.append(graph.split_of(node, move))
-            node = int(moves.to_M[move])
-        stages.append(Stage(device=graph.device_names[device], replicas=1, splits=tuple(cut)))
+        cut = tuple(graph.split_of(next(nodes), move) for move in splits)
+        stages.append(Stage(device=graph.device_names[device], replicas=1, splits=cut))
     column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
     return PricedChain(stages=tuple(stages), column=column, price=price)
 

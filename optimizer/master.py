@@ -198,9 +198,7 @@ class _Program:
                 self.limit(terms, lower=1.0, upper=1.0)  # no more arrives, so batches fill no sooner
                 continue
             share = self.variable(cost=-1.0) if share is None else share
-            self.limit(
-                [*((q, self.unit_Q[q] / share_unit / demand.weight) for q in rated), (share, -1.0)], lower=0.0
-            )
+            self.limit([*((q, self.unit_Q[q] / share_unit / demand.weight) for q in rated), (share, -1.0)], lower=0.0)
 
     @property
     def share_unit(self) -> float:

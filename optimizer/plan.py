@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -78,8 +78,8 @@ class PolicySpec:
     @property
     def settings(self) -> dict[str, Any]:
         """What is given beside the name."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "name"}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def policy_of_score(

@@ -412,7 +412,7 @@ def check_losses(losses: npt.NDArray[np.floating[Any]], *, zero_one: bool) -> No
     """Raise DataError for losses outside [0, 1], and for those in between where there are to be none."""
     if not ((losses >= 0) & (losses <= 1)).all():
         raise DataError("losses must be numbers from 0 to 1")
-    if zero_one and not np.isin(losses, (0, 1)).all():
+    if zero_one and not ((losses == 0) | (losses == 1)).all():
         raise DataError("losses are to be 0 or 1, and one lies between")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,7 @@ MOST_WINDOWS = 2**53
 """Above, floating point does not tell one window from the next."""
 
 
+@cache
 def empty(shape: StreamShape) -> Observations:
     """No inputs."""
     none_NR = (0, len(shape.ramps))

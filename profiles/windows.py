@@ -148,18 +148,19 @@ def last_break(reach_WR: FloatArray, go_on_WR: FloatArray) -> int:
     from scipy.stats import chi2
 
     num_windows, num_ramps = reach_WR.shape
-    if num_ramps == 0:
+    if num_ramps == 0 or num_windows < 2:
         return 0
     limit, by_chance = float(chi2.isf(FALSE_ALARM, num_ramps)), float(chi2.ppf(RARE, num_ramps))
-    from_before_W = [_from_before(reach_WR, go_on_WR, 0, window) for window in range(1, num_windows)]
+    from_before_W = _from_before(reach_WR, go_on_WR, 0, [*range(1, num_windows)])
     usual: list[float] = []
     start = 0
-    for window in range(1, num_windows):
-        difference = _from_before(reach_WR, go_on_WR, start, window)
+    for window, difference in enumerate(from_before_W, 1):
+        if start > max(0, window - COMPARED):
+            [difference] = _from_before(reach_WR, go_on_WR, start, [window])
         others = usual[-USUAL:]
         if len(others) < FEW_USUAL:  # and later ones, after those that are compared with this one
             others = others + from_before_W[window + COMPARED : window + COMPARED + FEW_USUAL - len(others)]
-        if len(others) >= LEAST_USUAL:
+        if difference > limit and len(others) >= LEAST_USUAL:
             drift = max(0.0, float(np.quantile(others, RARE)) - by_chance)
             if difference > limit + BEYOND * drift:
                 start = window
@@ -168,21 +169,22 @@ def last_break(reach_WR: FloatArray, go_on_WR: FloatArray) -> int:
     return start
 
 
-def _from_before(reach_WR: FloatArray, go_on_WR: FloatArray, start: int, window: int) -> float:
-    """How a window differs from those before it, none older than `start`: twice the log likelihood ratio."""
-    before = slice(max(start, window - COMPARED), window)
-    reach_R, go_on_R = reach_WR[before].sum(0), go_on_WR[before].sum(0)
-    apart_R = _log_likelihood(reach_R, go_on_R) + _log_likelihood(reach_WR[window], go_on_WR[window])
-    together_R = _log_likelihood(reach_R + reach_WR[window], go_on_R + go_on_WR[window])
-    return 2 * float((apart_R - together_R).sum())
+def _from_before(reach_WR: FloatArray, go_on_WR: FloatArray, start: int, windows: list[int]) -> list[float]:
+    """How each window differs from those before it, none older than `start`: twice the log likelihood ratio."""
+    before = [slice(max(start, window - COMPARED), window) for window in windows]
+    reach_BR, go_on_BR = (np.array([all_WR[rows].sum(0) for rows in before]) for all_WR in (reach_WR, go_on_WR))
+    reach_WR, go_on_WR = reach_WR[windows], go_on_WR[windows]
+    apart_WR = _log_likelihood(reach_BR, go_on_BR) + _log_likelihood(reach_WR, go_on_WR)
+    together_WR = _log_likelihood(reach_BR + reach_WR, go_on_BR + go_on_WR)
+    return [2 * each for each in (apart_WR - together_WR).sum(1).tolist()]
 
 
-def _log_likelihood(reach_R: FloatArray, go_on_R: FloatArray) -> FloatArray:
+def _log_likelihood(reach_WR: FloatArray, go_on_WR: FloatArray) -> FloatArray:
     """Of binomial counts at their own share; 0 where no input came or all did the same."""
     from scipy.special import xlogy
 
-    leave_R = reach_R - go_on_R
-    return np.asarray(xlogy(go_on_R, go_on_R) + xlogy(leave_R, leave_R) - xlogy(reach_R, reach_R))
+    leave_WR = reach_WR - go_on_WR
+    return np.asarray(xlogy(go_on_WR, go_on_WR) + xlogy(leave_WR, leave_WR) - xlogy(reach_WR, reach_WR))
 
 
 IntArray = npt.NDArray[np.int64]

@@ -168,13 +168,7 @@ class Twin:
         return parts
 
     def _split_s(
-        self,
-        layout: Layout,
-        blocks: Blocks,
-        device: str,
-        batch_P: FloatArray,
-        runs: Sequence[float],
-        reached: Sequence[float],
+        self, layout: Layout, blocks: Blocks, device: str, batch_P: FloatArray, runs: Shares, reached: Shares
     ) -> FloatArray:
         """Of all blocks, of their ramps, and of both by the inputs without an answer: per measured batch size.
 
@@ -286,6 +280,8 @@ def _linear(x_B: FloatArray, known: Sequence[int], value_B: FloatArray) -> Float
 
 T = TypeVar("T")
 Blocks = tuple[int, ...]
+Shares = Sequence[float]
+"""Of inputs, by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,9 +87,9 @@ class Piece:
         return [self.select([k]) for k in range(len(self))]
 
     def select(self, keep: Sequence[int]) -> Self:
-        return replace(
-            self,
+        return type(self)(
             sample_ids=tuple(self.sample_ids[k] for k in keep),
+            next_block=self.next_block,
             lengths_B=self.lengths_B[list(keep)],
             tokens=tuple(self.tokens[k] for k in keep),
             runs=tuple(self.runs[k] for k in keep),
@@ -187,7 +187,7 @@ class Arithmetic(Runner[Any]):
             if is_last:
                 yield Step(answers=answers, survivors=None, seen=seen)
                 return
-            if not batch.stays:
+            if leaving and not batch.stays:
                 inside = inside.select([k for k in range(len(inside)) if k not in leaving])
             survivors = inside if len(inside) else None
             if answers or seen or block + 1 == split.end:

@@ -393,12 +393,13 @@ class IngressCounts:
         return None
 
     def _count(self) -> None:
+        if not self._uncounted_s:
+            return
         seconds_N = np.array(self._uncounted_s)
         self._uncounted_s = array("d")
         self._in_slo += int((seconds_N <= self._slo_s).sum())
         buckets_N = np.floor(np.log(np.maximum(seconds_N, SHORTEST_S)) * PER_BUCKET).astype(np.int64)
-        for bucket, number in zip(*np.unique(buckets_N, return_counts=True), strict=True):
-            self._latencies[int(bucket)] += int(number)
+        self._latencies.update(np.sort(buckets_N).tolist())
 
 
 LONGEST_RETRY_S = 30.0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from earlyexit.codecs.prompt import PromptCodec
-from tests.earlyexit.families.decoders import byte_tokenizer
 
 BEGIN, START, END = 256, 257, 258
 TEMPLATE = (
@@ -17,6 +16,15 @@ TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{'<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>"
     "' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token per byte, of which many are no characters by themselves."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: k for k, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def marked_tokenizer() -> Tokenizer:

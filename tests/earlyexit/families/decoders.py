@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from earlyexit.families.base import Pretrained
@@ -23,6 +22,7 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps import RampStyle
 from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
+from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.network.cuts import cuts_of, in_random_order
 from tests.earlyexit.network.models import ramped
 
@@ -89,15 +89,6 @@ def model_of(
 def backbone_of(model: EarlyExitModel) -> DecoderBackbone:
     assert isinstance(model.backbone, DecoderBackbone)
     return model.backbone
-
-
-def byte_tokenizer() -> Tokenizer:
-    """A token per byte, of which many are no characters by themselves."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={each: k for k, each in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def sequence(prompt: Sequence[int], *, chunk: int = 64, stops: Sequence[str] = (), **changes: Any) -> TokenSequence:

@@ -17,7 +17,8 @@ from earlyexit.network.boundary import entering
 from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvShape, KvStore, Run
 from earlyexit.sequences.kv_memory import places_of
 from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence, choose
-from tests.earlyexit.families.decoders import byte_tokenizer, sequence
+from tests.earlyexit.codecs.prompts import byte_tokenizer
+from tests.earlyexit.families.decoders import sequence
 
 NUMBER = 2**31 + 5
 """In halves 1 and 5."""

@@ -7,7 +7,8 @@ from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.token import TokenTask
 from experiments.generation.speed import Engine, Job, ScriptedPolicy, plans
-from tests.earlyexit.families.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, byte_tokenizer, hf_decoder
+from tests.earlyexit.codecs.prompts import byte_tokenizer
+from tests.earlyexit.families.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, hf_decoder
 
 JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5), Job((30, 31, 32), 1), Job((5, 6), 6)]
 RAMP = 2

@@ -43,7 +43,8 @@ from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.table import FloatArray
 from tests.earlyexit.codecs.pictures import file_of
-from tests.earlyexit.families.decoders import byte_tokenizer, hf_decoder
+from tests.earlyexit.codecs.prompts import byte_tokenizer
+from tests.earlyexit.families.decoders import hf_decoder
 from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq
 from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps
 from tests.exit_records import exit_records

@@ -53,7 +53,7 @@ from profiles.networks import (
 )
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from tests.earlyexit.families.decoders import byte_tokenizer
+from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import ABC, small
 from tests.latency_profile import latency_profile

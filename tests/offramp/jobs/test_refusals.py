@@ -36,8 +36,9 @@ from offramp.commands.train import train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.decision import Planned
 from optimizer.plan import Stage
+from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.data.dense_data import write_poses, write_scenes
-from tests.earlyexit.families.decoders import byte_tokenizer, decoder, hf_decoder
+from tests.earlyexit.families.decoders import decoder, hf_decoder
 from tests.earlyexit.families.encoder_decoders import hf_seq2seq
 from tests.earlyexit.network.models import small
 from tests.exit_records import exit_records

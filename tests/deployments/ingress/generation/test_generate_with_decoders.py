@@ -26,12 +26,12 @@ from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.deployments.service_here import Replica, Running, connected
 from tests.deployments.wire_fakes import soon
+from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
     VOCABULARY,
     Handfuls,
     backbone_of,
-    byte_tokenizer,
     decoder,
     hf_decoder,
     sequence,
