@@ -28,7 +28,6 @@ from profiles.windows import ROUNDING, SurvivalHistory, last_break
 
 # ARIMA.
 
-
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.97)
 """Autoregressive coefficients of a drift: without memory, up to nearly a straight line."""
 DRIFTS = np.geomspace(1e-3, 1e6, 24)
@@ -102,13 +101,11 @@ def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> 
     penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in _KNOWN_PARAMETERS])
     others_CX = (logs_CX.sum(1, keepdims=True) - logs_CX) / max(len(filters) - 1, 1)
     weights_CX = _akaike_weights(penalties_C[:, None] - 2 * (logs_CX + BORROWED * others_CX))
-    forecasts = [
-        _averaged(each, _KNOWN_NOISE, weights_C) for each, weights_C in zip(filters, weights_CX.T, strict=True)
-    ]
+    averaged = [_averaged(each, _KNOWN_NOISE, own_C) for each, own_C in zip(filters, weights_CX.T, strict=True)]
     return SeriesForecast(
-        mean_HX=np.array([mean_H for mean_H, _, _ in forecasts]).T,
-        variance_HX=np.array([variance_H for _, variance_H, _ in forecasts]).T,
-        how_X=tuple(how for _, _, how in forecasts),
+        mean_HX=np.array([mean_H for mean_H, _, _ in averaged]).T,
+        variance_HX=np.array([variance_H for _, variance_H, _ in averaged]).T,
+        how_X=tuple(how for _, _, how in averaged),
     )
 
 
@@ -187,7 +184,6 @@ def forecast_series(series_W: FloatArray, horizon: int) -> tuple[FloatArray, Flo
 
 
 # The request rate of the coming windows.
-
 
 WINDOW_S = 120.0
 """Length of a window where none is given: that of E3 (section 3.1)."""
@@ -388,7 +384,6 @@ def check_request(horizon: int, coverage: float) -> None:
 
 
 # Survival in the coming windows.
-
 
 LEAST_MOVES = 4.0
 """Inputs per window that must be expected to leave at a ramp, and to go on: of fewer the logit is too crooked."""

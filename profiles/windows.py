@@ -157,10 +157,9 @@ def last_break(reach_WR: FloatArray, go_on_WR: FloatArray) -> int:
     for window, difference in enumerate(from_before_W, 1):
         if start > max(0, window - COMPARED):
             [difference] = _from_before(reach_WR, go_on_WR, start, [window])
-        others = usual[-USUAL:]
-        if len(others) < FEW_USUAL:  # and later ones, after those that are compared with this one
-            others = others + from_before_W[window + COMPARED : window + COMPARED + FEW_USUAL - len(others)]
-        if difference > limit and len(others) >= LEAST_USUAL:
+        # Later windows, after those that are compared with this one, fill up.
+        later = from_before_W[window + COMPARED :][: max(0, FEW_USUAL - len(usual))]
+        if difference > limit and len(others := usual[-USUAL:] + later) >= LEAST_USUAL:
             drift = max(0.0, float(np.quantile(others, RARE)) - by_chance)
             if difference > limit + BEYOND * drift:
                 start = window

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -36,6 +37,8 @@ MOST_LINES_OF_AN_EXPERIMENT = 560
 """The figures of one idea stand in one file."""
 MOST_LINES_OF_A_FUNCTION = 60
 
+BODIES = ("body", "orelse", "handlers", "finalbody", "cases")
+"""Fields of a statement that hold statements."""
 Graph = Mapping[str, set[str]]
 
 
@@ -46,24 +49,33 @@ def sources() -> Mapping[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-@cache
-def syntax(module: str) -> ast.Module:
-    return ast.parse(sources()[module].read_text(encoding="utf-8"))
+class Module(NamedTuple):
+    """What is asked of a module. Its syntax is not kept: to look for garbage in all of it takes seconds."""
+
+    imports: frozenset[str]
+    """Dotted names of the modules that it imports, anywhere in it and for types too."""
+    functions: dict[str, int]
+    """The lines of each."""
+    classes: list[str]
+    """Those that are inside of nothing else."""
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    """Dotted names of the modules that one imports, anywhere in it and for types too."""
-    found: set[str] = set()
-    for node in ast.walk(syntax(module)):
+def read(module: str) -> Module:
+    syntax = ast.parse(sources()[module].read_text(encoding="utf-8"))
+    imports, functions, statements = set[str](), dict[str, int](), list[ast.AST]([syntax])
+    for node in statements:  # which grow meanwhile
+        statements += (part for name in BODIES for part in getattr(node, name, ()))
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} imports relatively"
             assert node.module is not None
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in sources() else node.module for name in names}
-    return frozenset(found)
+            imports |= {name if name in sources() else node.module for name in names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions[f"{module}.{node.name}:{node.lineno}"] = (node.end_lineno or 0) - node.lineno + 1
+    return Module(frozenset(imports), functions, [node.name for node in syntax.body if isinstance(node, ast.ClassDef)])
 
 
 def top(module: str) -> str:
@@ -100,7 +112,9 @@ def side_by_side(parent: str) -> Graph:
     for module in modules_in(parent.replace(".", "/")):
         folder, used = ".".join(module.split(".")[:depth]), graph
         if is_folder(folder):
-            others = {".".join(name.split(".")[:depth]) for name in imports(module) if name.startswith(f"{parent}.")}
+            others = {
+                ".".join(name.split(".")[:depth]) for name in read(module).imports if name.startswith(f"{parent}.")
+            }
             used.setdefault(folder, set()).update(other for other in others - {folder} if is_folder(other))
     return graph
 
@@ -117,14 +131,14 @@ def test_imports_run_one_way() -> None:
     wrong = {
         f"{module} -> {name}"
         for module in sources()
-        for name in imports(module)
+        for name in read(module).imports
         if top(name) in {*FOLDERS, "tests"} - MAY_IMPORT[top(module)] - {top(module)} and name not in FOR_EVERYONE
     }
     assert wrong == set()
 
 
 def test_no_module_imports_itself_in_a_circle_not_even_for_types() -> None:
-    graph = {module: {name for name in imports(module) if name in sources()} - {module} for module in sources()}
+    graph = {module: {name for name in read(module).imports if name in sources()} - {module} for module in sources()}
     assert circle(graph) == []
 
 
@@ -139,12 +153,12 @@ def test_a_circle_is_found_where_there_is_one() -> None:
 
 
 def test_what_everyone_may_import_imports_nothing_of_ours() -> None:
-    assert {name for module in FOR_EVERYONE for name in imports(module) if top(name) in FOLDERS} == set()
+    assert {name for module in FOR_EVERYONE for name in read(module).imports if top(name) in FOLDERS} == set()
 
 
 def outside(folders: Iterable[str], package: str) -> set[str]:
     """Modules of the folders that import a package."""
-    return {module for module in modules_in(*folders) if package in {top(name) for name in imports(module)}}
+    return {module for module in modules_in(*folders) if package in {top(name) for name in read(module).imports}}
 
 
 def test_ray_torch_and_asyncio_stay_where_they_belong() -> None:
@@ -155,22 +169,17 @@ def test_ray_torch_and_asyncio_stay_where_they_belong() -> None:
 
 def test_only_one_file_imports_private_modules_of_ray() -> None:
     private = ("ray._private", "ray.serve._private", "ray.experimental.internal_kv")
-    found = {module for module in sources() for name in imports(module) if name.startswith(private)}
+    found = {module for module in sources() for name in read(module).imports if name.startswith(private)}
     assert found == {"deployments.local_ray.private"}
 
 
 def test_the_core_of_the_ingress_knows_nothing_of_what_drives_it() -> None:
-    known = {name for module in modules_in(PURE) for name in imports(module) if top(name) == "deployments"}
+    known = {name for module in modules_in(PURE) for name in read(module).imports if top(name) == "deployments"}
     assert {name for name in known if not name.startswith("deployments.ingress.core.")} <= MAY_IMPORT_FROM_DEPLOYMENTS
 
 
 def test_no_function_is_too_long_to_read() -> None:
-    functions = {
-        f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for module in sources()
-        for node in ast.walk(syntax(module))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    functions = {name: number for module in sources() for name, number in read(module).functions.items()}
     assert {name: number for name, number in functions.items() if number > MOST_LINES_OF_A_FUNCTION} == {}
 
 
@@ -185,12 +194,8 @@ def test_every_file_of_tests_that_starts_ray_has_its_place_among_them() -> None:
 
 def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
     """But in experiments, each of which stands for itself."""
-    named = Counter(
-        (top(module), node.name)
-        for module in sources()
-        for node in syntax(module).body
-        if isinstance(node, ast.ClassDef) and top(module) != "experiments"
-    )
+    modules = [module for module in sources() if top(module) != "experiments"]
+    named = Counter((top(module), name) for module in modules for name in read(module).classes)
     assert [name for name, count in named.items() if count > 1] == []
 
 

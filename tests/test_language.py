@@ -54,6 +54,8 @@ class Place:
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
     """Comments and string constants of a module, with the line that each starts at; not names."""
     source = path.read_text(encoding="utf-8")
+    if not PERSONS.search(source):
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

@@ -162,19 +162,7 @@ def keep_a_place() -> AbstractContextManager[Any]:
 
 
 FAULTS: tuple[Fault, ...] = (
-    settle_twice,
-    lose_on_hang_up,
-    apply_an_old_plan,
-    obey_an_old_call,
-    take_an_old_reply,
-    leak_a_page,
-    leak_of_an_ingress,
-    forget_a_deadline,
-    loosen_a_threshold,
-    drop_a_retry,
-    try_for_ever,
-    miss_a_break,
-    wait_for_a_slot,
-    lose_in_a_change,
-    keep_a_place,
+    *(settle_twice, lose_on_hang_up, apply_an_old_plan, obey_an_old_call, take_an_old_reply),
+    *(leak_a_page, leak_of_an_ingress, forget_a_deadline, loosen_a_threshold, drop_a_retry),
+    *(try_for_ever, miss_a_break, wait_for_a_slot, lose_in_a_change, keep_a_place),
 )
