@@ -110,12 +110,10 @@ def side_by_side(parent: str) -> Graph:
     graph: dict[str, set[str]] = {}
     depth = parent.count(".") + 2
     for module in modules_in(parent.replace(".", "/")):
-        folder, used = ".".join(module.split(".")[:depth]), graph
+        folder, names = ".".join(module.split(".")[:depth]), read(module).imports
         if is_folder(folder):
-            others = {
-                ".".join(name.split(".")[:depth]) for name in read(module).imports if name.startswith(f"{parent}.")
-            }
-            used.setdefault(folder, set()).update(other for other in others - {folder} if is_folder(other))
+            others = {".".join(name.split(".")[:depth]) for name in names if name.startswith(f"{parent}.")}
+            graph.setdefault(folder, set()).update(other for other in others - {folder} if is_folder(other))
     return graph
 
 
@@ -184,12 +182,8 @@ def test_no_function_is_too_long_to_read() -> None:
 
 
 def test_every_file_of_tests_that_starts_ray_has_its_place_among_them() -> None:
-    files = [
-        path
-        for path in (ROOT / "tests" / "end_to_end").glob("test_*.py")
-        if "mark.ray" in path.read_text(encoding="utf-8")
-    ]
-    assert {path.name for path in files} <= set(ON_RAY)
+    files = (ROOT / "tests" / "end_to_end").glob("test_*.py")
+    assert {path.name for path in files if "mark.ray" in path.read_text(encoding="utf-8")} <= set(ON_RAY)
 
 
 def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
