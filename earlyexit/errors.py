@@ -42,6 +42,8 @@ class OfframpError(Exception):
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
     exit_status: ClassVar[int] = 1
+    kind: ClassVar[str] = "offramp"
+    """The error's name in JSON answers, metrics and logs: `DeadlineError` -> `deadline`."""
 
     def __init_subclass__(
         cls, *, http_status: int | None = None, grpc_status: str | None = None, exit_status: int | None = None
@@ -51,12 +53,8 @@ class OfframpError(Exception):
         cls.http_status = http_status or cls.http_status
         cls.grpc_status = grpc_status or cls.grpc_status
         cls.exit_status = exit_status or cls.exit_status
-
-    @property
-    def kind(self) -> str:
-        """The error's name in JSON answers, metrics and logs: `DeadlineError` -> `deadline`."""
-        name = type(self).__name__.removesuffix("Error")
-        return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+        name = cls.__name__.removesuffix("Error")
+        cls.kind = "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
     @property
     def log_text(self) -> str:
