@@ -21,7 +21,7 @@ def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
     """The kernel as machine code, made at its first call; other threads run meanwhile, and x/0 is infinite.
 
     numba renews kept code when the kernel's own file changes, but not when a kernel of another file that it calls does.
-    So it is kept in a folder named for all sources of the planner.
+    So it is kept in a folder named for all of the planner's sources that hold kernels.
     """
     before = config.CACHE_DIR  # type: ignore[attr-defined]  # set from the environment when numba is imported
     config.CACHE_DIR = str(  # type: ignore[attr-defined]  # as above
@@ -44,8 +44,8 @@ def inlined(kernel: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def _fingerprint() -> str:
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    return sha256(b"".join(each for each in sources if b"optimizer.compiled import" in each)).hexdigest()[:16]
 
 
 @cache

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import getclosurevars
 from pathlib import Path
+from re import MULTILINE, search
+from typing import Any
 
 import pytest
 
@@ -27,21 +30,13 @@ def add(one: int, other: int) -> int:
 """
 
 
-def half(of: float) -> float:
-    return of / 2
-
-
 def test_machine_code_is_kept_between_processes(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(ADD, encoding="utf-8")
     kept = tmp_path / "kept"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "NUMBA_CACHE_DIR": str(kept)}
     count = "import kernel; assert kernel.add(2, 3) == 5; print(sum(kernel.add.stats.cache_hits.values()))"
-    hits = [
-        subprocess.run(
-            [sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for _ in range(2)
-    ]
+    run = [sys.executable, "-c", count]
+    hits = [subprocess.check_output(run, env=environment, text=True).strip() for _ in range(2)]
     assert hits == ["0", "1"]
 
 
@@ -62,11 +57,24 @@ def test_what_is_planned_to_compile_the_planner_has_a_plan(part: Callable[[], li
     assert all(isinstance(each, Planned) for each in decisions)
 
 
+def kernels() -> set[Any]:
+    modules = [module for name, module in sys.modules.items() if name.startswith("optimizer.")]
+    return {value for module in modules for value in vars(module).values() if hasattr(value, "nopython_signatures")}
+
+
 def signatures() -> dict[str, int]:
     """Of every kernel, for how many types of arguments it was compiled, or read."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("optimizer.")]
-    kernels = {value for module in modules for value in vars(module).values() if hasattr(value, "nopython_signatures")}
-    return {f"{each.__module__}.{each.__name__}": len(each.nopython_signatures) for each in kernels}
+    return {f"{each.__module__}.{each.__name__}": len(each.nopython_signatures) for each in kernels()}
+
+
+def test_kernels_take_numbers_only_from_files_that_hold_kernels() -> None:
+    """Machine code that was kept is renewed when one of these changes."""
+    texts = [path.read_text(encoding="utf-8") for path in Path("optimizer").rglob("*.py")]
+    assigned = "".join(text for text in texts if "optimizer.compiled import" in text)
+    for kernel in kernels():
+        for name, value in getclosurevars(kernel.py_func).globals.items():
+            is_ours = isinstance(value, int | float) or getattr(value, "__module__", "").startswith("optimizer.")
+            assert not is_ours or search(rf"^(.*, )?{name}\b.* = |^(def|class) {name}\b", assigned, MULTILINE), name
 
 
 def in_whole_numbers(problem: PlanProblem) -> PlanProblem:
