@@ -33,8 +33,6 @@ NO_ASYNCIO = ("earlyexit", "profiles", "optimizer", "deployments/ingress/core")
 PURE = "deployments/ingress/core"
 MAY_IMPORT_FROM_DEPLOYMENTS = {"deployments.wire.messages", "deployments.settings"}
 """What the core of the ingress knows of its own folder: what is said between processes, and what users set."""
-MOST_LINES_OF_AN_EXPERIMENT = 560
-"""The figures of one idea stand in one file."""
 MOST_LINES_OF_A_FUNCTION = 60
 
 BODIES = ("body", "orelse", "handlers", "finalbody", "cases")

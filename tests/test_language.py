@@ -54,8 +54,6 @@ class Place:
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
     """Comments and string constants of a module, with the line that each starts at; not names."""
     source = path.read_text(encoding="utf-8")
-    if not PERSONS.search(source):
-        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
@@ -84,6 +82,7 @@ def places(name: str) -> list[Place]:
     return [
         Place(path=path, line=start + index, word=found[0], text=line)
         for path in files_of(name)
+        if PERSONS.search(path.read_text(encoding="utf-8"))
         for start, text in texts_of(path)
         if PERSONS.search(text)
         for index, line in enumerate(text.splitlines())

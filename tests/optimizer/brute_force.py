@@ -281,7 +281,6 @@ def _linear(x_B: FloatArray, known: Sequence[int], value_B: FloatArray) -> Float
 T = TypeVar("T")
 Blocks = tuple[int, ...]
 Shares = Sequence[float]
-"""Of inputs, by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
