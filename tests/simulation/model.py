@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -145,10 +145,9 @@ class Tokens(KvMemory):
 class Arithmetic(Runner[Any]):
     """Computes batches at once; the world says how long they take."""
 
-    def __init__(self, on_run: Callable[[Batch[Any]], None], *, sequences: bool) -> None:
+    def __init__(self, *, sequences: bool) -> None:
         self.memory: Any = Tokens() if sequences else None
         self.thresholds: dict[int, float] = {}
-        self._on_run = on_run
 
     def from_wire(self, wire: WirePiece) -> Piece:
         return read(wire)
@@ -170,7 +169,6 @@ class Arithmetic(Runner[Any]):
         )
 
     def run(self, batch: Batch[Any]) -> Iterator[Step[Any]]:
-        self._on_run(batch)
         split, inside = batch.split, _joined([member.payload for member in batch.members])
         if split.first == 0:
             inside = replace(inside, numbers=tuple(map(self._begun, inside.tokens, inside.runs, inside.numbers)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from deployments.ingress.build import encode_of
 from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
+from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import Dispatcher, sample_id_of
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.host import CallServer, StageHost
@@ -113,7 +115,7 @@ class Replica:
         self.slowness = 1.0
         self.stuck_until_s = 0.0
         self._rng = random.Random(f"{watch.seed} {name}")
-        self.runner = Arithmetic(watch.ran, sequences=watch.sequences)
+        self.runner = Arithmetic(sequences=watch.sequences)
         self.server = CallServer(loop)
         VirtualDriver.replica = self
         starts = STARTS if watch.networks else ()
@@ -145,6 +147,9 @@ class WatchedDispatcher(Dispatcher):
         self._watch = watch
         self.open: set[PendingInput] = set()
         """Inputs that were admitted and have no outcome."""
+        self.sent: Counter[PendingInput] = Counter()
+        """How often each was sent from the start."""
+        self.placements: dict[int, KVPlacement] = {}
 
     def submit(self, inputs: Any, deadline_s: float, settle: Settle, **others: Any) -> list[PendingInput]:
         taken = super().submit(inputs, deadline_s, self._checked(settle), **others)
@@ -152,6 +157,8 @@ class WatchedDispatcher(Dispatcher):
         return taken
 
     def step(self, encoded: Any, placement: Any, deadline_s: float, settle: Settle, **others: Any) -> PendingInput:
+        own = self.placements.setdefault(placement.number, placement)
+        self._watch.expect(own is placement, "every placement of a sequence has a number of its own")
         pending = super().step(encoded, placement, deadline_s, self._checked(settle), **others)
         self.open.add(pending)
         return pending
@@ -165,6 +172,9 @@ class WatchedDispatcher(Dispatcher):
         if send.call.is_first:
             full = len(inputs) <= budget.inputs and sum(each.tokens for each in inputs) <= (budget.tokens or math.inf)
             self._watch.expect(full or len(inputs) == 1, "a call of new inputs is one batch at most")
+            self.sent.update(inputs)
+            is_tried = max(map(self.sent.__getitem__, inputs)) <= MAX_ATTEMPTS
+            self._watch.expect(is_tried, "an input is sent from the start at most so many times")
         super().send(send)
 
     def _checked(self, settle: Settle) -> Settle:
@@ -297,8 +307,6 @@ class Watcher:
     clock: Events
     wrong: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    attempts: dict[str, set[str]] = field(default_factory=dict)
-    """By input, the attempts that replicas ran."""
 
     def expect(self, holds: bool, law: str) -> None:
         if not holds and law not in self.wrong:
@@ -311,15 +319,6 @@ class Watcher:
         thresholds = {} if policy is None else policy.thresholds
         looser = [ramp for ramp, least in CALIBRATED.items() if thresholds.get(ramp, 1.0) < least]
         self.expect(not looser, "no threshold is looser than its calibration")
-
-    def ran(self, batch: Batch[Any]) -> None:
-        """A replica runs a batch."""
-        for member in batch.members:
-            name, _, attempt = member.sample_id.rpartition(".")
-            if batch.split.first == 0 and attempt != "-1":
-                found = self.attempts.setdefault(name, set())
-                found.add(attempt)
-                self.expect(len(found) <= MAX_ATTEMPTS, "an input is sent from the start at most so many times")
 
 
 def is_sure_enough(number: int, exit_block: int) -> bool:

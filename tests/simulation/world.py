@@ -285,6 +285,7 @@ class World(Fleet):
                 self.watch.expect(not ingress.core.num_unanswered, "no input is left at an ingress")
                 self.watch.expect(ingress.core.oldest_epoch == ingress.core.placed.epoch, "no call is left open")
                 self.watch.expect(not ingress.generation.loop.num_running, "no sequence is left at an ingress")
+        self.watch.expect(not self.draining & self.replicas.keys(), "a replica that takes no more calls ends")
         for replica in self.replicas.values():
             self.watch.expect(not replica.num_kept, "no page is held at the end")
             self.watch.expect(not replica.host.device.engine.num_waiting, "no input is left at a replica")
