@@ -93,6 +93,9 @@ class VirtualDriver:
                 if found is not None:
                     replica.events.at(max(found, replica.events.time_s), ENDS, self._go_on)
                 return
+            calls = [call for each in replica.server._connections for call in each._calls.values()]
+            awaited = found.split.first or all(member.origin in calls for member in found.members)
+            replica.watch.expect(bool(awaited), "the model begins with no input of a call that was given up")
             replica.events.at(replica.events.time_s + replica.batch_s(), ENDS, self._end, found)
             if not self._device.engine.may_begin:
                 return
@@ -109,7 +112,7 @@ class Replica:
     """A replica of an accelerator type: the live host and call server."""
 
     def __init__(self, name: str, device: str, loop: Any, settings: ServeSettings, watch: Watcher) -> None:
-        self.name, self.device = name, device
+        self.name, self.device, self.watch = name, device, watch
         self.events: Events = loop.events
         self.is_alive = True
         self.slowness = 1.0
