@@ -213,6 +213,8 @@ class World(Fleet):
         """What the last callers heard."""
         self.epochs: dict[str, int] = {}
         """The newest that each replica followed."""
+        self.stages_of = {1: self.first.plan.stages}
+        """Of every plan that ingresses were told of, by its epoch."""
         self.draining: set[str] = set()
         self.is_closed = False
 
@@ -407,13 +409,17 @@ class World(Fleet):
             off_loop=_at_once,
             make_tuner=lambda _: Tuner(rng),
         )
-        self.controlling = self.loop.create_task(controller.run())
+        self.controlling = [self.loop.create_task(controller.run())]
 
     def _kill_controller(self) -> None:
         self.watch.say("controller dies")
-        self.controlling.cancel()
+        for task in self.controlling:
+            task.cancel()
         self.controller = None
         self.history._connection.rollback()  # what it had not committed is gone with its process
+        if random.Random(f"{self.watch.seed} disk {self.events.time_s}").random() < 0.5:
+            self.watch.say("its disk is lost")
+            self.history = History.open(Path(":memory:"), "simulation")
         self._at(0.5, self._start_controller)
 
     async def _sleep(self, seconds: float) -> None:
@@ -465,7 +471,7 @@ class World(Fleet):
             except (OfframpError, ConnectionError) as error:
                 self.watch.say(f"an order is refused: {type(error).__name__}")
 
-        self.loop.create_task(apply())
+        self.controlling.append(self.loop.create_task(apply()))
 
     # Faults
 
@@ -659,6 +665,8 @@ class World(Fleet):
 
     async def follow(self, placed: PlacedPlan) -> None:
         self.watch.say(f"follow {placed.epoch}")
+        same = self.stages_of.setdefault(placed.epoch, placed.plan.stages) == placed.plan.stages
+        self.watch.expect(same, "an epoch is of one plan")
         read = parse_placed(placed_document(placed))  # as it travels
         await self._tell(lambda ingress: ingress.follow(read))
 
