@@ -32,9 +32,7 @@ Neighbours share a service where they can, and the one that kills Ray is the las
 """
 
 LONG = ("test_page_in_chromium.py", "test_simulation.py")
-"""Files that take minutes: they start early."""
-IN_PARTS = ("test_simulation.py",)
-"""Files whose tests run in whichever process is free."""
+"""Files that take minutes: they start early. Tests of the last run in whichever process is free."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,7 +62,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             name = Path(file).name
-            return "on Ray" if name in ON_RAY else nodeid if name in IN_PARTS else file
+            return "on Ray" if name in ON_RAY else nodeid if name == LONG[-1] else file
 
     return ByFile(config, log)
 

@@ -128,8 +128,8 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
 
 
 def test_what_a_command_has_started_ends_with_it() -> None:
-    inner = "import time; print('on', flush=True); time.sleep(60)"
-    code = f"from offramp.commands.output import in_own_process; in_own_process(exec, {inner!r})"
+    sleeps = "import time; print('on', flush=True); time.sleep(60)"
+    code = f"from offramp.commands.output import in_own_process; in_own_process(exec, {sleeps!r})"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == b"on\n"

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from optimizer.live.reaction import (
-    ExpectedShares,
-    RateDeviation,
-    expected_shares,
-    rate_deviation,
-    survival_deviation,
-)
+from optimizer.live.reaction import ExpectedShares, RateDeviation, expected_shares, rate_deviation, survival_deviation
 from profiles.forecast import Method, RateForecast, SurvivalForecast
 
 METHOD = Method(how="assumed")
