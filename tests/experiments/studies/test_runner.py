@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from experiments import studies
-from experiments.report.__main__ import Runner, unknown, write_report
+from experiments.report.__main__ import COMMITTED, Runner, kept_records, unknown, write_report
 from experiments.report.text import report_text
 from experiments.studies.__main__ import run_study
 from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture, draw
@@ -189,3 +189,7 @@ def test_largest_ratios_are_taken_point_by_point_where_both_have_a_value() -> No
     assert largest_ratios(costs, "e3", lower_is_better=True) == Ratios(over_stock=2.0)
     for without in ({"stock": (None,), "e3": (5.0,)}, {"stock": (5.0,)}):
         assert largest_ratios(without, "e3") == Ratios()
+
+
+def test_the_committed_report_is_made_of_the_kept_results() -> None:
+    assert COMMITTED.read_text(encoding="utf-8") == report_text(kept_records(), pictures=False)
