@@ -8,7 +8,6 @@ from pathlib import Path
 RUNS = Path("runs")
 """Where experiments write; not in the repository."""
 
-
 DEFAULT = "../shared/data"
 
 

@@ -73,7 +73,6 @@ class TokenTimes:
 
 # The engine under one plan.
 
-
 PROMPT = "prompt"
 """What the ids of steps that see a prompt begin with."""
 

@@ -67,7 +67,6 @@ HOP_S = 0.01
 ENDLESS_BYTES_PER_S = 1e15
 """Emulated accelerators send no hidden state to each other: only the delay counts."""
 
-
 # The emulated cluster.
 
 

@@ -91,7 +91,6 @@ def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> floa
 
 # Servers that are up.
 
-
 WAIT_S = 0.005
 """For a batch to fill, where a server waits at all."""
 
@@ -200,7 +199,6 @@ def offramp_sides(
 
 
 # A side's turn.
-
 
 SEEDS_PER_ROUND = 1000
 """More than a round has probes, so that no two of a comparison see the same arrivals."""

@@ -12,10 +12,12 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -81,31 +83,37 @@ class Runner:
 
         Prints a line per finished study. Ctrl-C goes to the studies too; they end by themselves, and no other begins.
         """
+        waiting, running, found = deque(names), dict[int, tuple[str, BaseProcess]](), dict[str, Record]()
+        while waiting or running:  # in one thread: of two that wait, one may miss the exit status
+            while waiting and len(running) < jobs:
+                process = self._started(name := waiting.popleft())
+                running[process.sentinel] = name, process
+            for sentinel in wait(list(running)):
+                assert isinstance(sentinel, int)
+                name, process = running.pop(sentinel)
+                process.join()
+                record = found[name] = self._left(name, process.exitcode or 0)
+                outcome = record.outcome
+                ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
+                self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
+        return [found[name] for name in names]
 
-        def one(name: str) -> Record:
-            record = self.run(name)
-            outcome = record.outcome
-            ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
-            self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
-            return record
-
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, names))  # what is not begun is cancelled if this is interrupted
-
-    def run(self, name: str) -> Record:
-        """A new one, of the study's own command; a study that breaks gives one that says so."""
-        short = name.rpartition(".")[2]
-        path = record_path(self.folder, short)
-        path.unlink(missing_ok=True)  # what is read below is from this run
-        log = path.with_suffix(".log")
-        log.parent.mkdir(parents=True, exist_ok=True)
+    def _started(self, name: str) -> BaseProcess:
+        """Begins the study's own command."""
+        path = record_path(self.folder, name.rpartition(".")[2])
+        path.unlink(missing_ok=True)  # what is read afterwards is from this run
+        path.parent.mkdir(parents=True, exist_ok=True)
         arguments = [name, *(["--quick"] if self.effort == "quick" else []), "--out", str(self.folder)]
         context = get_context("forkserver")
         context.set_forkserver_preload([*PRELOADED])
-        process = context.Process(target=run_logged, args=(arguments, log, dict(os.environ)))
+        process = context.Process(target=run_logged, args=(arguments, path.with_suffix(".log"), dict(os.environ)))
         process.start()
-        process.join()
-        code = process.exitcode or 0
+        return process
+
+    def _left(self, name: str, code: int) -> Record:
+        """What an ended study has written; one that broke gives a record that says so."""
+        short = name.rpartition(".")[2]
+        log = record_path(self.folder, short).with_suffix(".log")
         try:
             record = read_record(self.folder, short)
         except DataError as error:

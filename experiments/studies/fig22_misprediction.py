@@ -32,7 +32,6 @@ STRATEGIES: dict[Effort, tuple[Strategy, ...]] = {"full": ("e3", "best"), "quick
 AT_ONCE = "half leave at once"
 """A case whose exits are made up."""
 
-
 LLAMA_BATCH = 16
 LLAMA = f"Llama, batch {LLAMA_BATCH}"
 LLAMA_GPUS, LLAMA_SLO_S = 16, 2.0

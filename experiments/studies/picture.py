@@ -113,7 +113,6 @@ def _check_lengths(title: str, length: int, series: Mapping[str, tuple[object, .
 
 # Pictures as SVG.
 
-
 COLORS = {"stock": "#7a7a7a", "early-exit": "#e69f00", "e3": "#0072b2", "serial": "#cc79a7", "best": "#009e73"}
 """A strategy looks the same in every picture (Okabe and Ito's palette, told apart by colour-blind readers too)."""
 OTHER_COLORS = ("#d55e00", "#56b4e9", "#8c6d1f", "#000000", "#b58fd6", "#8fb339")

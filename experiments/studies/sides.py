@@ -185,7 +185,6 @@ def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, length: Le
 
 # Contenders side by side: what each one's plan does on one problem and workload, row by row of a figure.
 
-
 COLUMNS = ("", "side", "goodput", "over its plan's", "splits", "batch", "worst case (ms)", "busy", "last split full")
 Choose = Callable[[PlanProblem], Mapping[str, Decision]]
 """From a problem to every contender's decision."""

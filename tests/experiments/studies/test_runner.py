@@ -116,7 +116,7 @@ def test_studies_run_as_processes_and_stand_in_their_order(tmp_path: Path) -> No
 def test_a_broken_study_has_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
     monkeypatch.setenv("OFFRAMP_FAKE", what)
     write_record(DONE, tmp_path)
-    outcome = runner(tmp_path).run(NAME).outcome
+    [outcome] = (each.outcome for each in runner(tmp_path).run_all([NAME], 1))
     assert outcome.state == "failed"
     assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
 
