@@ -192,4 +192,5 @@ def test_largest_ratios_are_taken_point_by_point_where_both_have_a_value() -> No
 
 
 def test_the_committed_report_is_made_of_the_kept_results() -> None:
+    assert [each.about.name for each in kept_records()] == [*studies.FIGURES], "of every study"
     assert COMMITTED.read_text(encoding="utf-8") == report_text(kept_records(), pictures=False)
