@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 Result = TypeVar("Result")
-PR_SET_PDEATHSIG = 1
-"""Option of prctl(2)."""
+PR_SET_PDEATHSIG = 1  # option of prctl(2)
 
 
 def make_table(
@@ -137,8 +136,10 @@ def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
     except EOFError:  # it has printed why
         process.join()
         raise OfframpError(f"a process of this command ended with status {process.exitcode}") from None
-    finally:
+    except KeyboardInterrupt:
         process.terminate()
+        raise
+    finally:
         process.join()
     if error is not None:
         raise error

@@ -41,8 +41,7 @@ def _asked(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
 
         found = read_service(job.model)
         return found.settings, found.ingress.model_copy(update=job.ports)
-    say = partial(print, flush=True)
-    return folder_settings(job.document, servable(job.model), say), job.document.ingress
+    return folder_settings(job.document, servable(job.model), partial(print, flush=True)), job.document.ingress
 
 
 def servable(model: Path) -> Path:
