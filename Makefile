@@ -51,7 +51,7 @@ runs/demo-generation/model/calibration.json: | $(STAMP)
 		--name smollm2 --chat --max-length 1024 --answers 32 --out runs/demo-generation/model
 	$(BIN)/offramp calibrate runs/demo-generation/model --data examples/generation/calibration.csv --answers 32 --budget 0.1
 
-# What one process has compiled, those that tests start need not compile again.
+# Processes that tests start use what earlier ones have compiled, whatever the environment says.
 # A file is run by one process, and all that starts Ray by the first (tests/conftest.py), which mostly waits: one more than there are cores.
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 TEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder

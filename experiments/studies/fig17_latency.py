@@ -77,7 +77,7 @@ def spreads(
 
 
 def spread(rate_per_s: float, values_N: FloatArray) -> Spread:
-    """Minimum, quartiles and maximum of the answers; NaN is none."""
+    """Minimum, quartiles and maximum of the answers; NaN stands for an input without one."""
     box = Box(*np.nanpercentile(values_N, (0, 25, 50, 75, 100)).tolist())
     return Spread(rate_per_s, float(np.isfinite(values_N).mean()), box)
 
