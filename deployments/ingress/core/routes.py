@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -136,8 +136,8 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
-def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0, *, fills: bool = False) -> list[int]:
-    """Returns replica indices, best first, for a piece of `weight`, given the weight that each holds.
+def rank(load: int, weight: int, batch: int, *, fills: bool = False) -> Rank:
+    """Returns the rank of a replica that holds this load, for a piece of `weight`; the smallest rank is the best.
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
     open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
@@ -145,98 +145,16 @@ def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0
 
     `fills`: idle replicas come last among those with no whole batch ahead. Replicas that share processors gain nothing
     from starting sooner: each batch reads all weights again, and takes the cores from the others.
-
-    Equal ones come in their order from the share `phase` of them on. An ingress knows of its own calls only: with a
-    phase of its own each begins elsewhere, where otherwise all would send to the same few.
     """
-    first = int(phase * len(loads))
-    order = [*range(first, len(loads)), *range(first)]
-    return sorted(order, key=lambda index: rank(loads[index], weight, batch, fills))
-
-
-def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
-    """Returns the rank of a replica that holds this load; the smallest rank is the best."""
     whole, started = divmod(load, batch)
     fits = started + weight <= batch
     return (load > 0 and not fills, whole if fits else whole + 1, -started if fits else 0, load)
 
 
-class FillFirst:
-    """`fill_first` for thousands of replicas that are asked for one at a time: gives the same first one.
-
-    Replicas by load, as bit sets: a choice costs one look per load there is, not one per replica.
-    """
-
-    def __init__(self, phase: float = 0.0) -> None:
-        self.phase = phase
-        self._first = 0
-        self._load_of: list[int | None] = []
-        """The load of each index; None where there is no replica."""
-        self._indices: list[int] = []
-        """The indices of the replicas, ascending."""
-        self._holding = [0]
-        """By load, the replicas that have it, as bits."""
-        self._orders: dict[tuple[int, int, bool], list[int]] = {}
-        """All loads by rank, for each weight, batch, and `fills`."""
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def add(self, index: int) -> None:
-        """Add a replica without load."""
-        self._load_of.extend([None] * (index + 1 - len(self._load_of)))
-        self._load_of[index] = 0
-        self._holding[0] |= 1 << index
-        insort(self._indices, index)
-        self._find_first()
-
-    def discard(self, index: int) -> None:
-        """Remove a replica; what is taken off it later is ignored."""
-        load = self._load_of[index] if index < len(self._load_of) else None
-        if load is not None:
-            self._load_of[index] = None
-            self._holding[load] ^= 1 << index
-            self._indices.remove(index)
-            self._find_first()
-
-    def load(self, index: int, weight: int) -> None:
-        """Put a piece on a replica; a negative weight takes it off. Unknown replicas are ignored."""
-        before = self._load_of[index] if index < len(self._load_of) else None
-        if before is None:
-            return
-        after = self._load_of[index] = before + weight
-        assert after >= 0, "more was taken off a replica than was put on it"
-        while after >= len(self._holding):
-            self._holding += [0] * len(self._holding)
-            self._orders.clear()
-        bit = 1 << index
-        self._holding[before] ^= bit
-        self._holding[after] |= bit
-
-    def take(self, weight: int, batch: int, *, fills: bool = False) -> int:
-        """Put a piece on the best replica, and return it; there must be one."""
-        index = self.choose(weight, batch, fills=fills)
-        self.load(index, weight)
-        return index
-
-    def choose(self, weight: int, batch: int, *, fills: bool = False) -> int:
-        """Returns the replica that `fill_first` puts first; there must be one."""
-        order = self._orders.get((weight, batch, fills)) or self._ranked(weight, batch, fills)
-        for load in order:
-            holding = self._holding[load]
-            if holding:
-                from_first = holding >> self._first << self._first if self._first else holding
-                found = from_first or holding
-                return (found & -found).bit_length() - 1
-        raise LookupError("no replica to choose from")
-
-    def _find_first(self) -> None:
-        self._first = self._indices[int(self.phase * len(self._indices))] if self._indices else 0
-
-    def _ranked(self, weight: int, batch: int, fills: bool) -> list[int]:
-        order = sorted(range(len(self._holding)), key=lambda load: rank(load, weight, batch, fills))
-        self._orders[weight, batch, fills] = order
-        return order
+def fill_first(loads: Sequence[int], weight: int, batch: int, *, fills: bool = False) -> int:
+    """Returns the index of the replica with the best rank, of equal ones the first; there must be one."""
+    best = min(set(loads), key=lambda load: rank(load, weight, batch, fills=fills))  # replicas are many, loads few
+    return loads.index(best)
 
 
 class Replica(Protocol):
@@ -262,8 +180,6 @@ class Hosting(Generic[ReplicaT]):
     """The weight of the calls of this ingress that it has for the stage."""
     sequences: set[int] = field(default_factory=set)
     """Sequences of this ingress whose keys and values it keeps."""
-    position: int = -1
-    """Its position among the offered replicas; -1 where it is not offered."""
 
 
 class StageReplicas(Generic[ReplicaT]):
@@ -273,14 +189,15 @@ class StageReplicas(Generic[ReplicaT]):
     """
 
     def __init__(self, phase: float) -> None:
-        """`phase`: the share of equal replicas to skip first, another one in every ingress."""
+        """`phase`: the share of the replicas that come last where they are equal.
+
+        An ingress knows of its own calls only: with a phase of its own each begins elsewhere, where otherwise all would
+        send to the same few.
+        """
         self._phase = phase
         self._known: dict[str, Hosting[ReplicaT]] = {}
         self._offered: list[Hosting[ReplicaT]] = []
-        self._by_load = FillFirst(phase)
-        """The loads of the offered replicas, by position."""
-        self._by_sequences = FillFirst(phase)
-        """The same, where the load is the number of sequences."""
+        """The replicas that take calls; of equal ones the first is chosen."""
 
     @property
     def is_up(self) -> bool:
@@ -292,9 +209,8 @@ class StageReplicas(Generic[ReplicaT]):
 
         A replica that hosts another stage now is known while it has calls or sequences of this one.
         """
-        before, self._offered = self._known, []
+        before, offered = self._known, list[Hosting[ReplicaT]]()
         for known in before.values():
-            known.position = -1
             if not known.replica.is_up:  # it has forgotten them
                 known.sequences.clear()
         self._known = {name: known for name, known in before.items() if known.sequences or known.load}
@@ -303,26 +219,19 @@ class StageReplicas(Generic[ReplicaT]):
             hosting = found if found is not None and found.replica is replica else Hosting(replica)
             self._known[replica.name] = hosting
             if replica.is_up:
-                self._offered.append(hosting)
-        self._by_load, self._by_sequences = FillFirst(self._phase), FillFirst(self._phase)
-        for position, hosting in enumerate(self._offered):
-            hosting.position = position
-            self._by_load.add(position)
-            self._by_load.load(position, hosting.load)
-            self._by_sequences.add(position)
-            self._by_sequences.load(position, len(hosting.sequences))
+                offered.append(hosting)
+        first = int(self._phase * len(offered))
+        self._offered = offered[first:] + offered[:first]
 
     def take(self, weight: int, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
-        """Puts a call on the best replica, and returns it; there must be one. See `weight_of` and `fill_first`."""
-        found = self._offered[self._by_load.take(weight, batch, fills=fills)]
+        """Puts a call on the best replica, and returns it; there must be one. See `weight_of` and `rank`."""
+        found = self._offered[fill_first([each.load for each in self._offered], weight, batch, fills=fills)]
         found.load += weight
         return found
 
     def done(self, hosting: Hosting[ReplicaT], weight: int) -> None:
         """Note that a call has ended."""
         hosting.load -= weight
-        if hosting.position >= 0:
-            self._by_load.load(hosting.position, -weight)
 
     def holder(self, placements: KVPlacements, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
         """Returns the replica of a call's sequences; sequences that have none here yet get one, of which there must be.
@@ -334,7 +243,7 @@ class StageReplicas(Generic[ReplicaT]):
         name = placements.replica
         if name is not None:
             found = self._known.get(name)
-            if found is None or found.position < 0:
+            if found is None or found not in self._offered:
                 raise lost(f"{name} takes no calls any more")
             return found
         found = self._with_room(placements, batch, fills)
@@ -348,19 +257,13 @@ class StageReplicas(Generic[ReplicaT]):
         if found is None or sequence not in found.sequences:
             return None
         found.sequences.remove(sequence)
-        if found.position >= 0:
-            self._by_sequences.load(found.position, -1)
         return found.replica
 
     def _with_room(self, placements: KVPlacements, batch: int, fills: bool) -> Hosting[ReplicaT]:
         """Returns a replica that has not refused the sequences, if there is any."""
-        avoids, number = placements.avoids, len(placements.each)
-        others = [each for each in self._offered if each.replica.name not in avoids] if avoids else []
-        if not others:
-            return self._offered[self._by_sequences.take(number, batch, fills=fills)]
-        found = others[fill_first([len(each.sequences) for each in others], number, batch, fills=fills)[0]]
-        self._by_sequences.load(found.position, number)
-        return found
+        others = [each for each in self._offered if each.replica.name not in placements.avoids] or self._offered
+        loads = [len(each.sequences) for each in others]
+        return others[fill_first(loads, len(placements.each), batch, fills=fills)]
 
 
 SMOOTHING = 0.1

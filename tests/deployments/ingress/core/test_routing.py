@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.core.routes import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
+from deployments.ingress.core.routes import (
+    MOST_BATCHES,
+    PARTS,
+    Hosting,
+    StageReplicas,
+    fill_first,
+    least_to_call,
+    rank,
+    weight_of,
+)
 from deployments.wire.messages import assignments_on
 from earlyexit.network.boundary import Budget, Split
 from optimizer.placement import PlacedPlan
@@ -34,9 +44,15 @@ RANKED = {
 """What replicas hold, the inputs of a piece, and the replicas in their order."""
 
 
+def ranked(loads: list[int], weight: int, batch: int, *, fills: bool = False) -> list[int]:
+    """The replicas, best first."""
+    return sorted(range(len(loads)), key=lambda index: rank(loads[index], weight, batch, fills=fills))
+
+
 def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -> None:
-    ranked = {name: fill_first(loads, weight, BATCH) for name, (loads, weight, _) in RANKED.items()}
-    assert ranked == {name: order for name, (_, _, order) in RANKED.items()}
+    for name, (loads, weight, order) in RANKED.items():
+        assert ranked(loads, weight, BATCH) == order, name
+        assert not loads or fill_first(loads, weight, BATCH) == order[0], name
 
 
 FILLED = {
@@ -50,8 +66,8 @@ FILLED = {
 
 
 def test_replicas_that_share_processors_are_filled_one_after_the_other() -> None:
-    ranked = {name: fill_first(loads, weight, BATCH, fills=True) for name, (loads, weight, _) in FILLED.items()}
-    assert ranked == {name: order for name, (_, _, order) in FILLED.items()}
+    for name, (loads, weight, order) in FILLED.items():
+        assert ranked(loads, weight, BATCH, fills=True) == order, name
 
 
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
@@ -101,13 +117,21 @@ def test_where_all_inputs_are_as_long_tokens_rank_replicas_as_inputs_do(
     budget = Budget(inputs=batch, tokens=batch * length)
     parts = [weight_of(budget, 1, length)[0] * load for load in loads]
     weighed = weight_of(budget, min(weight, batch), min(weight, batch) * length)
-    assert fill_first(parts, *weighed) == fill_first(loads, min(weight, batch), batch)
+    assert ranked(parts, *weighed) == ranked(loads, min(weight, batch), batch)
+
+
+@dataclass(frozen=True)
+class Up:
+    """A replica that takes calls."""
+
+    name: str
+    is_up: bool = True
 
 
 Step = tuple[str, int, int, int]
-"""What is done, to which replica, with which weight, at which batch."""
+"""What is done, with which call or replica, with which weight, at which batch."""
 STEPS = st.tuples(
-    st.sampled_from(["send", "send", "send", "end", "leave", "come back"]),
+    st.sampled_from(["send", "send", "send", "end", "offer"]),
     st.integers(0, 10**6),
     st.integers(1, 9),
     st.sampled_from([1, 3, 4, 8]),
@@ -121,46 +145,24 @@ STEPS = st.tuples(
     fills=st.booleans(),
     steps=st.lists(STEPS, max_size=120),
 )
-def test_one_choice_at_a_time_is_the_first_of_the_whole_ranking(
+def test_a_call_goes_to_the_first_of_the_ranking_which_begins_at_the_phase(
     num_replicas: int, phase: float, fills: bool, steps: list[Step]
 ) -> None:
-    router, loads, calls = FillFirst(phase), dict[int, int](), list[tuple[int, int]]()
-    for index in range(num_replicas):
-        router.add(index)
-        loads[index] = 0
+    replicas = [Up(str(index)) for index in range(num_replicas)]
+    stage, offered, calls = StageReplicas[Up](phase), replicas, list[tuple[Hosting[Up], int]]()
+    stage.offer(offered)
     for what, which, weight, batch in steps:
-        running = sorted(loads)
-        if what == "send" and running:
-            best = fill_first([loads[index] for index in running], weight, batch, phase, fills=fills)[0]
-            assert router.choose(weight, batch, fills=fills) == running[best]
-            assert router.take(weight, batch, fills=fills) == running[best]
-            loads[running[best]] += weight
-            calls.append((running[best], weight))
+        if what == "send":
+            ring = offered[int(phase * len(offered)) :] + offered[: int(phase * len(offered))]
+            loads = [sum(weight for hosting, weight in calls if hosting.replica is each) for each in ring]
+            found = stage.take(weight, batch, fills=fills)
+            assert found.replica is ring[ranked(loads, weight, batch, fills=fills)[0]]
+            calls.append((found, weight))
         elif what == "end" and calls:
-            index, weight = calls.pop(which % len(calls))
-            router.load(index, -weight)
-            loads[index] -= weight
-        elif what == "leave" and running:
-            index = running[which % len(running)]
-            router.discard(index)
-            del loads[index]
-            calls = [call for call in calls if call[0] != index]
-        elif what == "come back" and (away := sorted(set(range(num_replicas)) - set(loads))):
-            index = away[which % len(away)]
-            router.add(index)
-            loads[index] = 0
-        assert len(router) == len(loads)
-
-
-def test_unknown_replicas_have_no_load_and_none_is_chosen_from_none() -> None:
-    router = FillFirst()
-    router.load(3, 5)
-    router.discard(3)
-    with pytest.raises(LookupError, match="no replica to choose from"):
-        router.choose(1, BATCH)
-    router.add(3)
-    router.load(2, 5)
-    assert router.choose(1, BATCH) == 3
+            stage.done(*calls.pop(which % len(calls)))
+        elif what == "offer":
+            offered = replicas[which % num_replicas :]
+            stage.offer(offered)
 
 
 def test_a_replica_that_starts_during_a_change_gets_the_stages_of_both_plans_the_coming_ones_first() -> None:
