@@ -28,6 +28,7 @@ from deployments.api.parsing import InferRequest, Signature
 from deployments.api.server.in_serve import replace_server
 from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
+from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.calls import LATENCY_ENDS_S, IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
@@ -412,8 +413,8 @@ class Ingress(RpcMethods):
             "probe_agreement": self._core.agreement,
             "crossings": {
                 "inputs": self._core.counts.crossings.total(),
-                "p50_s": self._core.counts.crossing_quantile_s(0.5),
-                "p99_s": self._core.counts.crossing_quantile_s(0.99),
+                "p50_s": latency_s(self._core.counts.crossed_in, 0.5),
+                "p99_s": latency_s(self._core.counts.crossed_in, 0.99),
             },
             "stages": [[each for each in replicas if each["slot"] == slot] for slot in placed.slots],
         }

@@ -18,7 +18,6 @@ of counting decide the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from earlyexit.network.boundary import Split
 from optimizer.plan import Plan
@@ -66,7 +65,8 @@ class Admission:
         self._num_ingresses = num_ingresses
         self._counted_on_s = (1 - SAFETY) * slo_s
         self._begin(plan, None)
-        self._limit = self._planned
+        self.limit = self._planned
+        """What all that are unanswered at once may cost; infinite while nothing is known of the service."""
         self._seen = 0.0
         self._late = 0.0
         """Of what was seen."""
@@ -78,11 +78,6 @@ class Admission:
         """Within the window, as are what the contested took."""
         self._took_s: list[float] = []
 
-    @property
-    def limit(self) -> float:
-        """What all that are unanswered at once may cost; infinite while nothing is known of the service."""
-        return self._limit
-
     def follow(self, plan: Plan, tokens_per_input: float | None = None) -> None:
         """Another plan: its limit is expected to be as far from what it says as the last one's was.
 
@@ -92,12 +87,13 @@ class Admission:
         self._begin(plan, tokens_per_input)
         if math.isfinite(self._planned) and math.isfinite(before):
             least, most = PLANNED_SHARE
-            self._limit = max(self._filling, self._planned * min(max(self._limit / before, least), most))
+            self.limit = max(self._filling, self._planned * min(max(self.limit / before, least), most))
         elif math.isfinite(self._planned):
-            self._limit = self._planned
+            self.limit = self._planned
         elif counted_tokens != self.counts_tokens:
-            of_new_unit = self._limit * _change_of_unit(tokens_per_input, to_tokens=self.counts_tokens)
-            self._limit = max(self._filling, of_new_unit)
+            per_input = tokens_per_input or math.inf  # where nothing came yet, nothing is known in the other unit
+            of_new_unit = per_input if self.counts_tokens or not tokens_per_input else 1 / per_input
+            self.limit = max(self._filling, self.limit * of_new_unit)
         if counted_tokens != self.counts_tokens:
             self._fallen_s = -math.inf
         self._seen = self._late = 0.0
@@ -112,26 +108,26 @@ class Admission:
         """
         self._look_back(now_s)
         share = left_s / self._slo_s
-        too_many = unanswered + cost - self._limit * share
+        too_many = unanswered + cost - self.limit * share
         if not unanswered or too_many <= 0 or unanswered < self._room * share:
             return 0.0
         self._refused = True
-        return too_many * self._slo_s / self._limit
+        return too_many * self._slo_s / self.limit
 
     def answered(self, latency_s: float, ahead: float, cost: float, now_s: float) -> None:
         """An input that went as deep as inputs go took so long; see `cost_of`."""
         self._look_back(now_s)
         self._seen += 1
-        half = CONTESTED * self._limit
+        half = CONTESTED * self.limit
         is_contested, is_late = ahead >= half, latency_s >= self._counted_on_s
         if is_late and (is_contested or cost <= half):
             self._late += 1
             if is_contested or self._late > LATE_SHARE * self._seen:
                 self._fall(ahead, now_s)
         elif is_contested:
-            self._limit += min(RISE * self._limit, MOST_RISE * cost)
+            self.limit += min(RISE * self.limit, MOST_RISE * cost)
         # Under so low a limit that no such input is admitted behind this one, few inputs or none have as much ahead.
-        if is_contested or (ahead + 2 * cost > self._limit and not is_late):
+        if is_contested or (ahead + 2 * cost > self.limit and not is_late):
             self._took_s.append(latency_s)
 
     def given_up(self, waited_s: float, ahead: float, cost: float, now_s: float) -> None:
@@ -164,29 +160,26 @@ class Admission:
         return one_each / self._num_ingresses
 
     def _fall(self, ahead: float, now_s: float) -> None:
-        if math.isinf(self._limit):
-            self._limit = max(self._filling, ahead)
+        if math.isinf(self.limit):
+            self.limit = max(self._filling, ahead)
         if now_s >= self._fallen_s:
             self._fallen_s = now_s + self._slo_s
-            self._least = max(self._filling, self._limit * (1 - DEEPEST_FALL))
-        self._limit = max(self._least, self._limit * (1 - FALL))
+            self._least = max(self._filling, self.limit * (1 - DEEPEST_FALL))
+        self.limit = max(self._least, self.limit * (1 - FALL))
 
     def _look_back(self, now_s: float) -> None:
         """On a window that has ended: a limit that was too low by far would else rise as slowly as it is steered."""
         if now_s < self._window_ends_s:
             return
-        spare_s = SPARE * self._counted_on_s
-        if self._refused and self._took_s and (slow_s := _all_but_late(self._took_s)) < spare_s:
-            self._limit *= min(LEAP, spare_s / slow_s) if slow_s else LEAP
+        took_s, spare_s = sorted(self._took_s), SPARE * self._counted_on_s
+        if self._refused and took_s:
+            slow_s = took_s[-1 - int(LATE_SHARE * len(took_s))]  # of fewer than a hundred, the slowest
+            if slow_s < spare_s:
+                self.limit *= min(LEAP, spare_s / slow_s) if slow_s else LEAP
         self._seen, self._late = FADE * self._seen, FADE * self._late
         self._refused, self._took_s = False, []
         seconds, slos = WINDOW
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)
-
-
-def _all_but_late(took_s: Sequence[float]) -> float:
-    """What all took at most but `LATE_SHARE` of them: of fewer than a hundred, the slowest."""
-    return sorted(took_s)[-1 - int(LATE_SHARE * len(took_s))]
 
 
 def _full_cost(split: Split, mean_cost: float | None) -> float:
@@ -194,10 +187,3 @@ def _full_cost(split: Split, mean_cost: float | None) -> float:
     if mean_cost is None:
         return split.tokens or split.batch
     return split.budget.tokens_when_full(mean_cost)
-
-
-def _change_of_unit(tokens_per_input: float | None, *, to_tokens: bool) -> float:
-    """Where nothing came yet, nothing is known in the other unit."""
-    if not tokens_per_input:
-        return math.inf
-    return tokens_per_input if to_tokens else 1 / tokens_per_input

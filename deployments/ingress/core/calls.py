@@ -98,10 +98,11 @@ class Calls:
         """Returns a new call, which has the inputs now; of those, only `mine` if others merely travel along."""
         if mine is None:
             mine = inputs
-        has_s = 0.0
-        if self.rules.slo_s is None:
+        has_s = self.rules.slo_s
+        if has_s is None:
             has_s = max([each.deadline_s - each.arrived_s for each in mine], default=0.0)
-        reserve_s = route.reserve_s(stage) + self.rules.kept_s(has_s)
+        kept_s = 0.0 if has_s == math.inf else self.rules.slack * has_s  # for the unexpected, such as the way back
+        reserve_s = route.reserve_s(stage) + kept_s
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[each.deadline_s - now_s for each in mine])
         call = self.make(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
@@ -323,7 +324,7 @@ class IngressCounts:
         self.crossings: Counter[int] = Counter()
         """Inputs that went on to another network, by its first block; the next four are by that block too."""
         self.crossing_s: defaultdict[int, float] = defaultdict(float)
-        self._crossed_in: Counter[int] = Counter()
+        self.crossed_in: Counter[int] = Counter()
         """Crossings by latency bucket."""
         self.words: Counter[int] = Counter()
         self.pruned_words: Counter[int] = Counter()
@@ -378,19 +379,10 @@ class IngressCounts:
         self.crossings[block] += len(took_s)
         self.crossing_s[block] += sum(took_s)
         for seconds, inputs in Counter(took_s).items():  # those of one call took the same
-            self._crossed_in[bucket_of(seconds)] += inputs
+            self.crossed_in[bucket_of(seconds)] += inputs
         if words:
             self.words[block] += words
             self.pruned_words[block] += pruned_words
-
-    def crossing_quantile_s(self, share: float) -> float | None:
-        """Returns a quantile of the seconds that crossings took, at most 5 % too long; None before the first."""
-        left = share * self._crossed_in.total()
-        for bucket, inputs in sorted(self._crossed_in.items()):
-            left -= inputs
-            if left <= 0:
-                return BUCKET ** (bucket + 1)
-        return None
 
     def _count(self) -> None:
         if not self._uncounted_s:
@@ -449,11 +441,6 @@ class Outcomes:
         self._observations = observations
         self._rate = AnswerRate()
         self._max_queued = rules.max_queued
-
-    @property
-    def unanswered_tokens(self) -> int:
-        """The tokens of the inputs without an outcome."""
-        return sum([chain.unanswered_tokens for chain in self._chains.active])
 
     def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
         """Refuse inputs that cannot be answered in the seconds that are left: raises AdmissionError."""

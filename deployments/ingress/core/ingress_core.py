@@ -38,7 +38,7 @@ from deployments.ingress.core.calls import (
     Timers,
     picked,
 )
-from deployments.ingress.core.inputs import Chain, Chains, Inputs, PendingInput, Rules
+from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
 from deployments.ingress.core.steps import Steps
@@ -220,16 +220,14 @@ class IngressCore:
                 if inputs[0].placement is not None:
                     actions += self._steps.begin(chain.route, inputs, now_s)
                     continue
-                watch = self._drawn(inputs, chain, now_s)
+                if self._observations is None:
+                    watch: Watch | None = "stay" if self.route.stays else None
+                else:
+                    plan, share = chain.route.plan, self._rules.probe_share
+                    watch = self._observations.draw(inputs, plan, share, self._rng, now_s)
                 call = self._calls.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
                 actions.append(SendCall(call, *chain.route.entrance(probe=call.probe)))
         return actions
-
-    def _drawn(self, inputs: Inputs, chain: Chain, now_s: float) -> Watch | None:
-        """Decides what is observed of a new call's inputs."""
-        if self._observations is None:
-            return "stay" if self.route.stays else None
-        return self._observations.draw(inputs, chain.route.plan, self._rules.probe_share, self._rng, now_s)
 
     # Settle, or send on: parts of a call's reply. Inputs that the call does not have, or no longer, are passed over. A
     # block that the model does not have raises ExecutionError, and changes nothing.
@@ -349,14 +347,6 @@ class IngressCore:
             self._observations.forget(mine)
         return mine
 
-    def _begin_again(self, pause: Pause) -> Actions:
-        again = pause.end()
-        for chain, mine in self._chains.apart(again):
-            chain.queue.rejoin(mine)
-        if again:
-            self.counts.retries[pause.slot] += len(again)
-        return []
-
     # Later
 
     def wake(self, now_s: float) -> Actions:
@@ -385,7 +375,14 @@ class IngressCore:
     def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
         if kind == DEADLINE:
             return self._miss_deadline(thing, now_s)
-        return self._hang_up(thing, now_s) if kind == HANGING else self._begin_again(thing)
+        if kind == HANGING:
+            return self._hang_up(thing, now_s)
+        again = thing.end()
+        for chain, mine in self._chains.apart(again):
+            chain.queue.rejoin(mine)
+        if again:
+            self.counts.retries[thing.slot] += len(again)
+        return []
 
     def _miss_deadline(self, inputs: Inputs, now_s: float) -> Actions:
         """Drop a request's inputs, and watch the calls that still have some."""
@@ -416,7 +413,7 @@ class IngressCore:
 
     def _drop(self, inputs: Inputs, reason: str, error: OfframpError | None, now_s: float) -> Actions:
         """Settle inputs without an answer, wherever they are."""
-        waiting = [each for each in inputs if each.is_waiting]
+        waiting = [each for each in inputs if each.holder is None and not each.settled]
         actions = self._outcomes.drop(inputs, reason, error, now_s)
         for chain, mine in self._chains.apart(waiting):
             chain.queue.forget(mine)
@@ -441,7 +438,7 @@ class IngressCore:
             oldest_epoch=self.oldest_epoch,
             at_s=wall_s,
             unanswered=self.num_unanswered,
-            unanswered_tokens=self._outcomes.unanswered_tokens,
+            unanswered_tokens=sum(chain.unanswered_tokens for chain in self._chains.active),
             waiting=self.num_waiting,
             oldest_s=self._chains.oldest_s(now_s),
             **self.counts.totals(),

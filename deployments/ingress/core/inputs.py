@@ -56,15 +56,6 @@ class Rules:
             return None
         return Admission(plan, slo_s=self.slo_s, num_ingresses=self.num_ingresses)
 
-    def kept_s(self, has_s: float) -> float:
-        """The seconds that a stage which waits for a full batch leaves for the unexpected, such as the way back.
-
-        A share of the SLO or, without an SLO, of the time `has_s` that an input has.
-        """
-        if self.slo_s is not None:
-            return self.slack * self.slo_s
-        return 0.0 if has_s == math.inf else self.slack * has_s
-
 
 WHOLE: Final = -1
 """The attempt number of a whole text that travels beside the same text with pruned words."""
@@ -72,10 +63,6 @@ DUE: Final = "due"
 """The holder of the inputs of sequences that are sent next."""
 Settle = Callable[["PendingInput", Answer | OfframpError], None]
 """Called with an input's outcome: once, unless the input is given up."""
-
-
-def ignore_outcome(pending: PendingInput, outcome: Answer | OfframpError) -> None:
-    """The default of `PendingInput.settle`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -90,7 +77,7 @@ class PendingInput:
     """Its length for the network that it was last encoded for; 1 where inputs have no length."""
     encoded: Any = None
     """The encoded input; in a chain a `ChainEncoded`, with its row and its encoding for every network so far."""
-    settle: Settle = ignore_outcome
+    settle: Settle = lambda _input, _outcome: None
     key: str = field(default="", kw_only=True)
     """The caller's id of it, or an empty string."""
     request_id: str = field(default="", kw_only=True)
@@ -121,11 +108,6 @@ class PendingInput:
         made.chain, made.attempt, made.settled = self.chain, WHOLE, True
         return made
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits to be sent."""
-        return self.holder is None and not self.settled
-
 
 Inputs = Sequence[PendingInput]
 
@@ -134,11 +116,6 @@ MANY_GONE = 64
 _deadline_of = attrgetter("deadline_s")
 _place_of = attrgetter("deadline_s", "arrived_s")
 _tokens_of = attrgetter("tokens")
-
-
-def length_class(tokens: int) -> int:
-    """Returns the power of two up to which inputs' waits are reported together."""
-    return 1 << max(0, tokens - 1).bit_length()
 
 
 class WaitQueue:
@@ -177,10 +154,10 @@ class WaitQueue:
         return (each for each in self._inputs if not each.settled)
 
     def oldest_s(self, now_s: float) -> dict[int, float]:
-        """Returns the longest wait so far in seconds, by length class."""
+        """Returns the longest wait so far in seconds, by length class: the power of two that no length of it exceeds."""
         since_s: dict[int, float] = {}
         for each in self:
-            length = length_class(each.tokens)
+            length = 1 << max(0, each.tokens - 1).bit_length()
             since_s[length] = min(since_s.get(length, now_s), each.since_s)
         return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
 

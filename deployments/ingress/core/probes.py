@@ -116,12 +116,6 @@ def _end_losses_N(entries: Sequence[Observation], last: int, loss: Loss) -> Smal
     return losses_N
 
 
-def losses_of_answers(seen: Observations) -> float:
-    """The summed loss of the inputs' answers against the full model's."""
-    left_NE = seen.exits_N[:, None] == np.array([*seen.shape.ramps, seen.shape.num_blocks - 1])
-    return float(seen.losses_NE[left_NE].sum(dtype=np.float64))
-
-
 class ExitObservations:
     """Watched inputs, until the model's last block was observed and the caller has its answer.
 
@@ -195,7 +189,9 @@ class ExitObservations:
 
         Inputs that start again are skipped: a call that failed lost its answered ones, so they are the hard ones.
         """
-        self._sweep(now_s)
+        if now_s >= self._swept_s + SWEEP_S:
+            self._swept_s = now_s
+            self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])
         if len(self._open) + len(inputs) > self._most_open:
             return False
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
@@ -299,7 +295,8 @@ class ExitObservations:
         entries, self._ended, self._ended_bytes = self._ended, [], 0
         try:
             new = observations_of(entries, self._shape, self._loss)
-            loss = losses_of_answers(new)
+            left_NE = new.exits_N[:, None] == np.array([*self._shape.ramps, self._last])
+            loss = float(new.losses_NE[left_NE].sum(dtype=np.float64))
         except Exception:  # of a task's own loss, say; the callers of these inputs get their answers all the same
             logger.exception("what was seen of %d inputs cannot be compared, and is left out", len(entries))
             self.num_refused += len(entries)
@@ -315,9 +312,3 @@ class ExitObservations:
                 self._complete.appendleft(oldest.take(np.arange(going, len(oldest))))
             self._num_kept -= going
             self.num_overflown += going
-
-    def _sweep(self, now_s: float) -> None:
-        if now_s < self._swept_s + SWEEP_S:
-            return
-        self._swept_s = now_s
-        self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])

@@ -332,7 +332,9 @@ class ChainRoute:
         self.crossings: Mapping[int, Crossing] = crossings_of(plan)
         """By block, where survivors enter a network: at its first block, and at any block of a network that the plan
         leaves out, to which no hidden state can be sent. Empty where there is one network."""
-        self._all_crossings = crossings_of_all(plan)
+        starts = (0, *plan.networks[:-1]) if plan.networks else ()
+        self._all_crossings = {start: Crossing(start, network) for network, start in enumerate(starts)}
+        """By block, the network that probes enter there: every one, used or not, for what it would answer."""
         self._block_s = tuple(block_s)
         self._later = tuple(stages[position + 1 :] for position in range(len(stages)))
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
@@ -420,7 +422,12 @@ def lay_out(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
     Raises PlanError for a plan of another model.
     """
     if before is not None:
-        _check_follows(placed.plan, before.placed.plan)
+        earlier, later = before.placed.plan, placed.plan
+        if earlier.num_blocks != later.num_blocks:
+            raise PlanError(f"a plan of {later.num_blocks} blocks cannot follow one of {earlier.num_blocks}")
+        if earlier.networks != later.networks:
+            ends = list(later.networks), list(earlier.networks)
+            raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")
     assignments, chains = iter(assignments_of(placed).values()), list[ChainRoute]()
     for number, plan in enumerate(placed.plan.chains):
         of_before = None if before is None else before.chains[min(number, len(before.chains) - 1)]
@@ -454,23 +461,9 @@ def crossings_of(plan: Plan) -> dict[int, Crossing]:
     return found
 
 
-def crossings_of_all(plan: Plan) -> dict[int, Crossing]:
-    """By block, the network that probes enter there: every one, used or not, for what it would answer."""
-    starts = (0, *plan.networks[:-1]) if plan.networks else ()
-    return {start: Crossing(start, network) for network, start in enumerate(starts)}
-
-
 def _by_network(stage: Stage, networks: Sequence[int]) -> list[list[Split]]:
     """A stage's splits, those of every network together."""
     by_network: dict[int, list[Split]] = {}
     for split in stage.splits:
         by_network.setdefault(bisect_right(networks, split.first), []).append(split)
     return list(by_network.values())
-
-
-def _check_follows(plan: Plan, before: Plan) -> None:
-    if before.num_blocks != plan.num_blocks:
-        raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.num_blocks}")
-    if before.networks != plan.networks:
-        ends = list(plan.networks), list(before.networks)
-        raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")

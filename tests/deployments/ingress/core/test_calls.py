@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import (
     DEADLINE,
     HANGING,
@@ -56,11 +57,11 @@ def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were(
 
 def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
     counts = IngressCounts(None)
-    assert counts.crossing_quantile_s(0.5) is None
+    assert latency_s(counts.crossed_in, 0.5) is None
     counts.cross(6, [0.001] * 98)
     counts.cross(12, [0.5, 0.5])
     for share, seconds in ((0.5, 0.001), (0.98, 0.001), (0.99, 0.5)):
-        found = counts.crossing_quantile_s(share)
+        found = latency_s(counts.crossed_in, share)
         assert found is not None
         assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)
 
