@@ -13,7 +13,8 @@ import math
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -261,7 +262,8 @@ class Endpoint:
             return handler
         asked = f"{request.method} {request.url.path}"
         if not self._handlers:
-            raise UnknownPathError(f"{asked}: there is no such path{_hint(request)}; see /openapi.json")
+            hint = " here, models that generate have it" if asked.endswith(ENDS_OF_GENERATION) else ""
+            raise UnknownPathError(f"{asked}: there is no such path{hint}; see /openapi.json")
         allowed = tuple(self._handlers)
         message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"
         raise MethodNotAllowedError(message, allowed=allowed)
@@ -307,11 +309,6 @@ def request_id(request: Request) -> str:
 def json_response(content: object, status: int = 200) -> Response:
     """Returns a response of JSON."""
     return Response(to_json(content), status_code=status, media_type=JSON)
-
-
-def _hint(request: Request) -> str:
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    return " here, models that generate have it" if path.endswith(ENDS_OF_GENERATION) else ""
 
 
 def _error(request: Request, error: OfframpError) -> Response:
@@ -488,22 +485,15 @@ def _weights(header: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for part in header.split(","):
         name, *parameters = (each.strip().lower() for each in part.split(";"))
-        weight = next((each[2:] for each in parameters if each.startswith("q=")), "1")
-        if name and (number := _number(weight)) is not None:
-            weights[name] = number
+        with suppress(ValueError):
+            weight = float(next((each[2:] for each in parameters if each.startswith("q=")), "1"))
+            if name and 0 <= weight <= 1:
+                weights[name] = weight
     return weights
 
 
 def _weight(weights: dict[str, float], names: Sequence[str]) -> float:
     return next((weights[name] for name in names if name in weights), 0.0)
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if 0 <= number <= 1 else None
 
 
 T = TypeVar("T")
@@ -532,13 +522,10 @@ async def compress(request: Request, response: Response) -> None:
     headers.add_vary_header("Accept-Encoding")
     if not takes_gzip(", ".join(request.headers.getlist("accept-encoding"))):
         return
-    response.body = _gzip(body) if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(_gzip, body)
+    make = partial(gzip.compress, body, LEVEL, mtime=0)
+    response.body = make() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(make)
     headers["content-encoding"] = GZIP
     headers["content-length"] = str(len(response.body))
-
-
-def _gzip(body: bytes) -> bytes:
-    return gzip.compress(body, LEVEL, mtime=0)
 
 
 def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, many: bool) -> bytes:

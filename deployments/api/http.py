@@ -97,7 +97,7 @@ class Routes:
 
     def _parse_predict(self, request: Request, body: bytes) -> tuple[InferRequest, bool]:
         codec = self._backend.signature.codec
-        content_type = _content_type(request)
+        content_type = (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             return parse_content(content_type, body, codec), False
         if content_type.startswith(FILES):
@@ -260,10 +260,6 @@ class FromTheRoot:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router({**scope, "root_path": ""}, receive, send)
-
-
-def _content_type(request: Request) -> str:
-    return (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
 
 
 def _json_length(request: Request) -> int | None:

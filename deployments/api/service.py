@@ -75,7 +75,9 @@ class InferService:
         self._dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self._inputs is not None:
-            _check_fit(self._inputs, encoded)
+            for k, each in enumerate(encoded):
+                if (said := misfit(self._inputs, each)) is not None:  # it would fail its batch, and the others in it
+                    raise UnprocessableInputError(f"input {k}: {said}")
         waiter = _Waiter(len(encoded), asyncio.get_running_loop())
         flights = self._dispatcher.submit(
             list(zip(request.ids, encoded, strict=True)),
@@ -128,14 +130,6 @@ class InferService:
             self._dispatcher.core.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
         finally:
             self._num_encoding -= len(rows)
-
-
-def _check_fit(inputs: Sequence[TensorSpec], encoded: Sequence[Encoded]) -> None:
-    """Raises UnprocessableInputError for inputs that would fail their batch, and the other inputs in it."""
-    for k, each in enumerate(encoded):
-        said = misfit(inputs, each)
-        if said is not None:
-            raise UnprocessableInputError(f"input {k}: {said}")
 
 
 class _Waiter:

@@ -404,16 +404,11 @@ async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool
         first = await _next(stream)
         if streams:
             return EventStream(_events(stream, first, form, request_id), departure)
-        response = await _whole(stream, first, form)
+        parts = [part async for part in _parts(stream, first, form) if part is not None]
     except BaseException:
         departure.close()
         raise
     departure.close()
-    return response
-
-
-async def _whole(stream: Stream, first: Said, form: Form) -> Response:
-    parts = [part async for part in _parts(stream, first, form) if part is not None]
     return json_response(form.whole(parts))
 
 

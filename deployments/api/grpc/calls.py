@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -109,18 +109,6 @@ MOST_DETAILS = 1_000
 """Characters of details: gRPC drops trailers that are too large, and each byte beyond ASCII takes three there."""
 
 
-class Context(Protocol):
-    """What is used of Serve's `RayServegRPCContext`."""
-
-    def invocation_metadata(self) -> list[tuple[str, Any]]: ...
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
-
-    def set_code(self, code: grpc.StatusCode) -> None: ...
-
-    def set_details(self, details: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """The caller of an RPC, from its metadata."""
@@ -133,10 +121,6 @@ class Caller:
     """The owner of the key, if there are keys."""
 
 
-RpcHandler = Callable[[Any, Caller], Awaitable[Mapping[str, Any]]]
-"""Returns the fields of the response."""
-
-
 class Rpcs:
     """The RPCs of one ingress."""
 
@@ -145,12 +129,12 @@ class Rpcs:
         self._gate = gate
         self._api = Api(backend, gate)
         self._tracer = tracer
-        self._handlers: dict[str, RpcHandler] = {
-            name: getattr(self, f"_{each.name}") for name, each in OPERATION_BY_RPC.items()
-        }
 
-    async def call(self, name: str, request: bytes, context: Context) -> Any:
-        """Returns the message of the answer: an empty one for errors, whose status the context gets."""
+    async def call(self, name: str, request: bytes, context: Any) -> Any:
+        """Returns the message of the answer: an empty one for errors, whose status Serve's `RayServegRPCContext` gets.
+
+        The methods below return the fields of an operation's response.
+        """
         caller = _caller(context)
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
@@ -163,7 +147,8 @@ class Rpcs:
                 owner = self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", caller.metadata.get("authorization"))
                 caller = replace(caller, owner=owner)
             with self._backend.bodies.holding(len(request)):
-                fields = await self._handlers[name](read_message(f"{name}Request", request), caller)
+                answer = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
+                fields = await answer(read_message(f"{name}Request", request), caller)
             return message_class(f"{name}Response")(**fields)
         except OfframpError as error:
             status, code = error.http_status, grpc.StatusCode[error.grpc_status]
@@ -229,14 +214,14 @@ def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -
     return min(remaining_s, longest_s)
 
 
-def _caller(context: Context) -> Caller:
+def _caller(context: Any) -> Caller:
     metadata = dict(context.invocation_metadata())
     remaining_s = metadata.get(REMAINING_S)
     remaining_s = None if remaining_s is None else float(remaining_s)
     return Caller(metadata=metadata, request_id=own_id(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
 
 
-def _fail(context: Context, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
+def _fail(context: Any, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
     """Sets the status instead of raising: Serve would log a traceback, and return INTERNAL for most errors."""
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(str(error)[:MOST_DETAILS])
