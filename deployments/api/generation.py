@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,17 +57,13 @@ class CutShortError(DeadlineError):
         self.text = text
 
 
-def _nothing() -> None:
-    """Does nothing: no sequence runs yet."""
-
-
 class Stream:
     """An asynchronous iterator of `Said`, the last of which says why it `ended`; on one event loop, for one reader.
 
     It is never longer than the request's `max_tokens`: a slow reader holds no pages of any replica, since the
     sequence goes on without it. An error is raised once everything said before it was taken.
     Errors that come before the first token (no pages, no replica, no time) are raised by the first `anext`: a handler
-    that answers with a status calls it first. To stop before the end, `abort` or close it (`contextlib.aclosing`).
+    that answers with a status calls it first. To stop before the end, `abort` it.
     """
 
     def __init__(self, num_prompt: int) -> None:
@@ -76,40 +71,31 @@ class Stream:
         """Tokens of the prompt."""
         self.num_said = 0
         """Tokens so far."""
-        self.when_aborted: Callable[[], None] = _nothing
+        self.when_aborted: Callable[[], None] = lambda: None
         """Called once; set by the service."""
         self.is_over = False
         """Whether no more tokens come."""
-        self._news: deque[Said | Exception | None] = deque()
-        """What was not read yet: tokens, then at the end the error, or None. An `asyncio.Queue` costs more."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._news: asyncio.Queue[Said | Exception | None] = asyncio.Queue()
+        """What was not read yet: tokens, then at the end the error, or None."""
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Said:
-        while not self._news:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        news = self._news[0]  # the end stays, for whatever reads on
-        if news is None:
-            raise StopAsyncIteration
-        if isinstance(news, Exception):
-            raise news
-        self._news.popleft()
-        return news
+        news = await self._news.get()
+        if isinstance(news, Said):
+            return news
+        self._news.put_nowait(news)  # the end stays, for whatever reads on
+        raise StopAsyncIteration if news is None else news
 
     def abort(self) -> None:
         """Ends the sequence: its pages are freed, and unread tokens are dropped."""
         if not self.is_over:
             self.is_over = True
             self.when_aborted()
-        self._news.clear()
-        self._add(None)
-
-    async def aclose(self) -> None:
-        """Aborts, for `contextlib.aclosing`."""
-        self.abort()
+        while not self._news.empty():
+            self._news.get_nowait()
+        self._news.put_nowait(None)
 
     # The service's side
 
@@ -118,21 +104,16 @@ class Stream:
         if self.is_over:
             return
         self.num_said += 1
-        self._add(said)
+        self._news.put_nowait(said)
         if said.ended is not None:
             self.is_over = True
-            self._add(None)
+            self._news.put_nowait(None)
 
     def fail(self, error: Exception) -> None:
         """Ends the stream by an error."""
         if not self.is_over:
             self.is_over = True
-            self._add(error)
-
-    def _add(self, news: Said | Exception | None) -> None:
-        self._news.append(news)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._news.put_nowait(error)
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

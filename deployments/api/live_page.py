@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -85,24 +84,20 @@ class Feed:
         self._sleep = sleep
         self._most_viewers = most_viewers
         self._longest_s = longest_s
-        self._viewers: set[Viewer] = set()
+        self.viewers: set[Viewer] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._newest: bytes | None = None
         self._closed = False
-
-    @property
-    def num_viewers(self) -> int:
-        return len(self._viewers)
 
     def join(self) -> Viewer:
         """Adds a viewer; raises OverloadedError if there are too many, or if the ingress stops."""
         if self._closed:
             raise OverloadedError("this ingress ends; another one has the page", retry_after_s=1.0)
-        if len(self._viewers) >= self._most_viewers:
+        if len(self.viewers) >= self._most_viewers:
             message = f"{self._most_viewers} look at the page of this ingress already"
             raise OverloadedError(message, retry_after_s=HEARTBEAT_S)
         viewer = Viewer(self._clock.now_s(), self._gone)
-        self._viewers.add(viewer)
+        self.viewers.add(viewer)
         if self._newest is not None:
             viewer.offer(self._newest)
         if not self._tasks:
@@ -112,12 +107,12 @@ class Feed:
     def close(self) -> None:
         """Ends every viewer and accepts no more, because the ingress stops."""
         self._closed = True
-        for viewer in list(self._viewers):
+        for viewer in list(self.viewers):
             viewer.leave()
 
     def _gone(self, viewer: Viewer) -> None:
-        self._viewers.discard(viewer)
-        if not self._viewers:
+        self.viewers.discard(viewer)
+        if not self.viewers:
             for task in self._tasks:
                 task.cancel()
             self._tasks, self._newest = [], None
@@ -138,13 +133,13 @@ class Feed:
             self.close()
             return
         self._newest = event
-        for viewer in self._viewers:
+        for viewer in self.viewers:
             viewer.offer(event)
 
     async def _keep_beating(self) -> None:
         while True:
             await self._sleep(HEARTBEAT_S)
-            for viewer in list(self._viewers):
+            for viewer in list(self.viewers):
                 viewer.beat()
                 if self._clock.now_s() - viewer.since_s >= self._longest_s:
                     viewer.leave()
@@ -165,25 +160,15 @@ ALWAYS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asset:
-    """A file of the page."""
-
-    content: bytes
-    media_type: str
-    etag: str
-
-
 @cache
-def assets() -> Mapping[str, Asset]:
+def assets() -> Mapping[str, bytes]:
     """Returns the files by name; they are read once."""
-    folder = files(__package__) / "assets"
-    return {entry.name: _asset(entry.name, entry.read_bytes()) for entry in folder.iterdir()}
+    return {entry.name: entry.read_bytes() for entry in (files(__package__) / "assets").iterdir()}
 
 
 async def page(request: Request) -> Response:
     """Returns the page."""
-    return _respond(request, assets()[PAGE])
+    return _respond(request, PAGE)
 
 
 async def asset(request: Request) -> Response:
@@ -191,7 +176,7 @@ async def asset(request: Request) -> Response:
     name = request.path_params["asset"]
     if name == PAGE or name not in assets():
         raise UnknownPathError(f"GET {request.url.path}: there is no such path; see /openapi.json")
-    return _respond(request, assets()[name])
+    return _respond(request, name)
 
 
 def watch(request: Request, join: Callable[[], Viewer]) -> Response:
@@ -202,13 +187,10 @@ def watch(request: Request, join: Callable[[], Viewer]) -> Response:
     return EventStream(viewer, Departure(request.receive, viewer.leave), stuck_s=STUCK_S)
 
 
-def _respond(request: Request, found: Asset) -> Response:
-    headers = ALWAYS | {"etag": found.etag}
-    if found.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type=found.media_type, headers=headers)
-
-
-def _asset(name: str, content: bytes) -> Asset:
+def _respond(request: Request, name: str) -> Response:
+    content = assets()[name]
     etag = f'"{sha256(content).hexdigest()[:16]}"'
-    return Asset(content=content, media_type=KINDS[name.rpartition(".")[2]], etag=etag)
+    headers = ALWAYS | {"etag": etag}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=KINDS[name.rpartition(".")[2]], headers=headers)

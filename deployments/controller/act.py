@@ -251,7 +251,8 @@ class ControlLoop:
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.state.placed.epoch:
             self._say("error", f"an ingress follows plan {highest}, which is not remembered")
-            self.become(placed=decide.with_epoch(self.state.placed, highest + 1), followed=None)
+            placed = self.state.placed
+            self.become(placed=replace(placed, plan=replace(placed.plan, epoch=highest + 1)), followed=None)
 
     @property
     def view(self) -> View:
@@ -335,7 +336,10 @@ class ControlLoop:
             case decide.Settle():
                 await self._settle()
             case decide.Suspend(reason):
-                await self._suspend(reason)
+                if self.state.suspended != reason:
+                    self._say("suspended", reason)
+                    self.become(suspended=reason, trial=None, previous=None, followed=None)
+                await self._fleet.suspend(reason)
             case decide.TurnDown(placed=placed, reason=reason, words=words):
                 self._remember(placed, "proposed", reason, words)
             case Replan(reason):
@@ -549,13 +553,6 @@ class ControlLoop:
             self._remember(followed, "in force", reason, words)
             await self._fleet.follow(followed)
             self.become(followed=followed, followed_s=self._clock.now_s())
-
-    async def _suspend(self, reason: str) -> None:
-        """Has all inputs refused until a plan is put in force."""
-        if self.state.suspended != reason:
-            self._say("suspended", reason)
-            self.become(suspended=reason, trial=None, previous=None, followed=None)
-        await self._fleet.suspend(reason)
 
     # What is said and remembered
 

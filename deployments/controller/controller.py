@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter as Tally
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ from deployments.controller.remember import History
 from deployments.controller.settings import check_own_plan
 from deployments.local_ray.applications import RayDashboard
 from deployments.local_ray.private import bind_calls
-from deployments.metrics import tags
+from deployments.metrics import Totals, tags
 from deployments.process_setup import Supervised
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import Handles
@@ -227,7 +226,7 @@ class ControlMetrics:
         self._evidence = Gauge("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1")
         self._stragglers = Gauge("offramp_stragglers", "Replicas that get no work because they are slow")
         self._accelerators = Gauge("offramp_accelerators", "Accelerators alive", tags("device"))
-        self._counted: Tally[str] = Tally()
+        self._totals = Totals()
 
     def show(self, described: Mapping[str, Any]) -> None:
         """Sets every figure that is known."""
@@ -253,9 +252,5 @@ class ControlMetrics:
         for kind, survival in (("observed", observed["survival"]), ("forecast", forecast.get("survival"))):
             for block, share in enumerate(survival or ()):
                 self._survival.set(share, {"block": str(block), "kind": kind})
-        self._count(Tally(described["plan_changes"]))
-
-    def _count(self, changes: Tally[str]) -> None:
-        for reason, count in (changes - self._counted).items():
-            self._changes.inc(count, {"reason": reason})
-        self._counted = changes
+        for reason, total in described["plan_changes"].items():
+            self._totals.grow(self._changes, total, reason=reason)

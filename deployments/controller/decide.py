@@ -256,11 +256,6 @@ class View:
         return PutInForce(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
 
 
-def with_epoch(placed: PlacedPlan, epoch: int) -> PlacedPlan:
-    """Returns the same plan as a later one."""
-    return replace(placed, plan=replace(placed.plan, epoch=epoch))
-
-
 def completed(plan: Plan, policy: PolicySpec, ground: Ground | None) -> Plan:
     """Returns a plan with what it does not say: the policy, by which probes are seen, and what it will do."""
     plan = replace(plan, policy=plan.policy or policy)
@@ -806,18 +801,14 @@ def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:
     state = view.state
     since_s = max(state.followed_s, view.now_s - view.service.settings.period_s)
     before = delivered(view.stream.counts(since_s))
-    expected_rps = _predicted_rps(state.placed.plan)
-    if view.is_changing or before is None or before.arrived == 0 or expected_rps is None:
+    expected_rps = state.placed.plan.predicted.get("rate_per_s")  # in an operator's plan it may be anything
+    if not isinstance(expected_rps, int | float) or expected_rps <= 0:
+        return None
+    if view.is_changing or before is None or before.arrived == 0:
         return None
     return Trial(
         epoch=placed.epoch,
         predicted_rps=found.figures.rate_per_s,
         before=before,
-        before_predicted_rps=expected_rps,
+        before_predicted_rps=float(expected_rps),
     )
-
-
-def _predicted_rps(plan: Plan) -> float | None:
-    """None for a plan that carries no rate; an operator's plan may carry anything."""
-    rate = plan.predicted.get("rate_per_s")
-    return float(rate) if isinstance(rate, int | float) and rate > 0 else None

@@ -13,7 +13,6 @@ from deployments.settings import ServeSettings
 from earlyexit.network.chain import Chain
 from optimizer.live.stragglers import avoided_by
 from optimizer.placement import placed_document
-from optimizer.plan import Plan
 
 LAST_EVENTS = 20
 
@@ -22,9 +21,8 @@ def describe(
     loop: ControlLoop, history: History, settings: ServeSettings, now_s: float, chain: Chain
 ) -> dict[str, Any]:
     """Returns what `GET /v1/plan` shows; `chain`: that of the served model."""
-    assert settings.control is not None
     state, ground = loop.state, loop.ground
-    period_s = settings.control.period_s
+    period_s = loop.service.settings.period_s
     return {
         "epoch": state.placed.epoch,
         **placed_document(state.placed),
@@ -36,28 +34,28 @@ def describe(
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
         "predicted": dict(state.placed.plan.predicted),
         "forecast": None if ground is None else _forecast(ground.forecast),
-        "observed": _observed(loop, settings, now_s, chain),
-        "hops": _hops(state.placed.plan, settings),
+        "observed": _observed(loop, now_s, chain),
+        "hops": _hops(loop, settings),
         "fill": _fill(loop),
         "accelerators": _accelerators(loop, settings),
         "stragglers": dict(avoided_by(state.resting)),
         "phases_s": dict(loop.phases_s),
         "plan_changes": dict(loop.changes),
-        "tuning": _tuning(loop, settings),
+        "tuning": _tuning(loop),
         "events": history.events(LAST_EVENTS),
     }
 
 
-def _hops(plan: Plan, settings: ServeSettings) -> dict[str, Any]:
+def _hops(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     """In what hidden states travel, and how many bytes an input has after each stage but the last, as was planned."""
-    assert settings.control is not None
-    bytes_N = settings.control.problem.bytes_per_sample_N
-    after = [stage.splits[-1].end - 1 for stage in plan.stages[:-1]]
+    bytes_N = loop.service.problem.bytes_per_sample_N
+    after = [stage.splits[-1].end - 1 for stage in loop.state.placed.plan.stages[:-1]]
     return {"dtype": settings.hop_dtype, "bytes_per_input": [bytes_N[block] for block in after]}
 
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:
     survival = forecast.survival
+    high_per_s = float("inf") if forecast.rate is None else float(forecast.rate.high_rps_H[0])
     return {
         "at_s": forecast.at_s,
         "how": forecast.how,
@@ -71,18 +69,17 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
         else {
             "rate_per_s": float(forecast.rate.rate_rps_H[0]),
             "low_per_s": float(forecast.rate.low_rps_H[0]),
-            "high_per_s": _finite(float(forecast.rate.high_rps_H[0])),
+            "high_per_s": high_per_s if high_per_s < float("inf") else None,  # JSON has no infinity
             "how": forecast.rate.method.how,
         },
     }
 
 
-def _tuning(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
+def _tuning(loop: ControlLoop) -> dict[str, Any]:
     """By which thresholds inputs leave, all ramps', and how far the alarm is from sounding."""
-    assert settings.control is not None
     thresholds, state = loop.stream.thresholds(loop.state), loop.tuning.state
     return {
-        "how": settings.control.tuning,
+        "how": loop.service.settings.tuning,
         "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},
         "safe": loop.tuning.is_safe(thresholds),
         "alarms": loop.changes["alarm"],
@@ -93,11 +90,11 @@ def _tuning(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     }
 
 
-def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float, chain: Chain) -> dict[str, Any]:
+def _observed(loop: ControlLoop, now_s: float, chain: Chain) -> dict[str, Any]:
     """Over the last period, or since the plan is followed if that is shorter."""
-    assert settings.control is not None
-    state, budget = loop.state, settings.control.accuracy_budget
-    since_s = max(state.followed_s, now_s - settings.control.period_s)
+    state, settings = loop.state, loop.service.settings
+    budget = settings.accuracy_budget
+    since_s = max(state.followed_s, now_s - settings.period_s)
     seen = total(loop.stream.counts(since_s))
     active = loop.stream.observed(state, since_s, now_s, state.placed.plan.ramps)
     full = loop.stream.observed(state, since_s, now_s)
@@ -159,8 +156,3 @@ def _emulated(settings: ServeSettings, device: str) -> Mapping[str, Any]:
     if emulated is None:
         return {"emulated": False}
     return {"emulated": True, "time_scale": emulated.time_scale, "decisions": emulated.decisions}
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if value < float("inf") else None

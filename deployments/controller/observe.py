@@ -162,7 +162,12 @@ class ObservedStream:
         Raises DataError for probes of another model, and of ramps other than before.
         """
         if self._stream is None:
-            self._check_shape(seen.shape)
+            asked, shape = self.problem, seen.shape
+            if shape.num_blocks != asked.num_blocks or not set(asked.ramps) <= set(shape.ramps):
+                raise DataError(
+                    f"probes are of {shape.num_blocks} blocks and ramps {list(shape.ramps)}; "
+                    f"the problem has {asked.num_blocks} blocks and ramps {list(asked.ramps)}"
+                )
             # From the border before the begin: the window that it falls into is not whole, but not lost either.
             border_s = self.began_s // self._period_s * self._period_s
             self._stream = ExitStream(
@@ -265,14 +270,6 @@ class ObservedStream:
         """The survival expected before the first probe; by other thresholds than calibrated, that all inputs stay."""
         return tuple(self.problem.survival_N) if self._is_calibrated(state) else (1.0,) * self.problem.num_blocks
 
-    def _check_shape(self, shape: StreamShape) -> None:
-        missing = sorted(set(self.problem.ramps) - set(shape.ramps))
-        if shape.num_blocks != self.problem.num_blocks or missing:
-            raise DataError(
-                f"probes are of {shape.num_blocks} blocks and ramps {list(shape.ramps)}; "
-                f"the problem has {self.problem.num_blocks} blocks and ramps {list(self.problem.ramps)}"
-            )
-
     def _survival(self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: Prior) -> Forecast:
         from profiles.forecast import forecast_survival
 
@@ -305,7 +302,13 @@ class ObservedStream:
         seen = forecast_survival(survival_history([estimate]), prior=prior_N, coverage=self._coverage)
         if num_probes >= LEAST_PROBES:
             return Forecast(at_s=now_s, survival=seen, num_probes=num_probes, how=f"worth {num_probes} probes")
-        leaning = _leaning(seen, np.array(prior_N), num_probes / LEAST_PROBES)
+        weight, prior = num_probes / LEAST_PROBES, np.array(prior_N)
+        leaning = replace(  # the shares per ramp stay those seen
+            seen,
+            survival_HK=weight * seen.survival_HK + (1 - weight) * prior,
+            survival_low_HK=np.minimum(seen.survival_low_HK, prior),
+            survival_high_HK=np.maximum(seen.survival_high_HK, prior),
+        )
         how = f"worth {num_probes} probes, and what was expected"
         return Forecast(at_s=now_s, survival=leaning, num_probes=num_probes, how=how)
 
@@ -347,16 +350,6 @@ def window_rates(counts: Sequence[Interval], since_s: float, now_s: float, perio
                 seconds_W[index - first] += inside_s
     known_W = seconds_W >= LEAST_COVERED * period_s
     return np.where(known_W, arrived_W / np.where(known_W, seconds_W, 1.0), np.nan)
-
-
-def _leaning(seen: SurvivalForecast, prior_N: npt.NDArray[np.float64], weight: float) -> SurvivalForecast:
-    """Mixes what was seen, with this weight, and the prior; the shares per ramp stay those seen."""
-    return replace(
-        seen,
-        survival_HK=weight * seen.survival_HK + (1 - weight) * prior_N,
-        survival_low_HK=np.minimum(seen.survival_low_HK, prior_N),
-        survival_high_HK=np.maximum(seen.survival_high_HK, prior_N),
-    )
 
 
 # The tuner
@@ -418,7 +411,9 @@ class Tuning:
                     self._tuner.serve(self._batching)
             said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
             if said is not None:
-                self.said = said if self.alarm is None or said.why == "alarm" else _as_urgent(self.alarm, said)
+                if self.alarm is not None and said.why != "alarm":  # it is as urgent as the alarm before it
+                    said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
+                self.said = said
         except OfframpError as error:
             self._complain(f"thresholds cannot be tuned by what was seen: {error}")
 
@@ -443,11 +438,6 @@ class Tuning:
     def pause(self) -> None:
         """Observes nothing until it is told what to follow; what was said before is void by then."""
         self._followed = self.said = None
-
-
-def _as_urgent(alarm: Tuned, said: Tuned) -> Tuned:
-    """What was said after an alarm that is still to be put in force."""
-    return replace(said, why="alarm", words=f"{alarm.words}; {said.words}")
 
 
 def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:

@@ -8,7 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 from zipfile import BadZipFile
@@ -166,7 +166,13 @@ class History:
         try:
             # Serve may build a replica in another thread than it runs it in; it never uses two at a time.
             connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
-            _prepare(connection, path, app)
+            _check_owner(connection, path, app)  # before anything is written to the file
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(TABLES)
+            for key, value in (("schema_version", str(SCHEMA)), ("app", app)):
+                connection.execute("INSERT OR IGNORE INTO file VALUES (?, ?)", (key, value))
+            connection.commit()
         except sqlite3.Error as error:
             raise DataError(f"{path} cannot be used as the controller's memory: {error}") from error
         return cls(connection)
@@ -236,18 +242,9 @@ class History:
         rows = self._connection.execute(
             "SELECT epoch, at_s, outcome, reason, words, placed, gained FROM plans ORDER BY id DESC LIMIT ?", (limit,)
         )
-        return [
-            PlanRow(
-                epoch=epoch,
-                at_s=at_s,
-                outcome=outcome,
-                reason=reason,
-                words=words,
-                placed=json.loads(placed),
-                gained=None if gained is None else json.loads(gained),
-            )
-            for epoch, at_s, outcome, reason, words, placed, gained in rows
-        ]
+        names = [each.name for each in fields(PlanRow)]
+        documents = ((*row, json.loads(placed), json.loads(gained or "null")) for *row, placed, gained in rows)
+        return [PlanRow(**dict(zip(names, each, strict=True))) for each in documents]
 
     def add_event(self, at_s: float, kind: str, words: str) -> None:
         """Keeps an event."""
@@ -274,17 +271,6 @@ class History:
         for table in ("probes", "counts", "events"):
             self._connection.execute(f"DELETE FROM {table} WHERE at_s < ?", (now_s - KEEP_S,))
         self._connection.execute("DELETE FROM plans WHERE id <= (SELECT max(id) FROM plans) - ?", (MOST_PLANS,))
-
-
-def _prepare(connection: sqlite3.Connection, path: Path, app: str) -> None:
-    """Checks the owner before anything is written to the file."""
-    _check_owner(connection, path, app)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.executescript(TABLES)
-    for key, value in (("schema_version", str(SCHEMA)), ("app", app)):
-        connection.execute("INSERT OR IGNORE INTO file VALUES (?, ?)", (key, value))
-    connection.commit()
 
 
 def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:

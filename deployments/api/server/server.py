@@ -495,10 +495,6 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self.servers: list[Any] = []
 
-    @property
-    def num_connections(self) -> int:
-        return len(self.server_state.connections)
-
     async def serve(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Serves until `should_exit` and the last answer; if it is cancelled, it stops at once."""
         sweeping = asyncio.get_running_loop().create_task(self._keep_sweeping())

@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_is_given_up(place: Place) -> None:
     caller.reset()
     await asyncio.sleep(0.05)
     assert place.app.ended == ["cancelled"]
-    assert place.server.num_connections == 0
+    assert not place.server.server_state.connections
 
 
 async def test_a_client_that_closes_its_half_is_given_up_a_little_later(place: Place) -> None:
@@ -136,7 +136,7 @@ async def test_a_client_that_closes_its_half_is_given_up_a_little_later(place: P
         place.server.sweep(begun_s + after_s)
         await asyncio.sleep(0.02)
         assert place.app.ended == ended
-    assert place.server.num_connections == 0
+    assert not place.server.server_state.connections
 
 
 async def test_serves_application_gives_ids_itself_and_is_told_which_client_left() -> None:
@@ -190,7 +190,7 @@ async def test_a_client_that_takes_no_answers_is_cut_off_and_read_no_more() -> N
             with pytest.raises(ConnectionError):
                 await asyncio.wait_for(send_for_ever(), 10)
         await asyncio.sleep(0.05)
-        assert place.server.num_connections == 0
+        assert not place.server.server_state.connections
 
 
 async def test_too_many_connections_are_told_so(place: Place) -> None:
