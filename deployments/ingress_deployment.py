@@ -8,13 +8,12 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from ray.serve.metrics import Counter, Gauge
 from starlette.routing import Router
 
 from deployments.accelerators import first_replicas
@@ -37,7 +36,7 @@ from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls
-from deployments.metrics import SECONDS, Totals, histogram, le, tags
+from deployments.metrics import SECONDS, Told, histogram, le
 from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
@@ -76,30 +75,12 @@ class IngressMetrics:
     def __init__(self, chain: Chain) -> None:
         """`chain`: the networks of the model that answers."""
         self._chain = chain
-        self._requests = Counter("offramp_requests", "Requests, by route and status", tags("route", "status"))
-        self._answers = Counter("offramp_answers", "Answers, by the block they left after", tags("exit", "network"))
         self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "slot")
-        self._drops = Counter("offramp_drops", "Inputs without an answer, by reason", tags("reason"))
-        self._retries = Counter("offramp_retries", "Inputs sent again because a replica failed", tags("slot"))
-        self._inputs = Counter("offramp_inputs", "Inputs that arrived, refused ones too")
-        self._in_slo = Counter("offramp_answers_in_slo", "Answers inside the SLO; all of them where there is none")
-        self._latencies = Counter("offramp_latency_seconds_bucket", "Answers by latency, at most `le`", tags("le"))
-        self._waiting = Gauge("offramp_waiting", "Inputs that no stage has been sent yet")
-        self._unanswered = Gauge("offramp_unanswered", "Inputs that wait or are under way")
-        self._answered_tokens = Counter("offramp_answered_tokens", "Tokens of answered inputs")
-        self._unanswered_tokens = Gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are under way")
-        self._oldest_s = Gauge(
-            "offramp_oldest_wait_seconds", "Longest wait of inputs that no stage has been sent yet", tags("tokens")
-        )
-        self._crossings = Counter("offramp_crossings", "Inputs that went on to another network", tags("network"))
-        self._crossing_s = Counter("offramp_crossing_seconds", "Time inputs waited to be encoded anew", tags("network"))
-        self._words = Counter("offramp_words", "Words that could be pruned at a crossing", tags("network"))
-        self._pruned_words = Counter("offramp_pruned_words", "Words pruned at a crossing", tags("network"))
         self._lengths = {1}
         """Length classes of inputs that waited. The shortest is always there, so that the metric exists at once."""
         self._finished: collections.Counter[tuple[str, int]] = collections.Counter()
         self._hops: list[tuple[str, float]] = []
-        self._grow = Totals().grow
+        self.told = Told()
 
     def request(self, route: str, status: int) -> None:
         """Count a finished request; one over gRPC by the status that HTTP has for the same."""
@@ -111,76 +92,69 @@ class IngressMetrics:
 
     def tell(self, report: IngressReport, counts: IngressCounts) -> None:
         """Tell Ray what has come since the last time. `report` and `counts`: those of the ingress's core."""
-        for (route, status), total in self._finished.items():
-            self._grow(self._requests, total, route=route, status=str(status))
-        for block, total in counts.all_exits.items():
-            self._grow(self._answers, total, exit=str(block), network=self._chain.name_of(block))
-        for reason, total in report.drops.items():
-            self._grow(self._drops, total, reason=reason)
-        for slot, total in counts.retries.items():
-            self._grow(self._retries, total, slot=slot)
+        total, level = self.told.total, self.told.level
+        for (route, status), number in self._finished.items():
+            total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
+        for block, number in counts.all_exits.items():
+            where = {"exit": str(block), "network": self._chain.name_of(block)}
+            total("offramp_answers", "Answers, by the block they left after", number, **where)
+        for reason, number in report.drops.items():
+            total("offramp_drops", "Inputs without an answer, by reason", number, reason=reason)
+        for slot, number in counts.retries.items():
+            total("offramp_retries", "Inputs sent again because a replica failed", number, slot=slot)
         hops, self._hops = self._hops, []
         for slot, seconds in hops:
             self._hop_s.observe(seconds, {"slot": slot})
-        self._grow(self._inputs, report.arrived)
-        self._grow(self._in_slo, report.in_slo)
-        _tell_times(self._grow, self._latencies, report.latencies)
-        self._grow(self._answered_tokens, report.answered_tokens)
-        self._tell_crossings(report)
-        self._waiting.set(report.waiting)
-        self._unanswered.set(report.unanswered)
-        self._unanswered_tokens.set(report.unanswered_tokens)
-        self._lengths |= report.oldest_s.keys()
-        for length in self._lengths:
-            self._oldest_s.set(report.oldest_s.get(length, 0.0), {"tokens": str(length)})
-
-    def _tell_crossings(self, report: IngressReport) -> None:
-        for counter, totals in (
-            (self._crossings, report.crossings),
-            (self._crossing_s, report.crossing_s),
-            (self._words, report.words),
-            (self._pruned_words, report.pruned_words),
+        total("offramp_inputs", "Inputs that arrived, refused ones too", report.arrived)
+        total("offramp_answers_in_slo", "Answers inside the SLO; all of them where there is none", report.in_slo)
+        times = "offramp_latency_seconds_bucket", "Answers by latency, at most `le`"
+        _tell_times(self.told, *times, report.latencies)
+        total("offramp_answered_tokens", "Tokens of answered inputs", report.answered_tokens)
+        for name, description, totals in (
+            ("offramp_crossings", "Inputs that went on to another network", report.crossings),
+            ("offramp_crossing_seconds", "Time inputs waited to be encoded anew", report.crossing_s),
+            ("offramp_words", "Words that could be pruned at a crossing", report.words),
+            ("offramp_pruned_words", "Words pruned at a crossing", report.pruned_words),
         ):
-            for block, total in totals.items():
-                self._grow(counter, total, network=self._chain.name_of(block))
+            for block, amount in totals.items():
+                total(name, description, amount, network=self._chain.name_of(block))
+        level("offramp_waiting", "Inputs that no stage has been sent yet", report.waiting)
+        level("offramp_unanswered", "Inputs that wait or are under way", report.unanswered)
+        tokens = "offramp_unanswered_tokens", "Tokens of inputs that wait or are under way"
+        level(*tokens, report.unanswered_tokens)
+        self._lengths |= report.oldest_s.keys()
+        oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that no stage has been sent yet"
+        for length in self._lengths:
+            level(*oldest, report.oldest_s.get(length, 0.0), tokens=str(length))
 
 
 class GenerationMetrics:
     """Told of totals once a second, as `IngressMetrics` is."""
 
     def __init__(self) -> None:
-        self._running = Gauge("offramp_sequences_running", "Sequences that were let in and have not ended")
-        self._ended = Counter("offramp_sequences_ended", "Sequences that ended, by why", tags("ended"))
-        self._refused = Counter("offramp_sequences_refused", "Sequences whose SLOs could not be kept")
-        self._in_slo = Counter("offramp_sequences_in_slo", "Sequences that ended by themselves, both SLOs kept")
-        self._lost = Counter("offramp_sequences_lost", "Times that a sequence began anew on another replica")
-        self._probes = Counter("offramp_sequences_probed", "Sequences that ended and were probes")
-        self._prompt_tokens = Counter("offramp_prompt_tokens", "Tokens of prompts that were let in")
-        self._tokens = Counter("offramp_generated_tokens", "Tokens, by the block they left after", tags("exit"))
-        self._ttft = Counter("offramp_ttft_seconds_bucket", "Sequences by time to first token", tags("le"))
-        self._tpot = Counter("offramp_tpot_seconds_bucket", "Sequences by time per output token", tags("le"))
-        self._grow = Totals().grow
+        self.told = Told()
 
     def tell(self, loop: GenerationLoop) -> None:
         """Tell Ray what has come since the last time."""
-        counts = loop.counts
-        self._running.set(loop.num_running)
-        for reason, total in counts.ended.items():
-            self._grow(self._ended, total, ended=reason)
-        self._grow(self._refused, counts.refused)
-        self._grow(self._in_slo, counts.in_slo)
-        self._grow(self._lost, counts.lost)
-        self._grow(self._probes, counts.probes)
-        self._grow(self._prompt_tokens, counts.prompt_tokens)
-        for block, total in counts.exits.items():
-            self._grow(self._tokens, total, exit=str(block))
-        _tell_times(self._grow, self._ttft, counts.ttft)
-        _tell_times(self._grow, self._tpot, counts.tpot)
+        total, counts = self.told.total, loop.counts
+        running = "offramp_sequences_running", "Sequences that were let in and have not ended"
+        self.told.level(*running, loop.num_running)
+        for reason, number in counts.ended.items():
+            total("offramp_sequences_ended", "Sequences that ended, by why", number, ended=reason)
+        total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
+        total("offramp_sequences_in_slo", "Sequences that ended by themselves, both SLOs kept", counts.in_slo)
+        total("offramp_sequences_lost", "Times that a sequence began anew on another replica", counts.lost)
+        total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
+        total("offramp_prompt_tokens", "Tokens of prompts that were let in", counts.prompt_tokens)
+        for block, number in counts.exits.items():
+            total("offramp_generated_tokens", "Tokens, by the block they left after", number, exit=str(block))
+        _tell_times(self.told, "offramp_ttft_seconds_bucket", "Sequences by time to first token", counts.ttft)
+        _tell_times(self.told, "offramp_tpot_seconds_bucket", "Sequences by time per output token", counts.tpot)
 
 
-def _tell_times(grow: Callable[..., None], counter: Counter, buckets: Mapping[int, int]) -> None:
-    for end_s, total in zip(LATENCY_ENDS_S, latencies_within(buckets, LATENCY_ENDS_S), strict=True):
-        grow(counter, total, le=le(end_s))
+def _tell_times(told: Told, name: str, description: str, buckets: Mapping[int, int]) -> None:
+    for end_s, number in zip(LATENCY_ENDS_S, latencies_within(buckets, LATENCY_ENDS_S), strict=True):
+        told.total(name, description, number, le=le(end_s))
 
 
 @serve.ingress()

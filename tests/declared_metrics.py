@@ -6,21 +6,52 @@ A process of its own, because Serve cannot be imported where warnings are errors
 from __future__ import annotations
 
 import json
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 from ray.util.metrics import Metric
 
 from deployments.controller.controller import ControlMetrics
+from deployments.ingress.core.calls import IngressCounts
+from deployments.ingress.core.generation import GenerationCounts
 from deployments.ingress_deployment import GenerationMetrics, IngressMetrics
 from deployments.replica.replica import StageMetrics
+from deployments.versions.choice import Tally
 from deployments.versions.metrics import VersionMetrics
+from deployments.wire.messages import COUNTED, IngressReport
 from earlyexit.network.chain import Chain
+
+DESCRIBED: dict[str, Any] = {
+    **{"epoch": 0, "stragglers": [], "predicted": {}, "forecast": None},
+    **{"phases_s": {"solve": 1.0}, "accelerators": {"cpu": {"alive": 1}}, "plan_changes": {"period": 1}},
+    "tuning": {"thresholds": {"0": 0.5}, "evidence": None},
+    "observed": dict.fromkeys(("rate_per_s", "goodput_per_s", "agreement", "pruned_agreement")) | {"survival": [1.0]},
+}
+
+
+def told() -> list[Any]:
+    """Returns what makes metrics, once all of them were told."""
+    ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(None)
+    counts.all_exits[0] = counts.retries["cpu-0"] = 1
+    kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | dict.fromkeys(("arrived", "in_slo"), 1)
+    where = {"name": "a", "epoch": 0, "oldest_epoch": 0, "at_s": 0.0, "unanswered": 0, "waiting": 0}
+    ingress.request("/predict", 200)
+    ingress.tell(IngressReport(**kept | where | {"answered": 1, "answered_tokens": 1}), counts)
+    generation, control, versions, tally = GenerationMetrics(), ControlMetrics(), VersionMetrics(), Tally()
+    loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
+    generation.tell(loop)
+    control.show(DESCRIBED)
+    tally.versions["1"].requests["answered"] += 1
+    versions.show(tally)
+    return [ingress, generation, control, versions, StageMetrics("cpu")]
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    stage, chain = StageMetrics("cpu"), Chain(names=("model",), lengths=(1,))
-    owners = [IngressMetrics(chain), stage, ControlMetrics(), VersionMetrics(), GenerationMetrics()]
-    instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
-    return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]
+    found = [each for owner in told() for each in vars(owner).values() if isinstance(each, Metric)]
+    for owner in told()[:-1]:
+        found += [*owner.told.counters.values(), *owner.told.gauges.values()]
+    return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.metrics import Counter, Gauge
 
 from deployments.accelerators import first_replicas, has_labels, room
 from deployments.controller.act import ControlLoop
@@ -22,7 +21,7 @@ from deployments.controller.remember import History
 from deployments.controller.settings import check_own_plan
 from deployments.local_ray.applications import RayDashboard
 from deployments.local_ray.private import bind_calls
-from deployments.metrics import Totals, tags
+from deployments.metrics import Told
 from deployments.process_setup import Supervised
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import Handles
@@ -209,48 +208,32 @@ class ControlMetrics:
     """Prometheus metrics of what `describe` returns; every name starts with `offramp_`."""
 
     def __init__(self) -> None:
-        self._epoch = Gauge("offramp_plan_epoch", "The plan in force")
-        self._changes = Counter("offramp_plan_changes", "Changes of the plan, by reason", tags("reason"))
-        self._replan_s = Gauge("offramp_replan_seconds", "Time of the last planning, by phase", tags("phase"))
-        self._predicted = Gauge("offramp_predicted_rate", "Inputs per second that the plan should do")
-        self._observed = Gauge("offramp_observed_rate", "Inputs per second that arrive")
-        self._goodput = Gauge("offramp_goodput", "Answers per second inside the SLO")
-        self._agreement = Gauge("offramp_agreement", "Share of probes answered as by the full model")
-        self._pruned_agreement = Gauge(
-            "offramp_pruned_agreement", "Share of probes that lost words whose last answer is that to the whole text"
-        )
-        self._survival = Gauge(
-            "offramp_survival", "Share of inputs that no ramp before the block would let out", tags("block", "kind")
-        )
-        self._threshold = Gauge("offramp_threshold", "Score at which inputs leave, active or not", tags("ramp"))
-        self._evidence = Gauge("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1")
-        self._stragglers = Gauge("offramp_stragglers", "Replicas that get no work because they are slow")
-        self._accelerators = Gauge("offramp_accelerators", "Accelerators alive", tags("device"))
-        self._totals = Totals()
+        self.told = Told()
 
     def show(self, described: Mapping[str, Any]) -> None:
         """Sets every figure that is known."""
-        self._epoch.set(described["epoch"])
-        self._stragglers.set(len(described["stragglers"]))
+        level, tuning, observed = self.told.level, described["tuning"], described["observed"]
+        level("offramp_plan_epoch", "The plan in force", described["epoch"])
+        slow = len(described["stragglers"])
+        level("offramp_stragglers", "Replicas that get no work because they are slow", slow)
         for phase, seconds in described["phases_s"].items():
-            self._replan_s.set(seconds, {"phase": phase})
+            level("offramp_replan_seconds", "Time of the last planning, by phase", seconds, phase=phase)
         for device, accelerator in described["accelerators"].items():
-            self._accelerators.set(accelerator["alive"], {"device": device})
-        for ramp, threshold in described["tuning"]["thresholds"].items():
-            self._threshold.set(threshold, {"ramp": ramp})
-        observed, forecast = described["observed"], described["forecast"] or {}
-        for gauge, value in (
-            (self._predicted, described["predicted"].get("rate_per_s")),
-            (self._observed, observed["rate_per_s"]),
-            (self._goodput, observed["goodput_per_s"]),
-            (self._agreement, observed["agreement"]),
-            (self._pruned_agreement, observed["pruned_agreement"]),
-            (self._evidence, described["tuning"]["evidence"]),
-        ):
-            if value is not None:
-                gauge.set(value)
-        for kind, survival in (("observed", observed["survival"]), ("forecast", forecast.get("survival"))):
+            level("offramp_accelerators", "Accelerators alive", accelerator["alive"], device=device)
+        for ramp, threshold in tuning["thresholds"].items():
+            level("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
+        predicted_per_s = described["predicted"].get("rate_per_s")
+        level("offramp_predicted_rate", "Inputs per second that the plan should do", predicted_per_s)
+        level("offramp_observed_rate", "Inputs per second that arrive", observed["rate_per_s"])
+        level("offramp_goodput", "Answers per second inside the SLO", observed["goodput_per_s"])
+        level("offramp_agreement", "Share of probes answered as by the full model", observed["agreement"])
+        pruned = "Share of probes that lost words whose last answer is that to the whole text"
+        level("offramp_pruned_agreement", pruned, observed["pruned_agreement"])
+        level("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1", tuning["evidence"])
+        survivals = {"observed": observed["survival"], "forecast": (described["forecast"] or {}).get("survival")}
+        survives = "Share of inputs that no ramp before the block would let out"
+        for kind, survival in survivals.items():
             for block, share in enumerate(survival or ()):
-                self._survival.set(share, {"block": str(block), "kind": kind})
+                level("offramp_survival", survives, share, block=str(block), kind=kind)
         for reason, total in described["plan_changes"].items():
-            self._totals.grow(self._changes, total, reason=reason)
+            self.told.total("offramp_plan_changes", "Changes of the plan, by reason", total, reason=reason)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ray.serve.metrics import Counter, Gauge
-
 from deployments.controller.intake import latency_s
-from deployments.metrics import Totals, tags
+from deployments.metrics import Told
 from deployments.versions.choice import Tally
 
 QUANTILES = (0.5, 0.99)
@@ -15,28 +13,20 @@ class VersionMetrics:
     """Tells Ray about once a second what was counted."""
 
     def __init__(self) -> None:
-        self._requests = Counter(
-            "offramp_version_requests", "Requests without a version, by answering version", tags("version", "status")
-        )
-        self._compared = Counter("offramp_version_compared", "Inputs that two versions answered", tags("outcome"))
-        self._latency_s = Gauge(
-            "offramp_version_latency_seconds",
-            "Latency by version, since its figures began",
-            tags("version", "quantile"),
-        )
         self._shown = Tally()
-        self._totals = Totals()
+        self.told = Told()
 
     def show(self, tally: Tally) -> None:
         """Adds what a tally has counted since the last time; a new tally starts at zero."""
         if tally is not self._shown:
-            self._shown, self._totals = tally, Totals()
+            self._shown = tally
+            self.told.totals.clear()
         for outcome, total in (tally.inputs | {"failed": tally.failed}).items():
-            self._totals.grow(self._compared, total, outcome=outcome)
+            self.told.total("offramp_version_compared", "Inputs that two versions answered", total, outcome=outcome)
+        asked = "offramp_version_requests", "Requests without a version, by answering version"
+        slow = "offramp_version_latency_seconds", "Latency by version, since its figures began"
         for version, each in tally.versions.items():
             for status, count in each.requests.items():
-                self._totals.grow(self._requests, count, version=version, status=status)
-            for quantile in QUANTILES:
-                seconds = latency_s(each.latencies, quantile)
-                if seconds is not None:
-                    self._latency_s.set(seconds, {"version": version, "quantile": f"{quantile:g}"})
+                self.told.total(*asked, count, version=version, status=status)
+            for share in QUANTILES:
+                self.told.level(*slow, latency_s(each.latencies, share), version=version, quantile=f"{share:g}")

@@ -100,11 +100,12 @@ class Fake:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
 def test_labels_that_read_alike_together_are_counted_apart() -> None:
-    from deployments.metrics import Totals
+    from deployments.metrics import Told
 
     counter: Any = Fake()
-    totals = Totals()
+    told = Told()
+    told.counters["offramp_answers"] = counter
     for small, large in ((5, 3), (6, 4)):
-        totals.grow(counter, small, exit="1", network="11m")
-        totals.grow(counter, large, exit="11", network="1m")
+        told.total("offramp_answers", "Answers", small, exit="1", network="11m")
+        told.total("offramp_answers", "Answers", large, exit="11", network="1m")
     assert counter.counted == {("1", "11m"): 6, ("11", "1m"): 4}
