@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -65,7 +65,6 @@ from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 
@@ -113,27 +112,15 @@ def _chunk(part: Mapping[str, Sequence[Any]]) -> Chunk:
     return Chunk(**given)
 
 
-def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> list[tuple[OpenCall, Chunk]]:
+def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[tuple[OpenCall, Chunk]]:
     positions: dict[OpenCall, list[int]] = {}
     for position, member in enumerate(release.members):
         positions.setdefault(_call_of(member), []).append(position)
-    if len(positions) == 1:
-        return [(opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members)) for opened in positions]
-    return [
-        (
-            opened,
-            _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine]),
-        )
-        for opened, mine in positions.items()
-    ]
-
-
-def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]]) -> Chunk:
-    going_on = GoingOn(
-        piece=piece,
-        timings=tuple(_timing(member) for member in members),
-    )
-    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
+    for opened, mine in positions.items():
+        piece = release.piece if len(positions) == 1 else release.piece.select(mine)
+        members = [release.members[position] for position in mine]
+        going_on = GoingOn(piece=piece.to_wire(hop_dtype), timings=tuple(map(_timing, members)))
+        yield opened, Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
 
 
 def _runs(
@@ -176,20 +163,17 @@ class TracedDevice(Device[Any]):
         for member in batch.members:
             opened = member.origin
             if isinstance(opened, OpenCall) and opened.begun is not None and member.sample_id in opened.begun:
-                opened.begun[member.sample_id].append(_begun(batch, member))
+                begun = SplitRun(
+                    first=batch.split.first,
+                    end=batch.split.end,
+                    batch=len(batch.members),
+                    tokens=batch.tokens,
+                    target=batch.split.batch,
+                    queue_s=member.queue_s,
+                    compute_s=member.compute_s,
+                )
+                opened.begun[member.sample_id].append(begun)
         return super()._run(batch, inside)
-
-
-def _begun(batch: Batch[Any], member: Member[Any]) -> SplitRun:
-    return SplitRun(
-        first=batch.split.first,
-        end=batch.split.end,
-        batch=len(batch.members),
-        tokens=batch.tokens,
-        target=batch.split.batch,
-        queue_s=member.queue_s,
-        compute_s=member.compute_s,
-    )
 
 
 NOTHING = -1
@@ -442,9 +426,9 @@ class CallServer:
     def __init__(self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same") -> None:
         self._loop = loop
         self._hop_dtype = hop_dtype
-        self._word = secrets.token_hex(WORD_BYTES)
+        self.word = secrets.token_hex(WORD_BYTES)
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self.connections: set[_Connection] = set()
         self.unknown: set[_Connection] = set()
         """Connections that have not sent the word yet."""
         self._lock = threading.Lock()
@@ -456,7 +440,7 @@ class CallServer:
         """Take calls at a free port of this address until `close`; returns what an ingress must know."""
         server = await self._loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
         self._server = server
-        return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self._word)
+        return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self.word)
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         """Send what the device released to the callers; called by the device's thread."""
@@ -470,21 +454,8 @@ class CallServer:
         self._idle = asyncio.Event()
         self.count(0)
         await self._idle.wait()
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.finish()
-
-    def knows(self, word: memoryview) -> bool:
-        """Whether a connection's first frame is this replica's word."""
-        return hmac.compare_digest(word, self._word.encode())
-
-    def joined(self, connection: _Connection) -> None:
-        """Note a new connection."""
-        self._connections.add(connection)
-
-    def left(self, connection: _Connection) -> None:
-        """Note that a connection has ended."""
-        self.unknown.discard(connection)
-        self._connections.discard(connection)
 
     def count(self, calls: int) -> None:
         """Note that so many more (or fewer) calls are open; from any thread."""
@@ -509,7 +480,7 @@ class _Connection:
     def _open(self, transport: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
         self._sender = Sender(transport, loop)
-        self._server.joined(self)
+        self._server.connections.add(self)
         self._server.unknown.add(self)
         self._deadline = loop.call_later(WORD_WITHIN_S, self.frames.abort)
         if len(self._server.unknown) > MOST_UNKNOWN:
@@ -523,7 +494,7 @@ class _Connection:
     def _hear_word(self, frame: memoryview) -> None:
         if self._is_known:
             self._hear(frame)
-        elif self._server.knows(frame):
+        elif hmac.compare_digest(frame, self._server.word.encode()):
             self._is_known, self.frames.longest = True, LONGEST
             self._deadline.cancel()
             self._server.unknown.discard(self)
@@ -545,14 +516,11 @@ class _Connection:
                 self._forget(message.serial)
             case End():
                 self._end_sequences(self._sequences.intersection(message.sequences))
-            case Host():
-                self._follow(message.assignment)
-
-    def _follow(self, assignment: Assignment) -> None:
-        try:
-            self._host.follow(assignment)
-        except Exception:  # each call of that plan is refused with the reason
-            logger.exception("plan %d cannot be followed", assignment.epoch)
+            case Host(assignment=assignment):
+                try:
+                    self._host.follow(assignment)
+                except Exception:  # each call of that plan is refused with the reason
+                    logger.exception("plan %d cannot be followed", assignment.epoch)
 
     def _begin(self, serial: int, call: StageCall) -> None:
         opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))
@@ -598,4 +566,5 @@ class _Connection:
             self._forget(serial)
         self._end_sequences(set(self._sequences))
         self._sender.close()
-        self._server.left(self)
+        self._server.unknown.discard(self)
+        self._server.connections.discard(self)

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections import Counter as Tally
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -193,7 +192,17 @@ class StageMetrics:
             queue_s, compute_s = self._spent_s.popleft()
             self._queue_s.observe(queue_s, self._where)
             self._compute_s.observe(compute_s, self._where)
-        self._tell_batches()
+        while self._ran:
+            ran = self._ran.popleft()
+            where = {**self._where, "split": str(ran.split)}
+            self._tokens.inc(ran.tokens, where)
+            if ran.seconds > 0:  # a counter refuses zero
+                self._busy_s.inc(ran.seconds, where)
+            if not ran.probe:  # probes do not wait to fill a batch
+                self._fill.observe(ran.size / ran.target, where)
+                self._size.observe(ran.size, where)
+                if ran.token_target is not None:
+                    self._token_fill.observe(ran.tokens / ran.token_target, where)
 
     def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
         self._waiting.set(num_waiting, self._where)
@@ -201,22 +210,3 @@ class StageMetrics:
             self._sequences.set(memory.sequences, self._where)
             for which, pages in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
                 self._kv_pages.set(pages, {**self._where, "which": which})
-
-    def _tell_batches(self) -> None:
-        busy_s: defaultdict[int, float] = defaultdict(float)
-        tokens: Tally[int] = Tally()
-        while self._ran:
-            ran = self._ran.popleft()
-            busy_s[ran.split] += ran.seconds
-            tokens[ran.split] += ran.tokens
-            if not ran.probe:  # probes do not wait to fill a batch
-                where = {**self._where, "split": str(ran.split)}
-                self._fill.observe(ran.size / ran.target, where)
-                self._size.observe(ran.size, where)
-                if ran.token_target is not None:
-                    self._token_fill.observe(ran.tokens / ran.token_target, where)
-        for split, seconds in busy_s.items():
-            if seconds > 0:  # a counter refuses zero
-                self._busy_s.inc(seconds, {**self._where, "split": str(split)})
-        for split, number in tokens.items():
-            self._tokens.inc(number, {**self._where, "split": str(split)})

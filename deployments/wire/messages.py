@@ -374,14 +374,14 @@ RAW = 0
 """The extension code of an array's memory."""
 
 
-def _errors_by_name() -> Mapping[str, type[OfframpError]]:
-    """The project's errors that are built from a message, and a `retry_after_s` where the class has one."""
-    classes = [each for each in vars(earlyexit.errors).values() if isinstance(each, type)]
-    # MethodNotAllowedError takes more than a message; only the API raises it.
-    return {each.__name__: each for each in classes if issubclass(each, OfframpError) and each != MethodNotAllowedError}
+ERRORS: Final[Mapping[str, type[OfframpError]]] = {
+    each.__name__: each
+    for each in vars(earlyexit.errors).values()
+    if isinstance(each, type) and issubclass(each, OfframpError) and each is not MethodNotAllowedError
+}
+"""The project's errors that are built from a message, and a `retry_after_s` where the class has one.
 
-
-ERRORS: Final = _errors_by_name()
+MethodNotAllowedError takes more than a message; only the API raises it."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

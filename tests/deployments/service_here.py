@@ -42,7 +42,7 @@ class Replica:
 
     def die(self) -> None:
         """As a process does that is killed."""
-        for connection in tuple(self.server._connections):
+        for connection in tuple(self.server.connections):
             connection.frames.abort()
         assert self.server._server is not None
         self.server._server.close()

@@ -93,7 +93,7 @@ class VirtualDriver:
                 if found is not None:
                     replica.events.at(max(found, replica.events.time_s), ENDS, self._go_on)
                 return
-            calls = [call for each in replica.server._connections for call in each._calls.values()]
+            calls = [call for each in replica.server.connections for call in each._calls.values()]
             awaited = found.split.first or all(member.origin in calls for member in found.members)
             replica.watch.expect(bool(awaited), "the model begins with no input of a call that was given up")
             replica.events.at(replica.events.time_s + replica.batch_s(), ENDS, self._end, found)
