@@ -301,11 +301,7 @@ class ReplicaLinks:
     def connect(self, device: str, board: ReplicaDirectory) -> None:
         """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
         loop = asyncio.get_running_loop()
-
-        def tell(addresses: Mapping[str, Address]) -> None:
-            loop.call_soon_threadsafe(self.announced, device, addresses)
-
-        board.follow(tell)
+        board.follow(partial(loop.call_soon_threadsafe, self.announced, device))
 
     def announced(self, device: str, addresses: Mapping[str, Address]) -> None:
         """Connect to these replicas of an accelerator type, and leave all others."""

@@ -161,15 +161,11 @@ class IngressLink:
 
     async def facts(self) -> list[VersionFacts]:
         """Asks all ingresses what they serve."""
-        return await self._broadcast("facts")
+        return await self._handles.tell("ingress", "facts", timeout_s=ASK_S)
 
     async def tallies(self) -> list[Tally]:
         """Asks all ingresses what they have counted."""
-        return await self._broadcast("tally")
-
-    async def _broadcast(self, method: str) -> list[Any]:
-        ingress = await self._handles.of("ingress")
-        return list(await ingress.broadcast(method).results_async(timeout_s=ASK_S))
+        return await self._handles.tell("ingress", "tally", timeout_s=ASK_S)
 
 
 class OtherVersion:
@@ -414,7 +410,7 @@ class Versions:
 
     async def _give_up_if_gone(self, app: str, link: IngressLink) -> None:
         try:
-            await link.facts()
+            [_, *_] = await link.facts()
         except Exception as error:  # Ray raises different errors for an application that is gone
             logger.warning("what waits for %s is given up: %r", app, error)
             link.give_up()

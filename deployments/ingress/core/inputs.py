@@ -153,14 +153,6 @@ class WaitQueue:
         """Yields the waiting inputs, the earliest deadline first."""
         return (each for each in self._inputs if not each.settled)
 
-    def oldest_s(self, now_s: float) -> dict[int, float]:
-        """Returns the longest wait so far in seconds, by length class: the power of two that no length of it exceeds."""
-        since_s: dict[int, float] = {}
-        for each in self:
-            length = 1 << max(0, each.tokens - 1).bit_length()
-            since_s[length] = min(since_s.get(length, now_s), each.since_s)
-        return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
-
     def leave(self, budget: Budget, order: OrderSpec, now_s: float) -> list[PendingInput]:
         """Removes and returns the next inputs, as many as a batch holds: at least one, if any waits."""
         if not self.length:
@@ -408,9 +400,9 @@ class Chains:
         return [each for chain in self.active for each in chain.queue.clear()]
 
     def oldest_s(self, now_s: float) -> dict[int, float]:
-        """Returns the longest wait so far in seconds, by length class."""
+        """Returns the longest wait so far in seconds, by length class: the power of two that no length of it exceeds."""
         oldest: dict[int, float] = {}
-        for chain in self.active:
-            for length, seconds in chain.queue.oldest_s(now_s).items():
-                oldest[length] = max(seconds, oldest.get(length, 0.0))
+        for each in [each for chain in self.active for each in chain.queue]:
+            length = 1 << max(0, each.tokens - 1).bit_length()
+            oldest[length] = max(now_s - each.since_s, oldest.get(length, 0.0))
         return dict(sorted(oldest.items()))

@@ -153,10 +153,6 @@ class ExitObservations:
         self._total_loss = 0.0
         """Of the complete inputs' answers against the full model's."""
         self.num_complete = 0
-        self.num_refused = 0
-        """Ended inputs that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
-        self.num_overflown = 0
-        """Complete inputs that were dropped before they were asked for."""
 
     @classmethod
     def of(cls, rules: Rules, *, outlive_s: float) -> ExitObservations | None:
@@ -271,7 +267,6 @@ class ExitObservations:
     def _close(self, watched: PendingInput, entry: Observation) -> None:
         self.forget((watched,))
         if not self._is_whole(entry):
-            self.num_refused += 1
             return
         self.num_complete += 1
         self._ended.append(entry)
@@ -282,6 +277,7 @@ class ExitObservations:
             self._settle()
 
     def _is_whole(self, entry: Observation) -> bool:
+        """Whether it does not contradict itself, by an exit that no plan had on or a ramp that said nothing."""
         active = entry.active & self._ramps
         if entry.exit != self._last and entry.exit not in active:
             return False
@@ -299,7 +295,6 @@ class ExitObservations:
             loss = float(new.losses_NE[left_NE].sum(dtype=np.float64))
         except Exception:  # of a task's own loss, say; the callers of these inputs get their answers all the same
             logger.exception("what was seen of %d inputs cannot be compared, and is left out", len(entries))
-            self.num_refused += len(entries)
             self.num_complete -= len(entries)
             return
         self._total_loss += loss
@@ -311,4 +306,3 @@ class ExitObservations:
             if going < len(oldest):
                 self._complete.appendleft(oldest.take(np.arange(going, len(oldest))))
             self._num_kept -= going
-            self.num_overflown += going

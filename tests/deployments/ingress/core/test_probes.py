@@ -78,14 +78,14 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
         pytest.param(0, (0, 2), math.nan, id="a-score-that-is-no-number"),
     ],
 )
-def test_probes_that_contradict_themselves_are_counted_and_left_out(
+def test_probes_that_contradict_themselves_are_left_out(
     exit_block: int, blocks: tuple[int, ...], score: float
 ) -> None:
     probe = flight(1)
     book = begun(probe)
     book.answered(probe, exit_block, BOTH)
     book.see([*(seen(probe, block, score=score) for block in blocks), seen(probe, 3)])
-    assert (book.hand_over(), book.num_refused, book.num_complete) == (None, 1, 0)
+    assert (book.hand_over(), book.num_complete) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,6 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     book.see([seen(probe, block) for block in (0, 2, 3)])
     observations = book.hand_over()
     assert (None if observations is None else observations.active_NR[0].tolist()) == active
-    assert book.num_refused == (active is None)
 
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
@@ -141,7 +140,7 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
     assert (found.exits_N.tolist(), found.active_NR.tolist()) == ([0, 3], [[True, False]] * 2)
     np.testing.assert_array_equal(found.scores_NR, np.array([[0.25, np.nan], [0.5, np.nan]], dtype=np.float32))
     np.testing.assert_array_equal(found.losses_NR, np.array([[1, np.nan], [0, np.nan]], dtype=np.float32))
-    assert (book.agreement, book.num_refused) == (0.5, 1)
+    assert book.agreement == 0.5
 
 
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
@@ -172,7 +171,7 @@ def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
     found = book.hand_over(1.0)
     assert found is not None
     assert (found.losses_NR[:, 0].tolist(), found.times_s_N.tolist()) == ([1, 1, 1, 0, 1], [2.5] * 5)
-    assert (book.num_complete, book.num_overflown) == (7, 2)
+    assert book.num_complete == 7
     assert book.agreement == pytest.approx(1 / 7)
 
 
@@ -185,5 +184,5 @@ def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogC
     assert book.begin([probe], plan(), "probe", 2.0)
     finish(book, probe)
     assert (book.hand_over(), book.agreement) == (None, None)
-    assert (book.num_complete, book.num_refused, book.holds(probe)) == (0, 1, False)
+    assert (book.num_complete, book.holds(probe)) == (0, False)
     assert "what was seen of 1 inputs cannot be compared" in caplog.text
