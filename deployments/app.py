@@ -32,12 +32,6 @@ UNLIMITED = 100_000
 HEALTH: dict[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
 
 
-def logging_of(settings: ServeSettings) -> LoggingConfig:
-    """Returns JSON logs. At INFO, Serve creates a record of every request, even if it is not written."""
-    level = "INFO" if settings.access_log else "WARNING"
-    return LoggingConfig(encoding="JSON", enable_access_log=settings.access_log, log_level=level)
-
-
 def build(settings: dict[str, Any]) -> Application:
     """Returns the application of some settings (`ServeSettings` as plain data, as cluster YAML carries them).
 
@@ -49,7 +43,10 @@ def build(settings: dict[str, Any]) -> Application:
     shape = ModelShape.of(card)
     plan = parse_plan(settings["plan"], shape)
     check_prunable(Path(checked.model), plan.prune)
-    logging_config = logging_of(checked)
+    logs = checked.access_log
+    # At INFO, Serve creates a record of every request, even if it is not written.
+    level = "INFO" if logs else "WARNING"
+    logging_config = LoggingConfig(encoding="JSON", enable_access_log=logs, log_level=level)
     check_control(checked, shape)
     check_staying(plan)
     check_tracing(checked)

@@ -19,7 +19,7 @@ from starlette.routing import Router
 from deployments.accelerators import first_replicas
 from deployments.api.access import gate_of
 from deployments.api.endpoint import Bodies
-from deployments.api.generation import GenerateRequest, Stream, build_generation
+from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.api.grpc.methods import RpcMethods
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
@@ -28,7 +28,7 @@ from deployments.api.server.in_serve import replace_server
 from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
 from deployments.controller.intake import latency_s
-from deployments.ingress.build import build_core, encode_of, taken_inputs
+from deployments.ingress.build import build_core, encode_of
 from deployments.ingress.core.calls import LATENCY_ENDS_S, IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.ingress_core import own_plan
@@ -52,11 +52,13 @@ from deployments.wire.directory import board_of
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, OfframpError, PlanError, StageUnavailableError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
+from earlyexit.tasks.token import TokenTask
 from optimizer.placement import deployment_name, parse_placed
 
 TELL_S = 1.0
@@ -195,13 +197,16 @@ class Ingress(RpcMethods):
             self._dispatcher,
             self._settings,
             self._clock,
-            inputs=taken_inputs(self.card),
+            inputs=self.card.inputs if self.card.chain.is_one else None,  # a chain's codec checks them itself
             trace=trace,
             encode=encode,
         )
-        self._generation = build_generation(
-            codec, self.task, self._dispatcher, self._settings, self._clock, trace=trace
-        )
+        self._generation: GenerateService | None = None
+        if isinstance(codec, PromptCodec) and isinstance(self.task, TokenTask):
+            tokenizer, longest, dispatcher = codec.tokenizer, codec.max_length, self._dispatcher
+            self._generation = GenerateService(
+                tokenizer, self.task, longest, dispatcher, self._settings, self._clock, trace=trace
+            )
         self.version = self._settings.version
         self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         store, repository = RayStore(), self._settings.repository

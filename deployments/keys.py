@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from deployments.choices import Settings
 from earlyexit.errors import InputError
 
 KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
 
-class AccessSettings(BaseModel):
+class AccessSettings(Settings):
     """API keys, rates and origins. Serve shows its applications' settings, so keys are in a file or a variable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
     keys_file: str | None = None
     """File of API keys, one `name:key` or `key` per line. Every node that runs an ingress must be able to read it.

@@ -27,14 +27,10 @@ class WithoutWords(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Sets the text of the traceback, which formatters then use."""
         if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = traceback_without_words(record.exc_info[1])
+            error = record.exc_info[1]
+            last = f"{type(error).__name__} (its message is left out: it may quote the request)"
+            record.exc_text = "".join([*traceback.format_tb(error.__traceback__), last])
         return True
-
-
-def traceback_without_words(error: BaseException) -> str:
-    """Returns the traceback with the type of the error, but without its message."""
-    lines = traceback.format_tb(error.__traceback__)
-    return "".join([*lines, f"{type(error).__name__} (its message is left out: it may quote the request)"])
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

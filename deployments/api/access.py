@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from deployments.api.operations import OPEN_PATHS, PAGES
@@ -21,7 +20,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 LOOK_EVERY_S = 1.0
 """Interval in seconds: a removed key is refused after at most so long."""
-Stamp = tuple[int, int, int] | None
 
 
 class KeyRing:
@@ -31,10 +29,9 @@ class KeyRing:
         """Raises InputError if the settings' keys cannot be read."""
         self._access = access
         self._environment = environment
-        self._stamp = self._stamp_now()
-        keys = read_keys(access, environment)
-        assert keys is not None, "a ring is made for settings that have keys"
-        self.keys: Keys = keys
+        self.keys = self._read()
+        self._problem = ""
+        """What is wrong with the file now."""
 
     async def watch(self) -> None:
         """Watches the file without an end; returns at once for keys in an environment variable."""
@@ -43,27 +40,23 @@ class KeyRing:
             await asyncio.to_thread(self.look)
 
     def look(self) -> None:
-        """Reads the file again if it has changed; for a bad file the keys stay, and one error is logged."""
-        stamp = self._stamp_now()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
+        """Reads the keys again; for a bad file they stay, and one error is logged."""
+        problem = ""
         try:
-            keys = read_keys(self._access, self._environment)
+            keys = self._read()
+            if keys != self.keys:
+                self.keys = keys
+                logger.warning("API keys were read again: there are %d", len(keys))
         except InputError as error:
-            logger.error("the API keys stay as they were: %s", error)
-            return
-        assert keys is not None
-        self.keys = keys
-        logger.warning("API keys were read again: there are %d", len(keys))
+            problem = str(error)
+            if problem != self._problem:
+                logger.error("the API keys stay as they were: %s", problem)
+        self._problem = problem
 
-    def _stamp_now(self) -> Stamp:
-        """Returns what changes with the file; a file that replaces another has another inode."""
-        try:
-            found = os.stat(Path(self._access.keys_file)) if self._access.keys_file is not None else None
-        except OSError:
-            return None
-        return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    def _read(self) -> Keys:
+        keys = read_keys(self._access, self._environment)
+        assert keys is not None, "a ring is made for settings that have keys"
+        return keys
 
 
 class RateLimits:

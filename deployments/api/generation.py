@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -19,12 +18,9 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Alarm, Dispatcher, on_loop
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
-from earlyexit.codecs.base import Codec
-from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, Numbers
 from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
-from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 
@@ -356,18 +352,3 @@ class GenerateService:
         flight = running.flight
         if running.timer is not None and (flight is None or flight.holder is None):
             running.timer.cancel()
-
-
-def build_generation(
-    codec: Codec[Any],
-    task: Task,
-    dispatcher: Dispatcher,
-    settings: ServeSettings,
-    clock: Clock,
-    *,
-    trace: Callable[[Sequence[PendingInput]], None] | None = None,
-) -> GenerateService | None:
-    """Returns None for models whose answers are not tokens, or that take no prompts."""
-    if not isinstance(codec, PromptCodec) or not isinstance(task, TokenTask):
-        return None
-    return GenerateService(codec.tokenizer, task, codec.max_length, dispatcher, settings, clock, trace=trace)

@@ -14,7 +14,6 @@ from deployments.settings import ServeSettings
 from earlyexit.codecs.base import Codec, Encode
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Boundary
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
@@ -51,16 +50,6 @@ def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:
     if not isinstance(codec, ChainCodec):
         return None
     return lambda rows, *, truncate: codec.encode_for(rows, core.route.used, truncate=truncate)
-
-
-def taken_inputs(card: ModelCard) -> Boundary | None:
-    """Returns what every encoded input is checked against; None for a card that does not have it.
-
-    None for a chain too: its codec checks inputs, network by network.
-    """
-    if card.inputs is None or not card.chain.is_one:
-        return None
-    return card.inputs
 
 
 def check_staying(plan: Plan) -> None:
