@@ -22,6 +22,7 @@ from deployments.api.endpoint import (
     ANYTHING,
     CALLER,
     EXIT_HEADER,
+    GENERATES,
     MAX_DIGITS,
     SCORE_HEADER,
     Api,
@@ -43,10 +44,8 @@ from deployments.api.parsing import InferRequest, parse_content, parse_predict, 
 from deployments.api.server.server import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
 from earlyexit.clock import Clock, WallClock
-from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.boundary import Answer
-from earlyexit.tasks.token import TokenTask
 
 if TYPE_CHECKING:
     from deployments.ops.tracing.tracer import Tracer
@@ -215,7 +214,7 @@ def build_api(
     cost 6 % of an ingress's time.
     """
     handlers: list[object] = [Routes(backend, gate), *more]
-    if generates(backend):
+    if backend.signature.task.name == GENERATES:
         handlers.append(GenerateRoutes(backend, gate, wall or WallClock()))
     endpoints = {
         path: Endpoint(backend, path, methods, tracer) for each in handlers for path, methods in bound(each).items()
@@ -232,11 +231,6 @@ def build_api(
     router.default = FromTheRoot(router)
     frequent = {path: endpoint for path, endpoint in endpoints.items() if path in FREQUENT}
     return HttpApi(router, _lane(frequent, backend, before, prefix.rstrip("/")))
-
-
-def generates(backend: Backend) -> bool:
-    """Returns whether the model continues prompts."""
-    return isinstance(backend.signature.task, TokenTask) and isinstance(backend.signature.codec, PromptCodec)
 
 
 def _lane(endpoints: Mapping[str, Endpoint], backend: Backend, before: Sequence[Middleware], root: str) -> Lane:

@@ -179,7 +179,11 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
         on_loss(lost)
 
     try:
-        _start_ray(run, **options)
+        with run.starting(), keeping_sigterm():
+            try:  # never join a cluster that happens to be reachable
+                ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
+            except Exception as error:  # Ray's own is nothing more special; the machine may be too busy
+                raise OfframpError(f"Ray did not start: {error}") from error
         try:
             with contextlib.nullcontext() if on_loss is None else watched(started_processes(*VITAL), lose):
                 yield
@@ -188,17 +192,6 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
             ray.shutdown()
     finally:
         run.end()
-
-
-def _start_ray(run: NotedRun, **options: Any) -> None:
-    """Starts Ray; raises OfframpError if it does not start, for example because the machine is too busy."""
-    import ray
-
-    with run.starting(), keeping_sigterm():
-        try:  # never join a cluster that happens to be reachable
-            ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
-        except Exception as error:  # Ray's own is nothing more special
-            raise OfframpError(f"Ray did not start: {error}") from error
 
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
@@ -384,8 +377,6 @@ def prepared(
     if front == "direct":
         with holding(host, port) as listener:
             yield settings.model_copy(update={"listener": listener})
-    elif front == "haproxy":
-        with bound_haproxy(host, [port, *others]):
-            yield settings
     else:
-        yield settings
+        with bound_haproxy(host, [port, *others]) if front == "haproxy" else contextlib.nullcontext():
+            yield settings

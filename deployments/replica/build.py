@@ -29,7 +29,6 @@ from profiles.table import LatencyTable
 if TYPE_CHECKING:
     from earlyexit.network.cut import TorchRunner
     from earlyexit.policies.base import ExitPolicy
-    from earlyexit.policies.ensemble import RecordedAnswers
 
 
 def build_runner(
@@ -48,10 +47,13 @@ def build_runner(
         return _torch_runner(settings, device, spec)
     emulated = _emulation_of(settings, device)
     card = read_card(Path(settings.model))
+    if is_recorded(settings, device):
+        records = ExitRecords.load(Path(_records_of(device, spec)))
+        inner: Runner[Any] = RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
+    else:
+        inner = _torch_runner(settings, device, spec)
     return PacedRunner(
-        _recorded_runner(device, spec, card)
-        if is_recorded(settings, device)
-        else _torch_runner(settings, device, spec),
+        inner,
         _table_of(device, emulated, card),
         card.ramps,
         time_scale=emulated.time_scale,
@@ -112,19 +114,15 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
     counted = "confidences" in kind_of(records.score).takes  # as shares are already
     recorded: dict[str, Any] = {"confidences": 0.0} if counted else {}
     judge = make_policy(records.score, thresholds=spec.thresholds, **recorded)
-    return make_policy(spec.name, answers=recorded_answers(records), judge=judge)
-
-
-def recorded_answers(records: ExitRecords) -> RecordedAnswers:
-    """Returns exit records in the form that the recorded policy looks up."""
     from earlyexit.policies.ensemble import RecordedAnswers
 
-    return RecordedAnswers(
+    answers = RecordedAnswers(
         row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
         ramps=records.ramps,
         scores_NR=records.scores_NR,
         answers_NE=records.answers(),
     )
+    return make_policy(spec.name, answers=answers, judge=judge)
 
 
 def warm_up(
@@ -195,19 +193,9 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     dtype = getattr(torch, settings.dtype)
     network = load_network(folder, device=torch_device, dtype=dtype, attention=settings.attention)
     segments = open_network(settings.backend, network, folder, settings.threads_per_replica)
-    memory = open_memory(network, settings.kv_tokens, settings.kv_fill, _free_bytes(torch_device))
+    free_bytes = torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
+    memory = open_memory(network, settings.kv_tokens, settings.kv_fill, free_bytes)
     return TorchRunner(network, build_policy(spec), segments, memory)
-
-
-def _free_bytes(torch_device: str) -> int:
-    import torch
-
-    return torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
-
-
-def _recorded_runner(device: str, spec: PolicySpec | None, card: ModelCard) -> RecordedRunner:
-    records = ExitRecords.load(Path(_records_of(device, spec)))
-    return RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
 
 
 def _records_of(device: str, spec: PolicySpec | None) -> str:

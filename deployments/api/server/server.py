@@ -336,7 +336,7 @@ class Connection(HttpToolsProtocol):
             cycle.keep_alive = False
             await send({"type": "http.response.start", "status": 500, "headers": headers})
             await send({"type": "http.response.body", "body": body})
-        cycle.on_response = _nothing
+        cycle.on_response = lambda: None  # the bound method would keep its object alive
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
         """ASGI's `send`: uvicorn's, except for bodies that were not read, and for callers of HTTP/1.0."""
@@ -457,10 +457,6 @@ class Connection(HttpToolsProtocol):
         if self._phase is not IDLE:
             return (self._phase, self._num_begun, self._body_bytes // self._limits.kept_bytes)
         return (IDLE, self._num_begun) if self._running is None else ("busy",)
-
-
-def _nothing() -> None:
-    """Replaces a bound method, which would keep its object alive."""
 
 
 BACKLOG = 2048

@@ -400,7 +400,7 @@ class Chains:
         return [each for chain in self.active for each in chain.queue.clear()]
 
     def oldest_s(self, now_s: float) -> dict[int, float]:
-        """Returns the longest wait so far in seconds, by length class: the power of two that no length of it exceeds."""
+        """Returns the longest wait so far in seconds, by length class: a power of two that bounds its lengths."""
         oldest: dict[int, float] = {}
         for each in [each for chain in self.active for each in chain.queue]:
             length = 1 << max(0, each.tokens - 1).bit_length()

@@ -41,8 +41,8 @@ def test_a_bucket_holds_what_lies_between_its_ends() -> None:
 @pytest.mark.parametrize(("slo_s", "in_slo"), [(0.5, 2), (None, 3)], ids=["slo", "none"])
 def test_answers_within_the_slo_are_counted(slo_s: float | None, in_slo: int) -> None:
     counts = IngressCounts(slo_s)
-    for latency_s in (0.1, 0.5, 0.51):
-        counts.answer(3, [latency_s], 1, by_present_plan=True)
+    for seconds in (0.1, 0.5, 0.51):
+        counts.answer(3, [seconds], 1, by_present_plan=True)
     assert (counts.answered, counts.in_slo, counts.exits) == (3, in_slo, {3: 3})
 
 

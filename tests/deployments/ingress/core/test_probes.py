@@ -78,9 +78,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
         pytest.param(0, (0, 2), math.nan, id="a-score-that-is-no-number"),
     ],
 )
-def test_probes_that_contradict_themselves_are_left_out(
-    exit_block: int, blocks: tuple[int, ...], score: float
-) -> None:
+def test_probes_that_contradict_themselves_are_left_out(exit_block: int, blocks: tuple[int, ...], score: float) -> None:
     probe = flight(1)
     book = begun(probe)
     book.answered(probe, exit_block, BOTH)
