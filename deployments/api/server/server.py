@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -135,19 +135,6 @@ Lane = Mapping[bytes, FastPath]
 """Fast paths by the path as it is sent; for POST only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """What the connections of a server serve."""
-
-    app: ASGIApp
-    """The application for all other paths."""
-    lane: Lane
-    limits: Limits = field(default_factory=Limits)
-    outright: bool
-    """Whether `app` is Offramp's. Otherwise it is Serve's, which assigns request ids, and is notified instead of
-    cancelled when a caller leaves."""
-
-
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
 
@@ -157,7 +144,7 @@ IDLE, HEAD, BODY = "idle", "head", "body"
 class Connection(HttpToolsProtocol):
     """Parses bytes as they arrive; answers one request after the other."""
 
-    def __init__(self, served: Serving, **given: Any) -> None:
+    def __init__(self, served: HttpServer, **given: Any) -> None:
         super().__init__(**given)
         self._served = served
         self._limits = served.limits
@@ -471,9 +458,16 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self, app: ASGIApp, *, lane: Lane | None = None, limits: Limits | None = None, outright: bool = False
     ) -> None:
-        """The parameters are the fields of `Serving`."""
+        """`app`: for all paths that are not in the `lane`.
+
+        `outright`: whether `app` is Offramp's. Otherwise it is Serve's, which assigns request ids, and is notified
+        instead of cancelled when a caller leaves.
+        """
+        self.app = app
+        self.lane: Lane = lane or {}
         self.limits = limits or Limits()
-        http: Any = partial(Connection, Serving(app=app, lane=lane or {}, limits=self.limits, outright=outright))
+        self.outright = outright
+        http: Any = partial(Connection, self)
         whole: Any = app  # uvicorn's types are narrower
         config = uvicorn.Config(
             whole,
