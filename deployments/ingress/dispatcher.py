@@ -247,7 +247,8 @@ class Dispatcher(Driver):
     def _depart(self, call: Call) -> None:
         """Send new inputs of a model that is one network, for which all were encoded as they came."""
         try:
-            piece = departure(self.core.name, call.inputs)
+            ids = [sample_id_of(self.core.name, each) for each in call.inputs]
+            piece = entering(ids, [each.encoded for each in call.inputs])
         except Exception as error:
             self._lose(call, call.inputs, error, MISFIT)
         else:
@@ -323,10 +324,9 @@ class Dispatcher(Driver):
         core, now_s = self.core, self.clock.now_s()
         if chunk.seen:
             core.see(call, [(inputs.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
-        for block, mine, answers in by_block(inputs, chunk.answers):
-            self.do(core.answer(call, mine, block, now_s, answers))
-        for block, mine, answers in by_block(inputs, chunk.early):
-            self.do(core.answer_early(call, mine, block, now_s, answers))
+        for given, take in ((chunk.answers, core.answer), (chunk.early, core.answer_early)):
+            for block, mine, answers in by_block(inputs, given):
+                self.do(take(call, mine, block, now_s, answers))
         for sample_id, error in chunk.lost:
             self.do(core.lose(call, [inputs.get(sample_id, UNKNOWN)], error, now_s))
         if chunk.going_on is not None:
@@ -380,11 +380,6 @@ def serial_and_attempt(sample_id: str) -> tuple[int, int]:
     """Reads an input's serial number and attempt from the id by which it travels."""
     _, serial, attempt = sample_id.rpartition("#")[2].split(".")
     return int(serial), int(attempt)
-
-
-def departure(ingress: str, inputs: Inputs) -> WirePiece:
-    """Returns new inputs as a piece that waits for block 0."""
-    return entering([sample_id_of(ingress, each) for each in inputs], [each.encoded for each in inputs])
 
 
 TIMES_SLOWER = 10

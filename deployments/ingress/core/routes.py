@@ -405,11 +405,6 @@ class PlanRoute:
     def epoch(self) -> int:
         return self.placed.epoch
 
-    @property
-    def stages(self) -> tuple[StageRoute, ...]:
-        """The stages of all chains, one chain after the other."""
-        return tuple(stage for chain in self.chains for stage in chain.stages)
-
     def check(self, block: int) -> None:
         """Raise ExecutionError for a block that the model does not have."""
         if not 0 <= block < self._num_blocks:

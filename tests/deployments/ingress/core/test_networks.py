@@ -69,7 +69,7 @@ def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_
     world.answer(0, "a", block=1)
     world.follow(single(epoch=2))
     world.follow(cascade(epoch=3))
-    assert [each.expected_s for each in world.core.route.stages] == [4.0, 0.0]
+    assert [each.expected_s for chain in world.core.route.chains for each in chain.stages] == [4.0, 0.0]
 
 
 def test_admission_counts_what_inputs_cost_as_they_came() -> None:
