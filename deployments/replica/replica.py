@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray import serve
@@ -27,6 +27,7 @@ from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, Release, Survivors
 from earlyexit.engine.engine import Batch
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import read_card
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.placement import PlacedPlan, parse_placed
@@ -115,19 +116,6 @@ SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
-class _Ran(NamedTuple):
-    """What is counted of a batch; the batch itself would hold its inputs' hidden states."""
-
-    split: int
-    size: int
-    target: int
-    tokens: int
-    token_target: int | None
-    """None where tokens do not bound the batch."""
-    probe: bool
-    seconds: float
-
-
 class StageMetrics:
     """The counts of a replica, by accelerator type and the stage that it hosts when they are told.
 
@@ -155,7 +143,8 @@ class StageMetrics:
         )
         self._spent_s: deque[tuple[float, float]] = deque()
         """Seconds of waiting and running, per input."""
-        self._ran: deque[_Ran] = deque()
+        self._ran: deque[tuple[Split, int, int, bool, float]] = deque()
+        """Split, inputs, tokens, whether they are probes, and seconds. A batch itself would hold hidden states."""
 
     def record(self, releases: list[Release[Any]]) -> None:
         """Count what a device released."""
@@ -170,9 +159,7 @@ class StageMetrics:
 
     def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
         """Count a batch, and the seconds that it had the device; on the device's thread, as soon as it has run."""
-        split = batch.split
-        size, tokens = len(batch.members), batch.tokens
-        self._ran.append(_Ran(split.first, size, split.batch, tokens, split.tokens, batch.probe, seconds))
+        self._ran.append((batch.split, len(batch.members), batch.tokens, batch.probe, seconds))
 
     async def keep_telling(self, host: StageHost) -> None:
         """Tell Ray once a second, until cancelled."""
@@ -193,16 +180,16 @@ class StageMetrics:
             self._queue_s.observe(queue_s, self._where)
             self._compute_s.observe(compute_s, self._where)
         while self._ran:
-            ran = self._ran.popleft()
-            where = {**self._where, "split": str(ran.split)}
-            self._tokens.inc(ran.tokens, where)
-            if ran.seconds > 0:  # a counter refuses zero
-                self._busy_s.inc(ran.seconds, where)
-            if not ran.probe:  # probes do not wait to fill a batch
-                self._fill.observe(ran.size / ran.target, where)
-                self._size.observe(ran.size, where)
-                if ran.token_target is not None:
-                    self._token_fill.observe(ran.tokens / ran.token_target, where)
+            split, size, tokens, is_probe, seconds = self._ran.popleft()
+            where = {**self._where, "split": str(split.first)}
+            self._tokens.inc(tokens, where)
+            if seconds > 0:  # a counter refuses zero
+                self._busy_s.inc(seconds, where)
+            if not is_probe:  # probes do not wait to fill a batch
+                self._fill.observe(size / split.batch, where)
+                self._size.observe(size, where)
+                if split.tokens is not None:
+                    self._token_fill.observe(tokens / split.tokens, where)
 
     def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
         self._waiting.set(num_waiting, self._where)
