@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from deployments.controller import decide
-from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Service, Solve, Tries, View
+from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Service, Solve, View
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -138,7 +138,8 @@ class ControlLoop:
         self.observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
-        self._tries = Tries()
+        self._failed = self._late = 0
+        """Of the change under way; see `View`."""
         self._missing = MissingAccelerators()
         self._is_restored = False
         self._alarm_before = self._alarm_heard = False
@@ -267,7 +268,8 @@ class ControlLoop:
             ground=self.ground,
             first_counts=self._first_counts,
             is_restored=self._is_restored,
-            tries=self._tries,
+            failed=self._failed,
+            late=self._late,
             said=self.tuning.said,
             alarm_heard=self._alarm_before,
             is_safe=self.tuning.is_safe,
@@ -400,7 +402,7 @@ class ControlLoop:
             }
             self._history.gained(before.epoch, gained)
         self._remember(action.placed, "in force", action.reason, action.words)
-        self._tries = Tries()
+        self._failed = self._late = 0
         self.changes[action.reason] += 1
         self.become(
             placed=action.placed,
@@ -442,7 +444,7 @@ class ControlLoop:
         Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet
         raises. Steps taken then stay taken: what is still missing is worked out anew at the next look.
         """
-        self._tries = replace(self._tries, failed=self._tries.failed + 1)
+        self._failed += 1
         for step in steps:
             match step:
                 case Scale(device=device, replicas=replicas):
@@ -454,11 +456,11 @@ class ControlLoop:
                     await self._fleet.prepare(self.state.placed)
                 case Switch():
                     await self._fleet.follow(self.state.placed)
-                    self._tries = replace(self._tries, late=0)
+                    self._late = 0
                     self.become(followed=self.state.placed, followed_s=self._clock.now_s())
                 case Drain():
                     await self._drain()
-        self._tries = replace(self._tries, failed=0)
+        self._failed = 0
 
     async def _scale(self, device: str, replicas: int) -> None:
         await self._fleet.scale(device, replicas)
@@ -480,7 +482,7 @@ class ControlLoop:
         until_s = self._clock.now_s() + START_S
         while missing := _missing(replicas, await self._fleet.running()):
             if self._clock.now_s() >= until_s:
-                self._tries = replace(self._tries, late=self._tries.late + 1)
+                self._late += 1
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
             if sum((await self._fleet.capacity()).values()) < room:
                 raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")

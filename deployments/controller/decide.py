@@ -25,7 +25,7 @@ from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import Evaluation, evaluate, promised, sought, violations
 from optimizer.live.changeover import num_started
-from optimizer.live.hysteresis import Weighed, weigh
+from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Rest, Run, Straggler, avoided_by, find
 from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
@@ -171,15 +171,6 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tries:
-    """How often the change under way has failed."""
-
-    failed: int = 0
-    late: int = 0
-    """Times in a row that its replicas did not start in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """Everything that decisions go by at one moment."""
 
@@ -195,7 +186,10 @@ class View:
     """Accelerators at the first look."""
     is_restored: bool
     """Whether another process made the plan; what it was based on is not remembered."""
-    tries: Tries
+    failed: int
+    """How often the change under way has failed."""
+    late: int
+    """Times in a row that its replicas did not start in time."""
     said: Tuned | None
     """Thresholds of the tuner that are still to be put in force."""
     alarm_heard: bool
@@ -357,8 +351,8 @@ def change_failed(view: View) -> Actions:
     """Did the change to the plan in force fail again and again? Then the plan that is still followed comes back."""
     state, followed = view.state, view.state.followed
     came = all(view.seen.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
-    is_late = view.tries.late >= START_TRIES and not came
-    if followed is None or not (is_late or view.tries.failed >= TRIES):
+    is_late = view.late >= START_TRIES and not came
+    if followed is None or not (is_late or view.failed >= TRIES):
         return ()
     if followed.plan.stages == state.placed.plan.stages:
         return ()
@@ -742,7 +736,17 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
         return _without_plan(view, found, reason)
     state = view.state
     placed = view.place(_plan_of(view, found))
-    verdict = _verdict(view, found, placed)
+    settings = view.service.settings
+    verdict = weigh(
+        found.problem,
+        state.placed.plan.planned_stages if _stands(view) else None,
+        found.planned,
+        moved=num_started(state.placed, placed),
+        start_s=settings.start_s,
+        period_s=settings.period_s,
+        least_gain=settings.least_gain,
+        reach=found.reach,
+    )
     if verdict.change:
         change = PutInForce(
             placed=placed,
@@ -763,20 +767,6 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
     keep = Say(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
     refused = () if verdict.same else (TurnDown(placed=placed, reason=reason, words=verdict.words),)
     return (keep, *refused), verdict.words
-
-
-def _verdict(view: View, found: Proposal, placed: PlacedPlan) -> Weighed:
-    settings, present = view.service.settings, view.state.placed
-    return weigh(
-        found.problem,
-        present.plan.planned_stages if _stands(view) else None,
-        found.planned,
-        moved=num_started(present, placed),
-        start_s=settings.start_s,
-        period_s=settings.period_s,
-        least_gain=settings.least_gain,
-        reach=found.reach,
-    )
 
 
 def _stands(view: View) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -104,12 +104,6 @@ class Forecast:
         """Returns the problem with the survival that is expected."""
         of_others = {used: forecast.next_survival for used, forecast in self.survival_of.items()}
         return replace(problem, survival_N=self.survival.next_survival, survival_of=of_others or None)
-
-
-def fewer_networks(problem: PlanProblem) -> Iterable[Used]:
-    """Returns the sets of networks that leave some network out and still have ramps; other sets need no forecast."""
-    every = tuple(range(len(problem.networks)))
-    return [used for used in choices(problem) if used != every and ramps_of(problem, used)] if every else []
 
 
 Prior = tuple[float, ...]
@@ -239,9 +233,11 @@ class ObservedStream:
         """
         thresholds = self.thresholds(state)
         whole = self._survival(now_s, state.changed_s, thresholds, self._prior_N(state))
-        others = {}
-        for used in fewer_networks(self.problem):
+        others, every = {}, tuple(range(len(self.problem.networks)))
+        for used in choices(self.problem) if every else ():
             theirs = {ramp: thresholds[ramp] for ramp in ramps_of(self.problem, used)}
+            if used == every or not theirs:  # sets without ramps need no forecast
+                continue
             stay_N = (1.0,) * self.problem.num_blocks
             prior_N = survival_with(self.problem, used) if self._is_calibrated(state) else stay_N
             others[used] = self._survival(now_s, state.changed_s, theirs, prior_N).survival
@@ -561,7 +557,7 @@ class Observer:
         """Takes up what was remembered."""
         now_s = self.clock.now_s()
         self.history.forget(now_s)
-        counts = self.history.counts(since_s=0.0)
+        counts = self.history.counts()
         if counts:
             self.stream.began_s = counts[0].since_s
         for interval in counts:

@@ -217,9 +217,9 @@ class History:
         text = INTERVAL.dump_json(interval).decode()
         self._connection.execute("INSERT INTO counts VALUES (?, ?)", (interval.at_s, text))
 
-    def counts(self, since_s: float) -> list[Interval]:
-        """Returns the intervals that ended after a time, oldest first."""
-        rows = self._connection.execute("SELECT interval FROM counts WHERE at_s > ? ORDER BY at_s, rowid", (since_s,))
+    def counts(self) -> list[Interval]:
+        """Returns the intervals, oldest first."""
+        rows = self._connection.execute("SELECT interval FROM counts ORDER BY at_s, rowid")
         return [INTERVAL.validate_json(text) for (text,) in rows]
 
     def add_plan(self, row: PlanRow) -> None:

@@ -208,7 +208,7 @@ def test_old_rows_are_forgotten(tmp_path: Path) -> None:
     for epoch in range(MOST_PLANS + 5):
         history.add_plan(row(epoch))
     history.forget(KEEP_S + 50.0)
-    assert [each.at_s for each in history.counts(since_s=-1.0)] == [100.0]
+    assert [each.at_s for each in history.counts()] == [100.0]
     assert [each["words"] for each in history.events(9)] == ["100.0"]
     assert [each.times_s_N.tolist() for each in history.probes()] == [[100.0]]
     assert [each.epoch for each in history.plans(MOST_PLANS + 9)][-1] == 5
