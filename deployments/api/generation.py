@@ -65,8 +65,6 @@ class Stream:
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt
         """Tokens of the prompt."""
-        self.num_said = 0
-        """Tokens so far."""
         self.when_aborted: Callable[[], None] = lambda: None
         """Called once; set by the service."""
         self.is_over = False
@@ -99,7 +97,6 @@ class Stream:
         """Adds a token."""
         if self.is_over:
             return
-        self.num_said += 1
         self._news.put_nowait(said)
         if said.ended is not None:
             self.is_over = True
@@ -175,8 +172,10 @@ class GenerateService:
         Raises InputError for invalid requests, ContextLengthError for prompts that are too long, AdmissionError if an
         SLO would not be kept, OverloadedError and StageUnavailableError.
         """
-        now_s = self._clock.now_s()
-        timeout_s = self._whole_s(request.timeout_s)
+        now_s, timeout_s, longest = self._clock.now_s(), request.timeout_s, self._settings.max_timeout_s
+        if timeout_s is not None and not 0 < timeout_s <= longest:
+            message = f"a timeout of {timeout_s:g} s; more than 0 and at most {longest:g} s are taken"
+            raise InputError(message, param="timeout_s")
         sequence = TokenSequence(
             request.prompt,
             TextStream(self._tokenizer, request.prompt if self._task.start is None else (), request.stops),
@@ -194,7 +193,7 @@ class GenerateService:
             sequence=sequence,
             course=course,
             stream=Stream(sequence.num_prompt),
-            timeout_s=timeout_s,
+            timeout_s=math.inf if timeout_s is None else timeout_s,
             request_id=request.request_id,
         )
         try:
@@ -207,15 +206,6 @@ class GenerateService:
         running.stream.when_aborted = partial(self._abort, running)
         self._watch(running, -math.inf)
         return running.stream
-
-    def _whole_s(self, asked: float | None) -> float:
-        """Returns the limit on a whole sequence, in seconds."""
-        longest = self._settings.max_timeout_s
-        if asked is not None and not 0 < asked <= longest:
-            raise InputError(
-                f"a timeout of {asked:g} s; more than 0 and at most {longest:g} s are taken", param="timeout_s"
-            )
-        return math.inf if asked is None else asked
 
     def _limit(self, running: _Running) -> tuple[float, float, str]:
         """Returns the time when the next token is too late, the limit in seconds, and what is limited.

@@ -92,7 +92,11 @@ def _paths(signature: Signature, allowed: Mapping[str, list[str] | None]) -> dic
     for each in OPERATIONS:
         for path in () if each.of == left_out else each.paths:
             names = PARAMETERS.findall(path)
-            parameters = [_parameter(name, None if each.of_any_model else allowed.get(name)) for name in names]
+            known = {} if each.of_any_model else {name: {"enum": values} for name, values in allowed.items() if values}
+            in_path = {"in": "path", "required": True}
+            parameters = [
+                {"name": name, **in_path, "schema": dict[str, Any](TEXT) | known.get(name, {})} for name in names
+            ]
             found = paths.setdefault(path, {"parameters": parameters} if parameters else {})
             found[each.method.lower()] = _described(each, signature)
     return paths
@@ -170,11 +174,6 @@ def _answered(each: Operation, signature: Signature) -> dict[str, Any]:
     if not (is_predict and forms):
         return {"description": "Answers", "content": content}
     return {"description": "Answers", "content": {**content, **{kind: {} for kind in forms}}, "headers": OF_CONTENT}
-
-
-def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
-    values = {} if allowed is None else {"enum": allowed}
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | values}
 
 
 def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -77,12 +77,6 @@ def plan_words(placed: PlacedPlan) -> str:
     return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
 
 
-def _keeps_replicas(before: PlacedPlan, after: PlacedPlan) -> bool:
-    """Whether two plans differ in their policy, and in nothing that replicas would have to change for."""
-    here, there = ((each.avoided, each.plan.stages, each.plan.dispatch) for each in (before, after))
-    return before.plan.policy != after.plan.policy and here == there
-
-
 def _policy_document(policy: PolicySpec) -> dict[str, Any]:
     """As JSON gives it back, whose keys are all strings."""
     document: dict[str, Any] = json.loads(json.dumps(policy_document(policy)))
@@ -428,7 +422,11 @@ class ControlLoop:
                     await self._scale(device, placed.occupied.get(device, 0))
             return
         coming = {device: max(count, self._told.get(device, 0)) for device, count in self.seen.running.items()}
-        if followed is not None and _keeps_replicas(followed, placed):
+        before, after = (
+            None if each is None else (each.avoided, each.plan.stages, each.plan.dispatch)
+            for each in (followed, placed)
+        )
+        if followed is not None and before == after and followed.plan.policy != placed.plan.policy:
             todo: tuple[ChangeStep, ...] = (Switch(),)
         else:
             todo = steps(followed, placed, self.view.counts, self.seen.running, coming)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from deployments.controller.act import ControlLoop
@@ -145,14 +144,10 @@ def _fill(loop: ControlLoop) -> list[dict[str, Any]]:
 
 def _accelerators(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     """Emulated ones say so, and how many of our seconds one of theirs takes."""
-    return {
-        device: {"alive": count, "used": loop.seen.running.get(device, 0), **_emulated(settings, device)}
-        for device, count in loop.seen.capacity.items()
-    }
-
-
-def _emulated(settings: ServeSettings, device: str) -> Mapping[str, Any]:
-    emulated = settings.emulated.get(device)
-    if emulated is None:
-        return {"emulated": False}
-    return {"emulated": True, "time_scale": emulated.time_scale, "decisions": emulated.decisions}
+    described: dict[str, Any] = {}
+    for device, count in loop.seen.capacity.items():
+        emulated = settings.emulated.get(device)
+        described[device] = {"alive": count, "used": loop.seen.running.get(device, 0), "emulated": emulated is not None}
+        if emulated is not None:
+            described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}
+    return described

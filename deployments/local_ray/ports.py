@@ -104,15 +104,11 @@ def find_process(pid: int | None) -> RunningProcess | None:
     try:
         process = psutil.Process(pid)
         parent = process.parent()
-        title = None if parent is None or parent.pid <= 1 else _title(parent.cmdline())
+        # Ray's workers overwrite their command line, since a process name has only 15 letters.
+        title = None if parent is None or parent.pid <= 1 else PurePath(*parent.cmdline()[:1]).name
         return RunningProcess(pid=pid, name=process.name(), parent=title)
     except psutil.Error:
         return None
-
-
-def _title(command: Sequence[str]) -> str:
-    """Returns the name in a command line: Ray's workers overwrite theirs, since a process name has only 15 letters."""
-    return PurePath(command[0]).name if command else ""
 
 
 def _is_free(address: HostPort) -> bool:

@@ -75,13 +75,12 @@ def our_words(message: str) -> str | None:
 
 def use_our_words() -> None:
     """From now on, logs what Ray would print about its workers, in one line each."""
-    print_workers_by(_log)
 
-
-def _log(lines: Sequence[str]) -> None:
-    for words in map(our_words, lines):
-        if words is not None:
+    def log(lines: Sequence[str]) -> None:
+        for words in filter(None, map(our_words, lines)):
             logger.warning(words)
+
+    print_workers_by(log)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.network.chain import Chain
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""What the text format asks for in labels."""
 Sample = tuple[Mapping[str, str], float]
 """Labels and value."""
 METRICS = {
@@ -74,13 +76,8 @@ def _of_replicas(reports: Iterable[ReplicaReport]) -> Iterator[tuple[str, Sample
 
 def _lines(name: str, samples: Sequence[Sample]) -> str:
     kind = "counter" if name.endswith("_total") else "gauge"
-    head = f"# HELP {name} {METRICS[name]}\n# TYPE {name} {kind}\n"
-    return head + "".join(f"{name}{{{_labels(labels)}}} {value:.15g}\n" for labels, value in samples)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    """Escapes backslashes, quotes and line ends, as the text format asks."""
-    escaped = {
-        name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()
-    }
-    return ",".join(f'{name}="{text}"' for name, text in escaped.items())
+    lines = [f"# HELP {name} {METRICS[name]}\n# TYPE {name} {kind}\n"]
+    for labels, value in samples:
+        said = ",".join(f'{label}="{text.translate(ESCAPED)}"' for label, text in labels.items())
+        lines.append(f"{name}{{{said}}} {value:.15g}\n")
+    return "".join(lines)

@@ -104,12 +104,11 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
                 part["seen"].append(release.seen)
             case _:
                 part["lost"].append((release.member.sample_id, release.error))
-    return [*((opened, _chunk(part)) for opened, part in parts.items()), *survivors]
-
-
-def _chunk(part: Mapping[str, Sequence[Any]]) -> Chunk:
-    given: dict[str, Any] = {name: tuple(each) for name, each in part.items()}
-    return Chunk(**given)
+    chunks: list[tuple[OpenCall, Chunk]] = []
+    for opened, part in parts.items():
+        given: dict[str, Any] = {name: tuple(each) for name, each in part.items()}
+        chunks.append((opened, Chunk(**given)))
+    return chunks + survivors
 
 
 def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[tuple[OpenCall, Chunk]]:

@@ -246,7 +246,10 @@ class StageReplicas(Generic[ReplicaT]):
             if found is None or found not in self._offered:
                 raise lost(f"{name} takes no calls any more")
             return found
-        found = self._with_room(placements, batch, fills)
+        refused = placements.avoids
+        others = [each for each in self._offered if each.replica.name not in refused] or self._offered
+        loads = [len(each.sequences) for each in others]
+        found = others[fill_first(loads, len(placements.each), batch, fills=fills)]
         found.sequences.update(placements.numbers)
         placements.choose(found.replica.name)
         return found
@@ -258,12 +261,6 @@ class StageReplicas(Generic[ReplicaT]):
             return None
         found.sequences.remove(sequence)
         return found.replica
-
-    def _with_room(self, placements: KVPlacements, batch: int, fills: bool) -> Hosting[ReplicaT]:
-        """Returns a replica that has not refused the sequences, if there is any."""
-        others = [each for each in self._offered if each.replica.name not in placements.avoids] or self._offered
-        loads = [len(each.sequences) for each in others]
-        return others[fill_first(loads, len(placements.each), batch, fills=fills)]
 
 
 SMOOTHING = 0.1

@@ -223,7 +223,10 @@ def build_tracer(settings: TracingSettings, application: str, clock: Clock, star
     """Returns a tracer of the settings, and of the SDK's environment variables for what they leave out."""
     ratio = _ratio(settings)
     sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` samples requests without a parent
-    provider = TracerProvider(sampler=sampler, resource=_resource(settings, application))
+    resource = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
+    if str(resource.attributes[SERVICE_NAME]).startswith(NAMELESS):
+        resource = resource.merge(Resource({SERVICE_NAME: application}))
+    provider = TracerProvider(sampler=sampler, resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
     return Tracer(provider, clock, ratio=ratio, starts=starts)
 
@@ -233,13 +236,6 @@ def _ratio(settings: TracingSettings) -> float | None:
     if settings.ratio is None and "OTEL_TRACES_SAMPLER" in os.environ:
         return None
     return DEFAULT_RATIO if settings.ratio is None else settings.ratio
-
-
-def _resource(settings: TracingSettings, application: str) -> Resource:
-    found = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
-    if str(found.attributes[SERVICE_NAME]).startswith(NAMELESS):
-        return found.merge(Resource({SERVICE_NAME: application}))
-    return found
 
 
 def traces_url(endpoint: str | None) -> str | None:
