@@ -44,7 +44,6 @@ from deployments.ops.tracing.start import start_tracing
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally
-from deployments.versions.metrics import VersionMetrics
 from deployments.versions.repository import RayCluster, Repository, VersionRoutes
 from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
 from deployments.wire.controller_link import ControllerLink, Handles
@@ -152,6 +151,29 @@ class GenerationMetrics:
             total("offramp_generated_tokens", "Tokens, by the block they left after", number, exit=str(block))
         _tell_times(self.told, "offramp_ttft_seconds_bucket", "Sequences by time to first token", counts.ttft)
         _tell_times(self.told, "offramp_tpot_seconds_bucket", "Sequences by time per output token", counts.tpot)
+
+
+class VersionMetrics:
+    """Tells Ray about once a second what was counted."""
+
+    def __init__(self) -> None:
+        self._shown = Tally()
+        self.told = Told()
+
+    def show(self, tally: Tally) -> None:
+        """Adds what a tally has counted since the last time; a new tally starts at zero."""
+        if tally is not self._shown:
+            self._shown = tally
+            self.told.totals.clear()
+        for outcome, total in (tally.inputs | {"failed": tally.failed}).items():
+            self.told.total("offramp_version_compared", "Inputs that two versions answered", total, outcome=outcome)
+        asked = "offramp_version_requests", "Requests without a version, by answering version"
+        slow = "offramp_version_latency_seconds", "Latency by version, since its figures began"
+        for version, each in tally.versions.items():
+            for status, count in each.requests.items():
+                self.told.total(*asked, count, version=version, status=status)
+            for share in (0.5, 0.99):
+                self.told.level(*slow, latency_s(each.latencies, share), version=version, quantile=f"{share:g}")
 
 
 def _tell_times(told: Told, name: str, description: str, buckets: Mapping[int, int]) -> None:

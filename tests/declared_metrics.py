@@ -15,10 +15,9 @@ from ray.util.metrics import Metric
 from deployments.controller.controller import ControlMetrics
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
-from deployments.ingress_deployment import GenerationMetrics, IngressMetrics
+from deployments.ingress_deployment import GenerationMetrics, IngressMetrics, VersionMetrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.choice import Tally
-from deployments.versions.metrics import VersionMetrics
 from deployments.wire.messages import COUNTED, IngressReport
 from earlyexit.network.chain import Chain
 
