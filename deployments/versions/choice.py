@@ -69,11 +69,6 @@ class Tally:
     skipped: int = 0
     """Requests that were not compared because `MOST_COMPARED` comparisons were running."""
 
-    def compare(self, losses: Sequence[float]) -> None:
-        """Counts the inputs of one request that both versions answered; see `losses_between`."""
-        self.inputs["same"] += len(losses) - sum(losses)
-        self.inputs["other"] += sum(losses)
-
     def add(self, other: Tally) -> None:
         """Adds the counts of another ingress."""
         for version, tally in other.versions.items():
@@ -191,4 +186,6 @@ class Fork:
             logger.info("request %s was not compared: %s", request.request_id, error)
             self.tally.failed += 1
             return
-        self.tally.compare(losses_between(answers, served.task, others, other.task))
+        loss = sum(losses_between(answers, served.task, others, other.task))
+        self.tally.inputs["same"] += len(answers) - loss
+        self.tally.inputs["other"] += loss

@@ -316,7 +316,7 @@ class Versions:
         default = traffic.default or self._own.version
         if canary.version == default:
             raise InputError(f"version {default!r} is the default; a canary is another")
-        await self._check_served(canary.version)
+        await self._connect(canary.version)
         is_over = canary.share == 0 and canary.compare_share == 0
         await self._put(traffic.model_copy(update={"canary": None if is_over else canary}))
 
@@ -330,7 +330,7 @@ class Versions:
         Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
         """
         traffic = await self._changeable()
-        await self._check_served(version)
+        await self._connect(version)
         is_canary = traffic.canary is not None and traffic.canary.version == version
         await self._put(Traffic(default=version, canary=None if is_canary else traffic.canary))
 
@@ -351,10 +351,6 @@ class Versions:
         """Raises ControlRefusedError unless the settings allow orders over HTTP."""
         if self._control != "explicit":
             raise ControlRefusedError("not by HTTP: this service's settings do not say repository.control: explicit")
-
-    async def _check_served(self, version: str) -> None:
-        if version != self._own.version:
-            await self._connect(version)
 
     async def _put(self, traffic: Traffic) -> None:
         async with self._following:
@@ -400,8 +396,6 @@ class Versions:
         )
 
     async def _reach(self, version: str) -> Served | None:
-        if version == self._own.version:
-            return self._own
         try:
             return await self._connect(version)
         except OfframpError as error:
@@ -428,6 +422,8 @@ class Versions:
 
     async def _connect(self, version: str) -> Served:
         """Connects to a version; asks Serve only if the application that last served it does not answer."""
+        if version == self._own.version:
+            return self._own
         known = self._apps.pop(version, None)
         if known is not None:
             with suppress(VersionUnavailableError):
