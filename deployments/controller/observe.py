@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, total
-from deployments.controller.remember import History, State
+from deployments.controller.remember import KEEP_S, History, State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
@@ -108,8 +108,6 @@ class Forecast:
 
 Prior = tuple[float, ...]
 
-KEEP_S = 7200.0
-"""Age of probes and counts that are dropped: sixty windows of two minutes show any drift that a forecast can use."""
 LEAST_PROBES = 30
 """Probes, or what is worth as many (`worth`), by which plans are scored. With fewer, the survival that was expected
 before keeps part of its weight: a share of 1/2 is known from 30 probes to 0.09 (one standard deviation), about as well

@@ -129,7 +129,8 @@ class PlanRow:
 
 SCHEMA = 1
 KEEP_S = 7200.0
-"""Age of probes, counts and events that are dropped; the live stream of exit records keeps its windows as long."""
+"""Age of probes, counts and events that are dropped, here and in the live stream of exit records: sixty windows of two
+minutes show any drift that a forecast can use."""
 MOST_PLANS = 1000
 BUSY_S = 5.0
 """How long a controller that was just replaced may still hold the file."""

@@ -40,31 +40,22 @@ class InferenceHandlers:
         method = handler_call_details.method
         if method not in self._wrapped and method in self._method_handlers:
             handler = self._method_handlers[method]
-            self._wrapped[method] = handler._replace(unary_unary=compressing(told_of_deadline(handler.unary_unary)))
+            self._wrapped[method] = handler._replace(unary_unary=told_and_compressing(handler.unary_unary))
         return self._wrapped.get(method)
 
 
-def told_of_deadline(handler: Unary) -> Unary:
-    """Puts the deadline of a call, if there is one, into the metadata."""
+def told_and_compressing(handler: Unary) -> Unary:
+    """Puts the deadline of a call into the metadata, and compresses the answers of callers that ask for it."""
 
-    async def told(request: bytes, context: Any) -> bytes:
+    async def call(request: bytes, context: Any) -> bytes:
         remaining_s = context.time_remaining()
-        return await handler(request, context if remaining_s is None else _Told(context, remaining_s))
-
-    return told
-
-
-def compressing(handler: Unary) -> Unary:
-    """Compresses the answers of callers that ask for it."""
-
-    async def compress(request: bytes, context: Any) -> bytes:
-        answer = await handler(request, context)
+        answer = await handler(request, context if remaining_s is None else _Told(context, remaining_s))
         if len(answer) >= LEAST_BYTES and takes_gzip(str(dict(context.invocation_metadata()).get(ENCODING, ""))):
             context.set_compression(grpc.Compression.Gzip)
             await context.send_initial_metadata(())  # sent with the answer, they would not name the compression
         return answer
 
-    return compress
+    return call
 
 
 class _Told:

@@ -39,7 +39,7 @@ from deployments.ingress.core.calls import (
     picked,
 )
 from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
-from deployments.ingress.core.probes import ExitObservations, Watch
+from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
 from deployments.ingress.core.steps import Steps
 from deployments.wire.messages import IngressReport
@@ -84,7 +84,11 @@ class IngressCore:
         self._rng = rng
         self._chains = chains = Chains(lay_out(placed), rules)
         self._calls = Calls(chains, rules, make_call)
-        self._observations = ExitObservations.of(rules, outlive_s=HANG_S)
+        self._observations: ExitObservations | None = None
+        if rules.shape is not None:
+            # Answered inputs that run on wait in stages with their states, as others do: no more than are admitted.
+            most = int(min(MOST_OPEN, rules.max_queued))
+            self._observations = ExitObservations(rules.shape, rules.loss, outlive_s=HANG_S, most_open=most)
         self._outcomes = Outcomes(chains, rules, self._observations)
         self._steps = Steps(chains, self._calls, self._outcomes, self._observations, rules.probe_share, rng)
         self._timers = Timers()

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
+from deployments.ingress.core.inputs import Inputs, PendingInput
 from earlyexit.network.boundary import Numbers, Seen, stacked
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
@@ -153,16 +153,6 @@ class ExitObservations:
         self._total_loss = 0.0
         """Of the complete inputs' answers against the full model's."""
         self.num_complete = 0
-
-    @classmethod
-    def of(cls, rules: Rules, *, outlive_s: float) -> ExitObservations | None:
-        """By an ingress's rules; None where nothing is to be observed.
-
-        Answered inputs that run on wait in stages with their states, as others do: no more of them than are admitted.
-        """
-        if rules.shape is None:
-            return None
-        return cls(rules.shape, rules.loss, outlive_s=outlive_s, most_open=int(min(MOST_OPEN, rules.max_queued)))
 
     def can_look(self, policy: PolicySpec | None) -> bool:
         """Whether replicas that follow a policy report scores in the unit of these observations."""
