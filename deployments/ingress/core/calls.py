@@ -512,15 +512,12 @@ class Outcomes:
             for each in inputs:
                 self._observations.answered(each, block, route.ramps)
 
-    def fail(self, inputs: Inputs, error: OfframpError, now_s: float) -> Actions:
-        """Settle inputs with an error."""
-        return self.drop(inputs, error.kind, error, now_s)
-
-    def drop(self, inputs: Inputs, reason: str, error: OfframpError | None, now_s: float) -> Actions:
-        """Settle inputs without an answer; no `error` where their caller no longer waits for one."""
+    def drop(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
+        """Settle inputs without an answer: with an error, or for a reason where their caller waits no longer."""
         fresh = list(compress(inputs, _settled_now(inputs)))
         if not fresh:
             return []
+        error, reason = (None, why) if isinstance(why, str) else (why, why.kind)
         if reason == LATE:
             self._learn_lateness(fresh, now_s)
         self._leave(fresh)

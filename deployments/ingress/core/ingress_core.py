@@ -149,7 +149,7 @@ class IngressCore:
     def suspend(self, reason: str, now_s: float) -> Actions:
         """Serve by no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
         self.suspended = reason
-        return self._outcomes.fail([*self._chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
+        return self._outcomes.drop([*self._chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
 
     # Receive and admit
 
@@ -208,9 +208,13 @@ class IngressCore:
         self.wake_s = min(self.wake_s, self._timers.next_s())
         return actions
 
-    def give_up(self, inputs: Inputs, reason: str, now_s: float) -> Actions:
-        """Forget inputs whose caller no longer waits; those without an outcome count as dropped for this reason."""
-        return self._drop(inputs, reason, None, now_s)
+    def give_up(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
+        """Drop inputs, wherever they are, with an error, or for a reason where their caller no longer waits."""
+        waiting = [each for each in inputs if each.holder is None and not each.settled]
+        actions = self._outcomes.drop(inputs, why, now_s)
+        for chain, mine in self._chains.apart(waiting):
+            chain.queue.forget(mine)
+        return actions
 
     # Batch and send
 
@@ -268,7 +272,7 @@ class IngressCore:
 
     def lose(self, call: Call, inputs: Inputs, error: OfframpError, now_s: float) -> Actions:
         """Fail inputs for which a stage has no answer, and will have none."""
-        return self._outcomes.fail(self._without(call, inputs, now_s), error, now_s)
+        return self._outcomes.drop(self._without(call, inputs, now_s), error, now_s)
 
     def go_on(self, call: Call, inputs: Inputs, block: int, payload: Any, now_s: float) -> Actions:
         """Sends inputs on to a block, with this payload, at the stage that hosts it now, if any of them is awaited.
@@ -337,7 +341,7 @@ class IngressCore:
         most = self._rules.max_attempts
         exhausted = [each for each in mine if each.attempt + 1 >= most]
         error = StageUnavailableError(f"{slot} failed {most} times under this input", retry_after_s=1.0)
-        actions = self._outcomes.fail(exhausted, error, now_s)
+        actions = self._outcomes.drop(exhausted, error, now_s)
         again = [each for each in mine if not each.settled]
         if again:
             self._timers.add(now_s + RETRY_PAUSE_S, PAUSE, Pause(slot, again))
@@ -373,7 +377,7 @@ class IngressCore:
                 self._timers.add(now_s, kind, thing)
             self.wake_s = self._timers.next_s()
         if self.suspended is not None:
-            actions += self._outcomes.fail(self._chains.clear(), self._no_plan(), now_s)
+            actions += self._outcomes.drop(self._chains.clear(), self._no_plan(), now_s)
         return actions
 
     def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
@@ -395,8 +399,7 @@ class IngressCore:
             if each.holder is not None:
                 self._watch_hanging(deadline_s + HANG_S, each)
         timeout_s = round(deadline_s - inputs[0].arrived_s, 9)  # a clock that has run for a day knows no more digits
-        error = DeadlineError(f"no answer within {timeout_s:g} s")
-        return self._drop(inputs, error.kind, error, now_s)
+        return self.give_up(inputs, DeadlineError(f"no answer within {timeout_s:g} s"), now_s)
 
     def _watch_hanging(self, at_s: float, pending: PendingInput) -> None:
         if at_s < math.inf:
@@ -414,14 +417,6 @@ class IngressCore:
             return [HungUp(call), *self.fail(call, inside, now_s)]
         self._watch_hanging(until_s, pending)  # the others may leave before, and this one not
         return []
-
-    def _drop(self, inputs: Inputs, reason: str, error: OfframpError | None, now_s: float) -> Actions:
-        """Settle inputs without an answer, wherever they are."""
-        waiting = [each for each in inputs if each.holder is None and not each.settled]
-        actions = self._outcomes.drop(inputs, reason, error, now_s)
-        for chain, mine in self._chains.apart(waiting):
-            chain.queue.forget(mine)
-        return actions
 
     def _no_plan(self) -> StageUnavailableError:
         return StageUnavailableError(f"there is no plan to serve by: {self.suspended}", retry_after_s=SUSPENDED_RETRY_S)

@@ -86,7 +86,7 @@ class Steps:
         waited_for = [each for each in inputs if not each.settled]
         if waited_for:
             self.outcomes.counts.retries[slot] += len(waited_for)
-        return self.outcomes.fail(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
+        return self.outcomes.drop(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
 
     def clear(self) -> list[PendingInput]:
         """Removes and returns the inputs that were due."""
@@ -144,4 +144,4 @@ class Steps:
     def _lose(self, inputs: Inputs, now_s: float) -> Actions:
         if self.observations is not None:
             self.observations.forget(inputs)
-        return self.outcomes.fail(inputs, lost("the plan has its blocks elsewhere now"), now_s)
+        return self.outcomes.drop(inputs, lost("the plan has its blocks elsewhere now"), now_s)
