@@ -477,28 +477,27 @@ def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tupl
     parsed = validated(V2Body, body if json_length is None else body[:json_length])
     tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
     asked = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
-    request = v2_request(_given(parsed.inputs, tail), parsed.parameters, signature)
-    return request, v2_reply(parsed.id, asked, parsed.parameters, signature)
+    return v2_checked(_given(parsed.inputs, tail), asked, parsed.parameters, parsed.id, signature)
 
 
-def v2_request(given: Sequence[GivenTensor], parameters: Mapping[str, Any], signature: Signature) -> InferRequest:
-    """Returns the request of v2 tensors and parameters, from REST or gRPC; raises InputError."""
+def v2_checked(
+    given: Sequence[GivenTensor],
+    asked: Sequence[tuple[str, Mapping[str, Any]]] | None,
+    parameters: Mapping[str, Any],
+    echoed_id: str | None,
+    signature: Signature,
+) -> tuple[InferRequest, V2Reply]:
+    """Returns the request of v2 tensors and parameters, from REST or gRPC, and the form of its answer.
+
+    `asked`: outputs with their parameters, None for all. Raises InputError.
+    """
     rows = signature.codec.from_columns(read_columns(given, signature.inputs))
-    return InferRequest(
+    request = InferRequest(
         rows=tuple(rows),
         ids=_ids(parameters, len(rows)),
         truncate=_typed(parameters, "truncate", bool, default=False),
         timeout_s=_timeout_s(parameters),
     )
-
-
-def v2_reply(
-    echoed_id: str | None,
-    asked: Sequence[tuple[str, Mapping[str, Any]]] | None,
-    parameters: Mapping[str, Any],
-    signature: Signature,
-) -> V2Reply:
-    """Returns the form of the answer; `asked`: outputs with their parameters, None for all. Raises InputError."""
     if asked is None:
         asked = [(name, {}) for name in signature.output_names]
     names = tuple(name for name, _ in asked)
@@ -507,7 +506,7 @@ def v2_reply(
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
     all_binary = _typed(parameters, "binary_data_output", bool, default=False)
     binary = frozenset(name for name, each in asked if _typed(each, "binary_data", bool, default=all_binary))
-    return V2Reply(id=echoed_id, outputs=names, binary=binary)
+    return request, V2Reply(id=echoed_id, outputs=names, binary=binary)
 
 
 def _given(inputs: Sequence[V2Input], tail: memoryview) -> list[GivenTensor]:

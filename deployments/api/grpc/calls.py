@@ -16,7 +16,7 @@ from deployments.api.endpoint import FAILED, GONE, Api, Backend, failure_of, log
 from deployments.api.grpc.messages import ONE_OF, message_class
 from deployments.api.grpc.server import REMAINING_S
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
-from deployments.api.parsing import GivenTensor, InferRequest, Signature, V2Reply, packed, v2_reply, v2_request
+from deployments.api.parsing import GivenTensor, InferRequest, Signature, V2Reply, packed, v2_checked
 from deployments.ops.tracing.spans import RequestRecord
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
@@ -56,8 +56,7 @@ def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Rep
     """Returns the request of a ModelInferRequest, and the form of its answer; raises InputError."""
     parameters = _values(message.parameters)
     asked = [(output.name, _values(output.parameters)) for output in message.outputs]
-    request = v2_request(_given(message), parameters, signature)
-    return request, v2_reply(message.id or None, asked or None, parameters, signature)
+    return v2_checked(_given(message), asked or None, parameters, message.id or None, signature)
 
 
 def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> dict[str, Any]:
