@@ -232,8 +232,8 @@ class ControlLoop:
         for question in decide.QUESTIONS:
             actions = question(self.view)
             await self._do_all(actions)
-            if decide.moves_plan(actions):
-                return
+            if any(isinstance(each, PutInForce | decide.GoBy | decide.Suspend | Replan) for each in actions):
+                return  # another plan may be in force, so further questions wait for the next look
 
     async def _look(self) -> None:
         with self._timed("collect"):
@@ -430,7 +430,9 @@ class ControlLoop:
             todo: tuple[ChangeStep, ...] = (Switch(),)
         else:
             todo = steps(followed, placed, self.view.counts, self.seen.running, coming)
-            if followed is not None and self._is_behind(followed):
+            # Thresholds may have changed during this change, and some ingress was not told: an alarm must not wait.
+            ours = self._goes_by_ours
+            if followed is not None and not ours(followed) and ours(self._decided(followed, 0)) and ours(placed):
                 await self._decide_meanwhile(self.state.reason, "thresholds that some ingress was not told of")
         await self._carry_out(todo)
         placed = self.state.placed  # thresholds may have made it a later one
@@ -504,11 +506,6 @@ class ControlLoop:
                 await self.observer.ingress_reports()
             await self._sound_alarm()
         await self._sleep(LOOK_S)
-
-    def _is_behind(self, followed: PlacedPlan) -> bool:
-        """Whether thresholds changed during this change, and some ingress was not told: an alarm must not wait."""
-        asked = self.state.placed, self._decided(followed, followed.epoch)
-        return all(map(self._goes_by_ours, asked)) and not self._goes_by_ours(followed)
 
     async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
         """Goes by other thresholds, in an epoch of their own.

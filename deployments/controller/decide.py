@@ -605,11 +605,6 @@ QUESTIONS: tuple[Callable[[View], Actions], ...] = (
 )
 
 
-def moves_plan(actions: Actions) -> bool:
-    """Whether actions may have put another plan in force, so that further questions wait for the next look."""
-    return any(isinstance(each, PutInForce | GoBy | Suspend | Replan) for each in actions)
-
-
 # Planning
 
 
