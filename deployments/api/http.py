@@ -173,21 +173,6 @@ READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_
 REMEMBERED_S = 600
 
 
-def cross_origin(origins: Sequence[str]) -> Middleware:
-    """Returns the CORS middleware: it answers preflight requests, which carry no key, and adds CORS headers.
-
-    Credentials are not allowed: a page of another site sends a key itself, never a password that the browser stores.
-    """
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=list(SENT),
-        expose_headers=list(READ),
-        max_age=REMEMBERED_S,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class HttpApi:
     """The HTTP interface of an ingress."""
@@ -219,7 +204,17 @@ def build_api(
     endpoints = {
         path: Endpoint(backend, path, methods, tracer) for each in handlers for path, methods in bound(each).items()
     }
-    before: list[Middleware] = [cross_origin(cors_origins)] if cors_origins else []
+    # It answers preflight requests, which carry no key. Credentials are not allowed: a page of another site sends a key
+    # itself, never a password that the browser stores.
+    cross_origin = Middleware(
+        CORSMiddleware,
+        allow_origins=list(cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=list(SENT),
+        expose_headers=list(READ),
+        max_age=REMEMBERED_S,
+    )
+    before = [cross_origin] if cors_origins else []
     if gate is not None:
         before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
     router = Router(
