@@ -136,7 +136,7 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
-def rank(load: int, weight: int, batch: int, *, fills: bool = False) -> Rank:
+def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     """Returns the rank of a replica that holds this load, for a piece of `weight`; the smallest rank is the best.
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
@@ -151,10 +151,39 @@ def rank(load: int, weight: int, batch: int, *, fills: bool = False) -> Rank:
     return (load > 0 and not fills, whole if fits else whole + 1, -started if fits else 0, load)
 
 
-def fill_first(loads: Sequence[int], weight: int, batch: int, *, fills: bool = False) -> int:
-    """Returns the index of the replica with the best rank, of equal ones the first; there must be one."""
-    best = min(set(loads), key=lambda load: rank(load, weight, batch, fills=fills))  # replicas are many, loads few
-    return loads.index(best)
+class FillFirst:
+    """Replicas by load, as bit sets: to find the best takes one look per load there is, not one per replica."""
+
+    def __init__(self, loads: Sequence[int]) -> None:
+        self._loads = list(loads)
+        self._holding = [0] * (max(loads, default=0) + 1)
+        """By load, the replicas that have it, as bits."""
+        for index, load in enumerate(loads):
+            self._holding[load] |= 1 << index
+        self._orders: dict[tuple[int, int, bool], list[int]] = {}
+        """All loads by rank, for each weight, batch, and `fills`."""
+
+    def put(self, index: int, weight: int) -> None:
+        """Put a piece on a replica; a negative weight takes it off."""
+        before = self._loads[index]
+        after = self._loads[index] = before + weight
+        assert after >= 0, "more was taken off a replica than was put on it"
+        while after >= len(self._holding):
+            self._holding += [0] * len(self._holding)
+            self._orders.clear()
+        self._holding[before] ^= 1 << index
+        self._holding[after] |= 1 << index
+
+    def best(self, weight: int, batch: int, *, fills: bool = False) -> int:
+        """Returns the index of the replica with the best rank, of equal ones the first; there must be one."""
+        key = weight, batch, fills
+        order = self._orders.get(key)
+        if order is None:
+            order = self._orders[key] = sorted(range(len(self._holding)), key=lambda load: rank(load, *key))
+        for load in order:
+            if holding := self._holding[load]:
+                return (holding & -holding).bit_length() - 1
+        raise LookupError("no replica to choose from")
 
 
 class Replica(Protocol):
@@ -180,6 +209,8 @@ class Hosting(Generic[ReplicaT]):
     """The weight of the calls of this ingress that it has for the stage."""
     sequences: set[int] = field(default_factory=set)
     """Sequences of this ingress whose keys and values it keeps."""
+    position: int = -1
+    """Its position among the offered replicas; -1 where it is not offered."""
 
 
 class StageReplicas(Generic[ReplicaT]):
@@ -198,6 +229,10 @@ class StageReplicas(Generic[ReplicaT]):
         self._known: dict[str, Hosting[ReplicaT]] = {}
         self._offered: list[Hosting[ReplicaT]] = []
         """The replicas that take calls; of equal ones the first is chosen."""
+        self._by_load = FillFirst(())
+        """The loads of the offered replicas, by position."""
+        self._by_sequences = FillFirst(())
+        """The same, where the load is the number of sequences."""
 
     @property
     def is_up(self) -> bool:
@@ -211,6 +246,7 @@ class StageReplicas(Generic[ReplicaT]):
         """
         before, offered = self._known, list[Hosting[ReplicaT]]()
         for known in before.values():
+            known.position = -1
             if not known.replica.is_up:  # it has forgotten them
                 known.sequences.clear()
         self._known = {name: known for name, known in before.items() if known.sequences or known.load}
@@ -222,16 +258,24 @@ class StageReplicas(Generic[ReplicaT]):
                 offered.append(hosting)
         first = int(self._phase * len(offered))
         self._offered = offered[first:] + offered[:first]
+        for position, hosting in enumerate(self._offered):
+            hosting.position = position
+        self._by_load = FillFirst([each.load for each in self._offered])
+        self._by_sequences = FillFirst([len(each.sequences) for each in self._offered])
 
     def take(self, weight: int, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
         """Puts a call on the best replica, and returns it; there must be one. See `weight_of` and `rank`."""
-        found = self._offered[fill_first([each.load for each in self._offered], weight, batch, fills=fills)]
+        position = self._by_load.best(weight, batch, fills=fills)
+        self._by_load.put(position, weight)
+        found = self._offered[position]
         found.load += weight
         return found
 
     def done(self, hosting: Hosting[ReplicaT], weight: int) -> None:
         """Note that a call has ended."""
         hosting.load -= weight
+        if hosting.position >= 0:
+            self._by_load.put(hosting.position, -weight)
 
     def holder(self, placements: KVPlacements, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
         """Returns the replica of a call's sequences; sequences that have none here yet get one, of which there must be.
@@ -243,13 +287,16 @@ class StageReplicas(Generic[ReplicaT]):
         name = placements.replica
         if name is not None:
             found = self._known.get(name)
-            if found is None or found not in self._offered:
+            if found is None or found.position < 0:
                 raise lost(f"{name} takes no calls any more")
             return found
-        refused = placements.avoids
-        others = [each for each in self._offered if each.replica.name not in refused] or self._offered
-        loads = [len(each.sequences) for each in others]
-        found = others[fill_first(loads, len(placements.each), batch, fills=fills)]
+        refused, number = placements.avoids, len(placements.each)
+        others = [each for each in self._offered if each.replica.name not in refused] if refused else []
+        if others:
+            found = others[FillFirst([len(each.sequences) for each in others]).best(number, batch, fills=fills)]
+        else:
+            found = self._offered[self._by_sequences.best(number, batch, fills=fills)]
+        self._by_sequences.put(found.position, number)
         found.sequences.update(placements.numbers)
         placements.choose(found.replica.name)
         return found
@@ -260,6 +307,8 @@ class StageReplicas(Generic[ReplicaT]):
         if found is None or sequence not in found.sequences:
             return None
         found.sequences.remove(sequence)
+        if found.position >= 0:
+            self._by_sequences.put(found.position, -1)
         return found.replica
 
 
