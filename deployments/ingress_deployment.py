@@ -283,7 +283,11 @@ class Ingress(RpcMethods):
             handle._init()  # type: ignore[no-untyped-call] # from now on Serve tells what replicas there are
             self._links.connect(device, board_of(deployment_name(device)))
         try:
-            await self._pull()
+            document = None if self._controller is None else await self._controller.current()
+            if document is not None:
+                await self.follow(document)
+        except PlanError as error:
+            logger.warning("the controller's plan cannot be followed, the settings' is: %s", error)
         finally:
             self._started.set()
         await self._links.ready()  # a replica takes calls only after its warm-up
@@ -297,14 +301,6 @@ class Ingress(RpcMethods):
             self._metrics.tell(self._peek(), self._core.counts)
             if self._generation is not None and of_sequences is not None:
                 of_sequences.tell(self._generation.loop)
-
-    async def _pull(self) -> None:
-        document = None if self._controller is None else await self._controller.current()
-        try:
-            if document is not None:
-                await self.follow(document)
-        except PlanError as error:
-            logger.warning("the controller's plan cannot be followed, the settings' is: %s", error)
 
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more requests."""
@@ -323,14 +319,12 @@ class Ingress(RpcMethods):
         return self._ready
 
     async def infer(self, request: InferRequest) -> list[Answer]:
-        if not self._started.is_set():  # the settings' plan may be long past
-            await self._started.wait()
+        await self._started.wait()  # the settings' plan may be long past
         return await self._service.infer(request)
 
     async def generate(self, request: GenerateRequest) -> Stream:
         """Begin a sequence; raises what `GenerateService.start` does, and InputError of a model that generates none."""
-        if not self._started.is_set():
-            await self._started.wait()
+        await self._started.wait()
         if self._generation is None:
             raise InputError(f"model {self.card.name!r} generates no text")
         return self._generation.start(request)

@@ -67,7 +67,10 @@ class InferService:
         StageUnavailableError, DeadlineError, ExecutionError.
         """
         arrived_s = self._clock.now_s()
-        timeout_s = self._timeout_s(request.timeout_s)
+        asked_s, longest_s = request.timeout_s, self._settings.max_timeout_s
+        if asked_s is not None and asked_s > longest_s:
+            raise InputError(f"a timeout of {asked_s:g} s; at most {longest_s:g} s are taken")
+        timeout_s = min(asked_s or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
         deadline_s = arrived_s + timeout_s
         limit = self._settings.max_inputs_per_request
         if len(request.rows) > limit:
@@ -106,12 +109,6 @@ class InferService:
             raise
         finally:
             self._dispatcher.give_up(flights, reason)
-
-    def _timeout_s(self, asked: float | None) -> float:
-        longest = self._settings.max_timeout_s
-        if asked is not None and asked > longest:
-            raise InputError(f"a timeout of {asked:g} s; at most {longest:g} s are taken")
-        return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
 
     async def _encode(
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool

@@ -235,7 +235,14 @@ class Dispatcher(Driver):
         if network is None:
             self._send(call, payload if rows is None else payload.select(rows), call.inputs)
         elif self._codec is None:
-            self._depart(call)
+            # Of a model that is one network, inputs were encoded as they came.
+            try:
+                ids = [sample_id_of(self.core.name, each) for each in call.inputs]
+                piece = entering(ids, [each.encoded for each in call.inputs])
+            except Exception as error:
+                self._lose(call, call.inputs, error, MISFIT)
+            else:
+                self._send(call, piece, call.inputs)
         else:
             plan = self.core.placed.plan
             entry = NetworkEntry(self.core.name, self._codec, call, block, network, payload, plan)
@@ -243,16 +250,6 @@ class Dispatcher(Driver):
                 self._tasks[call] = self._begin(self._enter_slowly(call, entry))
             else:
                 self._enter(call, entry)
-
-    def _depart(self, call: Call) -> None:
-        """Send new inputs of a model that is one network, for which all were encoded as they came."""
-        try:
-            ids = [sample_id_of(self.core.name, each) for each in call.inputs]
-            piece = entering(ids, [each.encoded for each in call.inputs])
-        except Exception as error:
-            self._lose(call, call.inputs, error, MISFIT)
-        else:
-            self._send(call, piece, call.inputs)
 
     async def _enter_slowly(self, call: Call, entry: NetworkEntry) -> None:
         """Encode the inputs beside the event loop first."""

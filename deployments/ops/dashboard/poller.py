@@ -80,7 +80,10 @@ class SnapshotPoller:
     async def _look(self) -> Snapshot | None:
         ingresses, replicas = await ask_service(self._ask_all, self._ingress.placed.occupied)
         await self._ask_controller()
-        if self._is_ending(ingresses):
+        if ingresses is not None:
+            is_listed = any(report.name == self._ingress.name for report in ingresses)
+            self._missed = 0 if is_listed else self._missed + 1
+        if self._missed >= MISSED:
             return None
         return Snapshot(
             at_s=self._wall.now_s(),
@@ -93,13 +96,6 @@ class SnapshotPoller:
             history=self._history,
             agreement=self._ingress.agreement,
         )
-
-    def _is_ending(self, ingresses: Sequence[Any] | None) -> bool:
-        """Returns whether the running ingresses are known, and this one was missing repeatedly."""
-        if ingresses is not None:
-            is_listed = any(report.name == self._ingress.name for report in ingresses)
-            self._missed = 0 if is_listed else self._missed + 1
-        return self._missed >= MISSED
 
     async def _ask_controller(self) -> None:
         now_s = self._wall.now_s()
