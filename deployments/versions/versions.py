@@ -153,12 +153,6 @@ class IngressLink:
         answered: list[Answer] | OfframpError = await ingress.answer.remote(request)
         return answered
 
-    def give_up(self) -> None:
-        """Ends all waiting requests."""
-        for timeout in self.waiting:
-            if not timeout.expired():
-                timeout.reschedule(GIVEN_UP)
-
     async def facts(self) -> list[VersionFacts]:
         """Asks all ingresses what they serve."""
         return await self._handles.tell("ingress", "facts", timeout_s=ASK_S)
@@ -371,8 +365,15 @@ class Versions:
         """
         self._fork = await self._fork_for(traffic)
         for app, link in list(self._links.items()):
-            if link.waiting:
-                await self._give_up_if_gone(app, link)
+            if not link.waiting:
+                continue
+            try:
+                [_, *_] = await link.facts()
+            except Exception as error:  # Ray raises different errors for an application that is gone
+                logger.warning("what waits for %s is given up: %r", app, error)
+                for timeout in link.waiting:
+                    if not timeout.expired():
+                        timeout.reschedule(GIVEN_UP)
 
     async def _fork_for(self, traffic: Traffic) -> Fork | None:
         """Returns the fork between the versions that can be reached; a change of versions starts a new tally."""
@@ -401,13 +402,6 @@ class Versions:
         except OfframpError as error:
             logger.warning("version %s is left out: %s", version, error)
             return None
-
-    async def _give_up_if_gone(self, app: str, link: IngressLink) -> None:
-        try:
-            [_, *_] = await link.facts()
-        except Exception as error:  # Ray raises different errors for an application that is gone
-            logger.warning("what waits for %s is given up: %r", app, error)
-            link.give_up()
 
     async def _until_done(self, step: Callable[[], Awaitable[None]], sleep: Sleep) -> None:
         """Retries a step while Ray is unavailable; meanwhile the last state stays in force."""
