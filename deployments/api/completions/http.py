@@ -132,7 +132,6 @@ class Form(ABC):
     def __init__(self, num_prompt: int, *, reports_exits: bool) -> None:
         """`num_prompt`: tokens of the prompt; `reports_exits`: whether to report the exit of each token."""
         self._num_prompt = num_prompt
-        self._num_said = 0
         self._reports_exits = reports_exits
         self._exits: Counter[int] = Counter()
         """Tokens by the block after which they left."""
@@ -143,7 +142,6 @@ class Form(ABC):
 
     def take(self, said: Said) -> Stretch | None:
         """Adds a token; returns None if it brings no text."""
-        self._num_said += 1
         self._exits[said.exit] += 1
         self.ended = said.ended
         self._held.append(said)
@@ -247,8 +245,8 @@ class OpenAiForm(Form):
 
     @property
     def _usage(self) -> dict[str, int]:
-        total = self._num_prompt + self._num_said
-        return {"prompt_tokens": self._num_prompt, "completion_tokens": self._num_said, "total_tokens": total}
+        asked, said = self._num_prompt, self._exits.total()
+        return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
 
     def _head(self, *, is_chunk: bool) -> dict[str, Any]:
         kind = f"{self._object}.chunk" if is_chunk and self._chats else self._object
@@ -290,7 +288,7 @@ class GenerateForm(Form):
         return {**self._head, "text_output": text, **self._summary(), **of_tokens}
 
     def _summary(self) -> dict[str, Any]:
-        counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._num_said}
+        counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._exits.total()}
         return {"finish_reason": self.ended, **counts, **super()._summary()}
 
 

@@ -147,8 +147,6 @@ class ExitObservations:
         self._ended_bytes = 0
         """The bytes of their answers of many numbers."""
         self._complete: deque[Observations] = deque()
-        self._num_kept = 0
-        """The inputs in these."""
         self._swept_s = 0.0
         self._total_loss = 0.0
         """Of the complete inputs' answers against the full model's."""
@@ -242,7 +240,7 @@ class ExitObservations:
         `ahead_s`: by how much the receiver's clock is ahead of ours.
         """
         self._settle()
-        parts, self._complete, self._num_kept = self._complete, deque(), 0
+        parts, self._complete = self._complete, deque()
         if not parts:
             return None
         joined = Observations.join(self._shape, parts)
@@ -289,10 +287,7 @@ class ExitObservations:
             return
         self._total_loss += loss
         self._complete.append(new)
-        self._num_kept += len(new)
-        while (over := self._num_kept - self._most_complete) > 0:
+        while (over := sum(map(len, self._complete)) - self._most_complete) > 0:
             oldest = self._complete.popleft()
-            going = min(over, len(oldest))
-            if going < len(oldest):
-                self._complete.appendleft(oldest.take(np.arange(going, len(oldest))))
-            self._num_kept -= going
+            if over < len(oldest):
+                self._complete.appendleft(oldest.take(np.arange(over, len(oldest))))

@@ -372,8 +372,7 @@ class ChainRoute:
         self.ramps = frozenset(plan.ramps)
         self.last_split = plan.splits[-1].first
         self.entry = plan.entry
-        self.used = plan.used
-        self.network = self.used[0]
+        self.network = plan.used[0]
         """The network that inputs enter first."""
         self.crossings: Mapping[int, Crossing] = crossings_of(plan)
         """By block, where survivors enter a network: at its first block, and at any block of a network that the plan
