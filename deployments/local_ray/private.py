@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 TESTED = "2.60.0"
@@ -212,18 +213,12 @@ def bind_calls() -> None:
         setattr(replica, name, _bound(getattr(replica, name), host))
 
 
-def serves_own_http_server() -> Callable[..., Any]:
-    """Returns the function by which Serve starts the HTTP server of a replica."""
-    from ray.serve._private import http_util
-
-    return http_util.start_asgi_http_server
-
-
 def replace_http_server(start: Callable[..., Any]) -> None:
-    """Makes Serve start the HTTP server of this replica by `start`, which has the signature of Serve's function."""
-    from ray.serve._private import replica
+    """Makes Serve start the HTTP server of this replica by `start`, which gets Serve's function, then its arguments."""
+    from ray.serve._private import http_util, replica
 
-    replica.start_asgi_http_server = start  # type: ignore[attr-defined] # imported there for its own use
+    with_serves = partial(start, http_util.start_asgi_http_server)
+    replica.start_asgi_http_server = with_serves  # type: ignore[attr-defined] # imported there for its own use
 
 
 def with_middlewares(app: Any, middlewares: Any) -> Any:

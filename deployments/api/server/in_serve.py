@@ -14,12 +14,12 @@ from ray.serve.config import HTTPOptions
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from deployments.api.server.server import BACKLOG, HttpServer, Lane, Limits
-from deployments.local_ray.private import replace_http_server, serves_own_http_server, with_middlewares
+from deployments.local_ray.private import replace_http_server, with_middlewares
 
 
 def replace_server(lane: Lane) -> None:
     """From now on Serve starts our server in this replica; paths outside the `lane` pass through Serve's layers."""
-    replace_http_server(partial(_start, lane, serves_own_http_server()))
+    replace_http_server(partial(_start, lane))
 
 
 async def _start(

@@ -229,6 +229,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
     survival = observed_survival(shares, facts.chain.num_blocks)
+    observed = (now.described or {}).get("observed") or {"agreement": now.agreement}
     return {
         "schema": SCHEMA,
         "at_s": now.at_s,
@@ -242,7 +243,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "early": _early(shares, survival, now),
         "networks": network_figures(facts.chain, now.placed.plan.used, shares),
         "survival": _survival(now, survival),
-        "agreement": _agreement(now),
+        "agreement": {name: observed.get(field) for name, field in AGREEMENT.items()},
         "changes": [change_state(row, now.described) for row in now.history],
     }
 
@@ -332,11 +333,6 @@ def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
         "probes": observed.get("survival"),
         "answers": answers,
     }
-
-
-def _agreement(now: Snapshot) -> dict[str, Any]:
-    observed = (now.described or {}).get("observed") or {"agreement": now.agreement}
-    return {name: observed.get(field) for name, field in AGREEMENT.items()}
 
 
 AGREEMENT = {
