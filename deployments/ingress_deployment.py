@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from deployments.api.grpc.methods import RpcMethods
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
 from deployments.api.parsing import InferRequest, Signature
-from deployments.api.server.in_serve import replace_server
+from deployments.api.server.in_serve import start_in_serve
 from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
 from deployments.controller.intake import latency_s
@@ -35,7 +36,7 @@ from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
-from deployments.local_ray.private import bind_calls
+from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, Told, histogram, le
 from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
@@ -266,7 +267,8 @@ class Ingress(RpcMethods):
             prefix=settings.route_prefix,
         )
         if settings.listener is None:
-            replace_server({} if settings.access_log else api.lane)  # Serve writes that log
+            lane = {} if settings.access_log else api.lane  # Serve writes that log
+            replace_http_server(partial(start_in_serve, lane))
         else:
             site = Site(router=api.router, prefix=settings.route_prefix, name=settings.app)
             self._outright = StandaloneServer(site, api.lane, access_log=settings.access_log)

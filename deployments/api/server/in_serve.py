@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from functools import partial
 from typing import Any
 
 from ray.serve.config import HTTPOptions
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from deployments.api.server.server import BACKLOG, HttpServer, Lane, Limits
-from deployments.local_ray.private import replace_http_server, with_middlewares
+from deployments.local_ray.private import with_middlewares
 
 
-def replace_server(lane: Lane) -> None:
-    """From now on Serve starts our server in this replica; paths outside the `lane` pass through Serve's layers."""
-    replace_http_server(partial(_start, lane))
-
-
-async def _start(
+async def start_in_serve(
     lane: Lane,
     serves_own: Any,
     app: Any,
@@ -33,8 +27,8 @@ async def _start(
 ) -> tuple[asyncio.Task[None], Any]:
     """Starts a server as Serve's function does: returns its task, and an object with `should_exit`.
 
-    Raises RuntimeError, caused by an OSError, if the port is taken. TLS and a root path are left to Serve's own server,
-    and a timeout for all requests to Serve's layers.
+    Paths outside the `lane` pass through Serve's layers, and so do all if requests have a timeout. TLS and a root path
+    are left to Serve's own server. Raises RuntimeError, caused by an OSError, if the port is taken.
     """
     if http_options.ssl_certfile or http_options.root_path:
         options = {"event_loop": event_loop, "enable_so_reuseport": enable_so_reuseport}
