@@ -400,20 +400,12 @@ class Bodies:
 
     async def _read(self, request: Request) -> bytes:
         parts = bytearray()
-        while True:  # Starlette's stream is a generator around this, at twice the cost
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            part: bytes = message.get("body", b"")
+        async for part in request.stream():
             self._hold(request.scope, len(part))
             if len(parts) + len(part) > self.max_bytes:
                 raise self._too_large()
-            is_last = not message.get("more_body", False)
-            if is_last and not parts:
-                return part
             parts += part
-            if is_last:
-                return bytes(parts)
+        return bytes(parts)
 
     def release(self, scope: Scope) -> None:
         """Releases the body of a request that is over."""

@@ -381,7 +381,6 @@ class ChainRoute:
         self._all_crossings = {start: Crossing(start, network) for network, start in enumerate(starts)}
         """By block, the network that probes enter there: every one, used or not, for what it would answer."""
         self._block_s = tuple(block_s)
-        self._later = tuple(stages[position + 1 :] for position in range(len(stages)))
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
         """Which slots keep the keys and values of which blocks."""
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
@@ -428,7 +427,7 @@ class ChainRoute:
     def reserve_s(self, stage: StageRoute) -> float:
         """The expected seconds of the stages after this one; infinite if this one waits and one of them is unknown."""
         sum_s = 0.0
-        for later in self._later[stage.index]:
+        for later in self.stages[stage.index + 1 :]:
             if not later.expected_s and stage.assignment.dispatch == "deferred":
                 return math.inf
             sum_s += later.expected_s
