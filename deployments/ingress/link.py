@@ -267,8 +267,6 @@ class ReplicaLinks:
         self._link = link
         self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}
         """The connections by accelerator type and replica."""
-        self._told: dict[str, tuple[int, str]] = {}
-        """The plan and the slot that each replica was told last."""
         self._slots: dict[str, LinkTransport] = {}
         self.follow(placed)
 
@@ -319,11 +317,8 @@ class ReplicaLinks:
         hosts = self._placed.roles(device, links)
         if len(up) >= len(needed) > len({slot for name, slot in hosts.items() if name in up}):
             hosts = self._placed.roles(device, up)  # no stage is left without a replica
-        for name in links.keys() - up:
-            self._told.pop(name, None)
         for name, slot in hosts.items():
-            if name in up and self._told.get(name) != (self._placed.epoch, slot):
-                self._told[name] = self._placed.epoch, slot
+            if name in up:  # a replica that was told the same before ignores it
                 links[name].host(self._assignments[slot])
         for slot, transport in self._slots.items():
             if slot in needed or slot not in self._assignments:
