@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -67,36 +68,29 @@ class Viewer:
         return event
 
 
+@dataclass(slots=True, eq=False)
 class Feed:
     """The viewers of one ingress; it produces events while there are any."""
 
-    def __init__(
-        self,
-        produce: Produce,
-        clock: Clock,
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        most_viewers: int = MOST_VIEWERS,
-        longest_s: float = LONGEST_S,
-    ) -> None:
-        self._produce = produce
-        self._clock = clock
-        self._sleep = sleep
-        self._most_viewers = most_viewers
-        self._longest_s = longest_s
-        self.viewers: set[Viewer] = set()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._newest: bytes | None = None
-        self._closed = False
+    produce: Produce
+    clock: Clock
+    _: KW_ONLY
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    most_viewers: int = MOST_VIEWERS
+    longest_s: float = LONGEST_S
+    viewers: set[Viewer] = field(default_factory=set, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _newest: bytes | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
 
     def join(self) -> Viewer:
         """Adds a viewer; raises OverloadedError if there are too many, or if the ingress stops."""
         if self._closed:
             raise OverloadedError("this ingress ends; another one has the page", retry_after_s=1.0)
-        if len(self.viewers) >= self._most_viewers:
-            message = f"{self._most_viewers} look at the page of this ingress already"
+        if len(self.viewers) >= self.most_viewers:
+            message = f"{self.most_viewers} look at the page of this ingress already"
             raise OverloadedError(message, retry_after_s=HEARTBEAT_S)
-        viewer = Viewer(self._clock.now_s(), self._gone)
+        viewer = Viewer(self.clock.now_s(), self._gone)
         self.viewers.add(viewer)
         if self._newest is not None:
             viewer.offer(self._newest)
@@ -119,13 +113,13 @@ class Feed:
 
     async def _keep_producing(self) -> None:
         while not self._closed:
-            began_s = self._clock.now_s()
+            began_s = self.clock.now_s()
             await self._publish()
-            await self._sleep(max(0.0, began_s + PERIOD_S - self._clock.now_s()))
+            await self.sleep(max(0.0, began_s + PERIOD_S - self.clock.now_s()))
 
     async def _publish(self) -> None:
         try:
-            event = await self._produce()
+            event = await self.produce()
         except Exception:
             logger.exception("the live page has no news")
             event = TROUBLE
@@ -138,10 +132,10 @@ class Feed:
 
     async def _keep_beating(self) -> None:
         while True:
-            await self._sleep(HEARTBEAT_S)
+            await self.sleep(HEARTBEAT_S)
             for viewer in list(self.viewers):
                 viewer.beat()
-                if self._clock.now_s() - viewer.since_s >= self._longest_s:
+                if self.clock.now_s() - viewer.since_s >= self.longest_s:
                     viewer.leave()
 
 

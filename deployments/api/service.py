@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,35 +31,26 @@ ABANDONED = "abandoned"
 """The reason for dropping inputs whose caller has disconnected."""
 
 
+@dataclass(slots=True, eq=False)
 class InferService:
     """Answers requests by one dispatcher."""
 
-    def __init__(
-        self,
-        codec: Codec[Any],
-        dispatcher: Dispatcher,
-        settings: ServeSettings,
-        clock: Clock,
-        *,
-        inputs: Sequence[TensorSpec] | None = None,
-        trace: Callable[[Sequence[PendingInput]], None] | None = None,
-        encode: Encode | None = None,
-        later: Later = on_loop,
-    ) -> None:
-        """`inputs`: the tensors that the network takes; None if the model does not declare them.
-
-        `trace`: called with the inputs of each request; None without tracing. `encode`: None for the codec's.
-        """
-        self._codec = codec
-        self._encode_rows: Encode = encode or codec.encode
-        self._inputs = inputs
-        self._encoders = ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode")
-        self._num_encoding = 0
-        self._dispatcher = dispatcher
-        self._settings = settings
-        self._clock = clock
-        self._trace = trace
-        self._later = later
+    codec: Codec[Any]
+    dispatcher: Dispatcher
+    settings: ServeSettings
+    clock: Clock
+    _: KW_ONLY
+    inputs: Sequence[TensorSpec] | None = None
+    """The tensors that the network takes; None if the model does not declare them."""
+    trace: Callable[[Sequence[PendingInput]], None] | None = None
+    """Called with the inputs of each request; None without tracing."""
+    encode: Encode | None = None
+    """None for the codec's."""
+    later: Later = on_loop
+    _encoders: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode"), init=False
+    )
+    _num_encoding: int = field(default=0, init=False)
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Returns the answers in the order of the inputs.
@@ -66,23 +58,23 @@ class InferService:
         Raises InputError for requests that the settings or the model do not allow, AdmissionError, OverloadedError,
         StageUnavailableError, DeadlineError, ExecutionError.
         """
-        arrived_s = self._clock.now_s()
-        asked_s, longest_s = request.timeout_s, self._settings.max_timeout_s
+        arrived_s = self.clock.now_s()
+        asked_s, longest_s = request.timeout_s, self.settings.max_timeout_s
         if asked_s is not None and asked_s > longest_s:
             raise InputError(f"a timeout of {asked_s:g} s; at most {longest_s:g} s are taken")
-        timeout_s = min(asked_s or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
+        timeout_s = min(asked_s or self.settings.default_timeout_s, self.settings.slo_s or math.inf)
         deadline_s = arrived_s + timeout_s
-        limit = self._settings.max_inputs_per_request
+        limit = self.settings.max_inputs_per_request
         if len(request.rows) > limit:
             raise InputError(f"{len(request.rows)} inputs in one request; at most {limit} are taken")
-        self._dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
+        self.dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
-        if self._inputs is not None:
+        if self.inputs is not None:
             for k, each in enumerate(encoded):
-                if (said := misfit(self._inputs, each)) is not None:  # it would fail its batch, and the others in it
+                if (said := misfit(self.inputs, each)) is not None:  # it would fail its batch, and the others in it
                     raise UnprocessableInputError(f"input {k}: {said}")
         waiter = _Waiter(len(encoded), asyncio.get_running_loop())
-        flights = self._dispatcher.submit(
+        flights = self.dispatcher.submit(
             list(zip(request.ids, encoded, strict=True)),
             deadline_s,
             waiter.settle,
@@ -90,7 +82,7 @@ class InferService:
             request_id=request.request_id,
         )
         late = partial(waiter.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
-        last_resort = self._later(max(0.0, deadline_s - self._clock.now_s()) + LAST_RESORT_S, late)
+        last_resort = self.later(max(0.0, deadline_s - self.clock.now_s()) + LAST_RESORT_S, late)
         try:
             outcomes = await self._outcomes(waiter, flights)
         finally:
@@ -101,30 +93,31 @@ class InferService:
         """Returns all answers, or raises the first error; inputs without an outcome are then given up."""
         reason = ABANDONED
         try:
-            if self._trace is not None:
-                self._trace(flights)
+            if self.trace is not None:
+                self.trace(flights)
             return await waiter.outcomes
         except OfframpError as error:
             reason = error.kind
             raise
         finally:
-            self._dispatcher.give_up(flights, reason)
+            self.dispatcher.give_up(flights, reason)
 
     async def _encode(
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
     ) -> Sequence[Encoded]:
-        if not self._codec.is_slow(rows):
-            return self._encode_rows(rows, truncate=truncate)
-        if self._num_encoding + len(rows) > self._settings.max_queued:
-            message = f"{self._num_encoding} inputs wait to be encoded, at most {self._settings.max_queued} are taken"
-            self._dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
+        encode_rows = self.encode or self.codec.encode
+        if not self.codec.is_slow(rows):
+            return encode_rows(rows, truncate=truncate)
+        if self._num_encoding + len(rows) > self.settings.max_queued:
+            message = f"{self._num_encoding} inputs wait to be encoded, at most {self.settings.max_queued} are taken"
+            self.dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
         self._num_encoding += len(rows)
-        encode = partial(self._encode_rows, rows, truncate=truncate)
+        encode = partial(encode_rows, rows, truncate=truncate)
         try:
-            async with asyncio.timeout(deadline_s - self._clock.now_s()):
+            async with asyncio.timeout(deadline_s - self.clock.now_s()):
                 return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
         except TimeoutError:
-            self._dispatcher.core.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
+            self.dispatcher.core.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
         finally:
             self._num_encoding -= len(rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import to_json
@@ -40,30 +41,23 @@ async def ask_service(
     return ingresses, [report for reports in of_types for report in reports or ()]
 
 
+@dataclass(slots=True, eq=False)
 class SnapshotPoller:
     """Takes a snapshot for each event; keeps as many as rates and shares need."""
 
-    def __init__(
-        self,
-        facts: ServiceFacts,
-        ingress: IngressCore,
-        ask_all: AskAll,
-        controller: ControllerLink | None,
-        wall: Clock,
-    ) -> None:
-        """`wall`: seconds since 1970."""
-        self._facts = facts
-        self._ingress = ingress
-        self._ask_all = ask_all
-        self._controller = controller
-        self._wall = wall
-        self._snapshots: deque[Snapshot] = deque()
-        self._asked_s = -CONTROLLER_S
-        self._said: ControllerState = "none" if controller is None else "silent"
-        self._described: Mapping[str, Any] | None = None
-        self._history: Sequence[Mapping[str, Any]] = ()
-        self._missed = 0
-        self._serial = 0
+    facts: ServiceFacts
+    ingress: IngressCore
+    ask_all: AskAll
+    controller: ControllerLink | None
+    wall: Clock
+    """Seconds since 1970."""
+    _snapshots: deque[Snapshot] = field(default_factory=deque, init=False)
+    _asked_s: float = field(default=-CONTROLLER_S, init=False)
+    _said: ControllerState = field(default="none", init=False)
+    _described: Mapping[str, Any] | None = field(default=None, init=False)
+    _history: Sequence[Mapping[str, Any]] = field(default=(), init=False)
+    _missed: int = field(default=0, init=False)
+    _serial: int = field(default=0, init=False)
 
     async def event(self) -> bytes | None:
         """Returns the page's present state as a server-sent event; None if this ingress stops."""
@@ -74,37 +68,37 @@ class SnapshotPoller:
         while len(self._snapshots) > len(within(list(self._snapshots), SHARES_S)):
             self._snapshots.popleft()
         self._serial += 1
-        state = page_state(self._facts, list(self._snapshots)) | {"serial": self._serial}
+        state = page_state(self.facts, list(self._snapshots)) | {"serial": self._serial}
         return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
 
     async def _look(self) -> Snapshot | None:
-        ingresses, replicas = await ask_service(self._ask_all, self._ingress.placed.occupied)
+        ingresses, replicas = await ask_service(self.ask_all, self.ingress.placed.occupied)
         await self._ask_controller()
         if ingresses is not None:
-            is_listed = any(report.name == self._ingress.name for report in ingresses)
+            is_listed = any(report.name == self.ingress.name for report in ingresses)
             self._missed = 0 if is_listed else self._missed + 1
         if self._missed >= MISSED:
             return None
         return Snapshot(
-            at_s=self._wall.now_s(),
-            placed=self._ingress.placed,
-            suspended=self._ingress.suspended,
+            at_s=self.wall.now_s(),
+            placed=self.ingress.placed,
+            suspended=self.ingress.suspended,
             ingresses=ingresses or (),
             replicas=replicas,
             controller=self._said,
             described=self._described,
             history=self._history,
-            agreement=self._ingress.agreement,
+            agreement=self.ingress.agreement,
         )
 
     async def _ask_controller(self) -> None:
-        now_s = self._wall.now_s()
-        if self._controller is None or now_s - self._asked_s < CONTROLLER_S:
+        now_s = self.wall.now_s()
+        if self.controller is None or now_s - self._asked_s < CONTROLLER_S:
             return
         self._asked_s = now_s
         try:
             self._described, self._history = await asyncio.gather(
-                self._controller.describe(), self._controller.history(SOME_CHANGES)
+                self.controller.describe(), self.controller.history(SOME_CHANGES)
             )
             self._said = "answers"
         except ControllerUnavailableError:  # shown on the page; a log would repeat it every few seconds
