@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from tokenizers import Tokenizer
@@ -126,41 +126,33 @@ class _Running:
     timer: Alarm | None = None
 
 
+@dataclass(slots=True, eq=False)
 class GenerateService:
     """Generates the sequences of one ingress. There is no task per sequence: steps are sent when answers come."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        task: TokenTask,
-        max_length: int,
-        dispatcher: Dispatcher,
-        settings: ServeSettings,
-        clock: Clock,
-        *,
-        rng: random.Random | None = None,
-        trace: Callable[[Sequence[PendingInput]], None] | None = None,
-    ) -> None:
-        """`max_length`: of the model, for prompt and answer together.
+    tokenizer: Tokenizer
+    task: TokenTask
+    max_length: int
+    """Of the model, for prompt and answer together."""
+    dispatcher: Dispatcher
+    settings: ServeSettings
+    clock: Clock
+    _: KW_ONLY
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    """Another one in every ingress: their sequences meet at replicas, and have different numbers."""
+    trace: Callable[[Sequence[PendingInput]], None] | None = None
+    """Called with the first step of each sequence, whose request is traced up to its first token or chunk."""
+    loop: GenerationLoop = field(init=False)
+    _due: list[_Running] = field(default_factory=list, init=False)
 
-        `trace`: called with the first step of each sequence, whose request is traced up to its first token or chunk.
-        """
-        self._tokenizer = tokenizer
-        self._task = task
-        self._max_length = max_length
-        self._dispatcher = dispatcher
-        self._settings = settings
-        self._clock = clock
-        self._trace = trace
+    def __post_init__(self) -> None:
         rules = GenerationRules(
-            max_attempts=settings.max_attempts,
-            ttft_slo_s=settings.ttft_slo_s,
-            tpot_slo_s=settings.tpot_slo_s,
-            num_ingresses=settings.ingress_replicas,
+            max_attempts=self.settings.max_attempts,
+            ttft_slo_s=self.settings.ttft_slo_s,
+            tpot_slo_s=self.settings.tpot_slo_s,
+            num_ingresses=self.settings.ingress_replicas,
         )
-        # Another generator in every ingress: their sequences meet at replicas, and have different numbers.
-        self.loop = GenerationLoop(rules, dispatcher.core.placed.plan, rng or random.SystemRandom())
-        self._due: list[_Running] = []
+        self.loop = GenerationLoop(rules, self.dispatcher.core.placed.plan, self.rng)
 
     def follow(self, placed: PlacedPlan) -> None:
         """Follows another plan."""
@@ -172,21 +164,21 @@ class GenerateService:
         Raises InputError for invalid requests, ContextLengthError for prompts that are too long, AdmissionError if an
         SLO would not be kept, OverloadedError and StageUnavailableError.
         """
-        now_s, timeout_s, longest = self._clock.now_s(), request.timeout_s, self._settings.max_timeout_s
+        now_s, timeout_s, longest = self.clock.now_s(), request.timeout_s, self.settings.max_timeout_s
         if timeout_s is not None and not 0 < timeout_s <= longest:
             message = f"a timeout of {timeout_s:g} s; more than 0 and at most {longest:g} s are taken"
             raise InputError(message, param="timeout_s")
         sequence = TokenSequence(
             request.prompt,
-            TextStream(self._tokenizer, request.prompt if self._task.start is None else (), request.stops),
+            TextStream(self.tokenizer, request.prompt if self.task.start is None else (), request.stops),
             max_tokens=request.max_tokens,
-            max_length=self._max_length,
-            ends=() if request.ignores_ends else self._task.ends,
+            max_length=self.max_length,
+            ends=() if request.ignores_ends else self.task.ends,
             sampling=request.sampling,
-            chunk=self._settings.prompt_chunk,
-            start=self._task.start,
+            chunk=self.settings.prompt_chunk,
+            start=self.task.start,
         )
-        self._dispatcher.check(1, math.inf)
+        self.dispatcher.check(1, math.inf)
         self.loop.admit(sequence.num_prompt, now_s)
         course = self.loop.begin(sequence, now_s)
         running = _Running(
@@ -201,8 +193,8 @@ class GenerateService:
         except OfframpError as refusal:
             self.loop.end(course, refusal.kind)
             raise
-        if self._trace is not None and running.flight is not None:
-            self._trace([running.flight])
+        if self.trace is not None and running.flight is not None:
+            self.trace([running.flight])
         running.stream.when_aborted = partial(self._abort, running)
         self._watch(running, -math.inf)
         return running.stream
@@ -212,7 +204,7 @@ class GenerateService:
 
         The limit on a token restarts with each token. `slo_s` is the latency of a step, hence of a token.
         """
-        course, settings = running.course, self._settings
+        course, settings = running.course, self.settings
         token_s = settings.token_timeout_s if course.num_said else settings.default_timeout_s
         token_s = min(token_s, settings.slo_s or math.inf)
         of_token = course.awaited_from_s + token_s, token_s, "the next token" if course.num_said else "the first token"
@@ -221,12 +213,12 @@ class GenerateService:
     def _step(self, running: _Running) -> None:
         """Sends the next step; raises what `Dispatcher.step` raises."""
         course = running.course
-        running.flight = self._dispatcher.step(
+        running.flight = self.dispatcher.step(
             course.step(),
             course.placement,
             self._limit(running)[0],
             partial(self._settle, running),
-            arrived_s=self._clock.now_s(),
+            arrived_s=self.clock.now_s(),
             request_id=running.request_id,
         )
 
@@ -245,7 +237,7 @@ class GenerateService:
             self._fail(running, ExecutionError(f"the answer makes no token: {type(error).__name__}: {error}"))
             return
         if said is not None:
-            self.loop.said(running.course, said.exit, self._clock.now_s())
+            self.loop.said(running.course, said.exit, self.clock.now_s())
             running.stream.put(said)
             if said.ended is not None:
                 self._end(running, said.ended)
@@ -280,7 +272,7 @@ class GenerateService:
         course, placement = running.course, running.course.placement
         is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
         if is_full and self.loop.elsewhere(course):
-            self._dispatcher.end(placement)
+            self.dispatcher.end(placement)
             self._send_soon(running)
             return
         if isinstance(error, DeadlineError):
@@ -289,7 +281,7 @@ class GenerateService:
         if not is_lost and not (placement.is_again and is_full):
             self._fail(running, error)
             return
-        self._dispatcher.end(placement)
+        self.dispatcher.end(placement)
         logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_said, error)
         try:
             pause_s = self.loop.again(course)
@@ -308,26 +300,26 @@ class GenerateService:
     def _abort(self, running: _Running) -> None:
         """Ends a sequence whose reader has left."""
         if running.flight is not None:
-            self._dispatcher.give_up((running.flight,), ABANDONED)
+            self.dispatcher.give_up((running.flight,), ABANDONED)
         self._end(running, ABANDONED)
 
     def _watch(self, running: _Running, reached_s: float) -> None:
         """Sets the timer to the limit; if it was set to the present limit, that is reached."""
         limit_s = self._limit(running)[0]
         if limit_s > reached_s:
-            left_s = max(0.0, limit_s - self._clock.now_s())
+            left_s = max(0.0, limit_s - self.clock.now_s())
             running.timer = on_loop(left_s, partial(self._watch, running, limit_s))
             return
         flight, running.flight = running.flight, None
         if flight is not None:
-            self._dispatcher.expire(flight)
+            self.dispatcher.expire(flight)
         if not running.course.is_over:
             self._cut(running)
 
     def _cut(self, running: _Running) -> None:
         """Ends a sequence by a time limit."""
         course, (_, limit_s, what) = running.course, self._limit(running)
-        took_s, limit = self._clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
+        took_s, limit = self.clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
         if course.num_said:
             told = f"{course.num_said} token{'s' if course.num_said > 1 else ''}"
             why = f"the answer was cut short after {told} and {took_s:.1f} s: the next one exceeds {limit}"
@@ -338,7 +330,7 @@ class GenerateService:
     def _end(self, running: _Running, reason: str) -> None:
         """Frees all that a sequence holds; if a call still has its step, the timer ends that step."""
         self.loop.end(running.course, reason)
-        self._dispatcher.end(running.course.placement)
+        self.dispatcher.end(running.course.placement)
         flight = running.flight
         if running.timer is not None and (flight is None or flight.holder is None):
             running.timer.cancel()

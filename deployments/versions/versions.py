@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -216,58 +216,47 @@ LOOK_S = 1.0
 Sleep = Callable[[float], Awaitable[object]]
 
 
+@dataclass(slots=True, eq=False)
 class Versions:
     """The versions of one model, as one ingress of one version sees them."""
 
-    def __init__(
-        self,
-        own: Served,
-        settings: ServeSettings,
-        store: RayStore,
-        link_to: Callable[[str], IngressLink],
-        clock: Clock,
-        show: Callable[[Tally], None],
-    ) -> None:
-        """`show` gets the counts about once a second, while two versions share the requests."""
-        self._own = own
-        self._app = settings.app
-        self._store = store
-        self._link_to = link_to
-        self._links: dict[str, IngressLink] = {}
-        self._following = asyncio.Lock()
-        self._apps: dict[str, str] = {}
-        """The application that last served each version."""
-        self._is_root = VERSIONS_PATH not in settings.route_prefix
-        self._control = settings.repository.control
-        self._default_timeout_s = settings.default_timeout_s
-        self._clock = clock
-        self._show = show
-        self._fork: Fork | None = None
-        """None: this version answers all requests, and nothing is counted."""
-        self._sides: tuple[str, str | None] | None = None
-        """The default version and the canary of the tally."""
-        self.tally = Tally()
-        """What this ingress has counted since the default version or the canary changed."""
-        self.comparing: set[asyncio.Task[None]] = set()
-        """Running comparisons of two versions."""
+    own: Served
+    settings: ServeSettings
+    store: RayStore
+    link_to: Callable[[str], IngressLink]
+    clock: Clock
+    show: Callable[[Tally], None]
+    """Gets the counts about once a second, while two versions share the requests."""
+    tally: Tally = field(default_factory=Tally, init=False)
+    """What this ingress has counted since the default version or the canary changed."""
+    comparing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    """Running comparisons of two versions."""
+    _links: dict[str, IngressLink] = field(default_factory=dict, init=False)
+    _following: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _apps: dict[str, str] = field(default_factory=dict, init=False)
+    """The application that last served each version."""
+    _fork: Fork | None = field(default=None, init=False)
+    """None: this version answers all requests, and nothing is counted."""
+    _sides: tuple[str, str | None] | None = field(default=None, init=False)
+    """The default version and the canary of the tally."""
 
     async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
         """Answers a request that names no version; returns also the version that answered it."""
         if self._fork is None:
-            return self._own, await self._own.infer(request)
+            return self.own, await self.own.infer(request)
         return await self._fork.answer(request)
 
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
         """Announces this version; an ingress at the root then follows the store, without an end."""
-        listed = Listed(app=self._app, model=self._own.card.name, version=self._own.version)
-        await self._until_done(partial(self._store.put_listed, listed), sleep)
-        while self._is_root:
+        listed = Listed(app=self.settings.app, model=self.own.card.name, version=self.own.version)
+        await self._until_done(partial(self.store.put_listed, listed), sleep)
+        while VERSIONS_PATH not in self.settings.route_prefix:
             await self._until_done(self._look, sleep)
             await sleep(LOOK_S)
 
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
         """Returns the versions of all models by name, without applications that Serve does not know any more."""
-        listed, statuses = await self._store.listed(), await self._store.statuses()
+        listed, statuses = await self.store.listed(), await self.store.statuses()
         rows = [IndexRow.of(each, statuses[each.app]) for each in listed if each.app in statuses]
         rows.sort(key=lambda row: (row.name, row.version))
         return [row for row in rows if row.state == "READY" or not ready_only]
@@ -279,18 +268,18 @@ class Versions:
         except Exception as error:
             logger.warning("versions: %r", error)
             rows = []
-        return sorted({self._own.version, *(row.version for row in rows if row.name == self._own.card.name)})
+        return sorted({self.own.version, *(row.version for row in rows if row.name == self.own.card.name)})
 
     async def side_by_side(self) -> dict[str, Any]:
         """Returns the default version and the canary, with the counts of all ingresses of this application."""
-        traffic = await self._store.traffic(self._own.card.name)
+        traffic = await self.store.traffic(self.own.card.name)
         tally = Tally()
-        for each in await self._link(self._app).tallies():
+        for each in await self._link(self.settings.app).tallies():
             tally.add(each)
-        default = traffic.default or self._own.version
+        default = traffic.default or self.own.version
         names = dict.fromkeys((default, *((traffic.canary.version,) if traffic.canary else ())))
         return {
-            "model": self._own.card.name,
+            "model": self.own.card.name,
             "default": default,
             "canary": None if traffic.canary is None else traffic.canary.model_dump(),
             "versions": {
@@ -304,10 +293,10 @@ class Versions:
 
         Raises ControlRefusedError, UnknownModelError, InputError, VersionUnavailableError.
         """
-        if self._own.card.generates:
+        if self.own.card.generates:
             raise InputError("a stream has no canary: name the version in `model`, as 'name:version'")
         traffic = await self._changeable()
-        default = traffic.default or self._own.version
+        default = traffic.default or self.own.version
         if canary.version == default:
             raise InputError(f"version {default!r} is the default; a canary is another")
         await self._connect(canary.version)
@@ -330,8 +319,8 @@ class Versions:
 
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
-        traffic = await self._store.traffic(model)
-        is_ours = (model, version) == (self._own.card.name, self._own.version)
+        traffic = await self.store.traffic(model)
+        is_ours = (model, version) == (self.own.card.name, self.own.version)
         if is_ours or version == traffic.default:
             raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
         if traffic.canary is not None and version == traffic.canary.version:
@@ -339,24 +328,24 @@ class Versions:
 
     async def _changeable(self) -> Traffic:
         self.check_control()
-        return await self._store.traffic(self._own.card.name)
+        return await self.store.traffic(self.own.card.name)
 
     def check_control(self) -> None:
         """Raises ControlRefusedError unless the settings allow orders over HTTP."""
-        if self._control != "explicit":
+        if self.settings.repository.control != "explicit":
             raise ControlRefusedError("not by HTTP: this service's settings do not say repository.control: explicit")
 
     async def _put(self, traffic: Traffic) -> None:
         async with self._following:
-            await self._store.put_traffic(self._own.card.name, traffic)
-            if self._is_root:
+            await self.store.put_traffic(self.own.card.name, traffic)
+            if VERSIONS_PATH not in self.settings.route_prefix:
                 await self._follow(traffic)
 
     async def _look(self) -> None:
         async with self._following:  # else a traffic that was read before an order might be followed after it
-            await self._follow(await self._store.traffic(self._own.card.name))
+            await self._follow(await self.store.traffic(self.own.card.name))
         if self._fork is not None:
-            self._show(self.tally)
+            self.show(self.tally)
 
     async def _follow(self, traffic: Traffic) -> None:
         """Divides requests as the traffic says, and gives up requests that wait for an application that is gone.
@@ -377,22 +366,22 @@ class Versions:
 
     async def _fork_for(self, traffic: Traffic) -> Fork | None:
         """Returns the fork between the versions that can be reached; a change of versions starts a new tally."""
-        default = await self._reach(traffic.default or self._own.version) or self._own
+        default = await self._reach(traffic.default or self.own.version) or self.own
         asked = traffic.canary
         canary = None if asked is None or asked.version == default.version else await self._reach(asked.version)
-        if canary is None and default is self._own:
+        if canary is None and default is self.own:
             return None
         sides = default.version, None if canary is None else canary.version
         if self._sides != sides:
             self._sides, self.tally = sides, Tally()
         return Fork(
-            own=self._own,
+            own=self.own,
             default=default,
             canary=canary,
             share=0.0 if asked is None else asked.share,
             compare_share=0.0 if asked is None else asked.compare_share,
             tally=self.tally,
-            clock=self._clock,
+            clock=self.clock,
             comparing=self.comparing,
         )
 
@@ -416,8 +405,8 @@ class Versions:
 
     async def _connect(self, version: str) -> Served:
         """Connects to a version; asks Serve only if the application that last served it does not answer."""
-        if version == self._own.version:
-            return self._own
+        if version == self.own.version:
+            return self.own
         known = self._apps.pop(version, None)
         if known is not None:
             with suppress(VersionUnavailableError):
@@ -425,17 +414,17 @@ class Versions:
         return await self._connected(await self._find(version), version)
 
     async def _connected(self, app: str, version: str) -> Served:
-        served = await connected(app, version, self._link(app), self._default_timeout_s)
+        served = await connected(app, version, self._link(app), self.settings.default_timeout_s)
         self._apps[version] = app
-        ours, theirs = _inputs(self._own.card), _inputs(served.card)
+        ours, theirs = _inputs(self.own.card), _inputs(served.card)
         if ours != theirs:
-            raise InputError(f"version {version!r} takes {theirs}, version {self._own.version!r} {ours}")
+            raise InputError(f"version {version!r} takes {theirs}, version {self.own.version!r} {ours}")
         return served
 
     async def _find(self, version: str) -> str:
         """Returns the application that serves a version, preferably a running one; raises UnknownModelError."""
-        named = self._own.card.name, version
-        listed, statuses = await self._store.listed(), await self._store.statuses()
+        named = self.own.card.name, version
+        listed, statuses = await self.store.listed(), await self.store.statuses()
         apps = [each.app for each in listed if (each.model, each.version) == named and each.app in statuses]
         if not apps:
             known = ", ".join(repr(each) for each in await self.names())
@@ -444,13 +433,13 @@ class Versions:
 
     def _link(self, app: str) -> IngressLink:
         if app not in self._links:
-            self._links[app] = self._link_to(app)
+            self._links[app] = self.link_to(app)
         return self._links[app]
 
     async def _agreement(self, version: str) -> float | None:
         """Returns the agreement with the full model by the probes of all ingresses; None before the first probe."""
         try:
-            app = self._app if version == self._own.version else await self._find(version)
+            app = self.settings.app if version == self.own.version else await self._find(version)
             known = [each.agreement for each in await self._link(app).facts() if each.agreement is not None]
         except Exception as error:  # the other figures are shown without it
             logger.warning("no agreement of version %s: %r", version, error)

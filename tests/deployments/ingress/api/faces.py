@@ -38,15 +38,14 @@ KEY, OTHER_KEY = "alice-0123456789", "bob-012345678901"
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-@dataclass
 class FakeDesk(Versions, Repository):
-    """Versions of which one answers; takes every order."""
+    """Versions of which one answers, its backend; takes every order."""
 
-    own: Served | None = None
     fork: Fork | None = None
 
+    def __init__(self) -> None: ...
+
     async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
-        assert self.own is not None
         return (self.own, await self.own.infer(request)) if self.fork is None else await self.fork.answer(request)
 
     async def names(self) -> list[str]:
