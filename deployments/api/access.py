@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deployments.api.operations import OPEN_PATHS, PAGES
@@ -59,16 +59,16 @@ class KeyRing:
         return keys
 
 
+@dataclass(slots=True)
 class RateLimits:
     """A token bucket for each caller: the owner of a key, or all callers together if there are no keys."""
 
-    def __init__(self, rate_per_s: float, burst: float, counted: Literal["requests", "inputs"] = "requests") -> None:
-        """Buckets fill at a rate up to a burst."""
-        self.rate_per_s = rate_per_s
-        self.burst = burst
-        self.counted = counted
-        self._levels: dict[str, tuple[float, float]] = {}
-        """By caller, the level of the bucket, and when it was so."""
+    rate_per_s: float
+    burst: float
+    """The most tokens of a bucket."""
+    counted: Literal["requests", "inputs"] = "requests"
+    _levels: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    """By caller, the level of the bucket, and when it was so."""
 
     def take(self, caller: str, tokens: int, now_s: float) -> None:
         """Takes tokens of a caller's bucket, or none of them; raises RateLimitError with the time to wait.

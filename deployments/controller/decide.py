@@ -278,7 +278,10 @@ def thresholds_found(view: View) -> Actions:
         return ()
     reason = "alarm" if said.why == "alarm" else "thresholds"
     was_safe = state.thresholds is not None and view.is_safe(state.thresholds)
-    replans = was_safe or _is_too_careful(view, said.thresholds) or _leave_elsewhere(view, said.thresholds)
+    on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
+    # Inputs may leave, but at no ramp that the plan has on: an exit was moved.
+    is_moved = bool(on) and view.is_safe(on) and not view.is_safe(said.thresholds)
+    replans = was_safe or is_moved or _is_too_careful(view, said.thresholds)
     return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ()), Reforecast()
 
 
@@ -301,12 +304,6 @@ def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     reach = view.stream.reach(replace(view.state, thresholds=present), view.now_s)
     does_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
     return recent.arrived / recent.seconds > does_rps
-
-
-def _leave_elsewhere(view: View, thresholds: Mapping[int, float]) -> bool:
-    """Whether inputs may leave, but at no ramp that the plan has on: an exit was moved."""
-    on = {ramp: thresholds[ramp] for ramp in view.state.placed.plan.ramps if ramp in thresholds}
-    return bool(on) and view.is_safe(on) and not view.is_safe(thresholds)
 
 
 def accelerators_changed(view: View) -> Actions:

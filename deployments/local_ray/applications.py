@@ -133,7 +133,11 @@ class RayDashboard:
 
     async def ask(self, method: str, path: str, json: object = None) -> Any:
         """Returns the answer's JSON; raises OfframpError if the dashboard cannot be reached, or refuses."""
-        url = self._address()
+        if self._url is None:
+            import ray
+
+            self._url = f"http://{ray.get_runtime_context().gcs_address.rpartition(':')[0]}:{DASHBOARD_PORT}"
+        url = self._url.rstrip("/")
         async with httpx.AsyncClient(timeout=HTTP_S, trust_env=False, transport=self._transport) as client:
             try:
                 response = await client.request(method, url + path, json=json, headers=token_headers())
@@ -142,11 +146,3 @@ class RayDashboard:
         if response.status_code != httpx.codes.OK:
             raise OfframpError(f"Ray's dashboard says {response.status_code}: {response.text[:500]}")
         return response.json() if response.content else None
-
-    def _address(self) -> str:
-        if self._url is None:
-            import ray
-
-            head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-            self._url = f"http://{head}:{DASHBOARD_PORT}"
-        return self._url.rstrip("/")
