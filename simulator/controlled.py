@@ -303,9 +303,7 @@ class _Run:
         return ControlLoop(
             self._fleet,
             self.history,
-            control.settings,
-            problem=control.problem,
-            policy=policy,
+            control.settings.model_copy(update={"problem": control.problem, "policy": policy}),
             first=self._placed,
             clock=self._events,
             sleep=asyncio.sleep,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from deployments.controller import decide
-from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Service, Solve, View
+from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Solve, View
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -97,8 +97,6 @@ class ControlLoop:
         history: History,
         settings: ControlSettings,
         *,
-        problem: PlanProblem,
-        policy: PolicySpec,
         first: PlacedPlan,
         clock: Clock,
         sleep: Sleep,
@@ -118,17 +116,17 @@ class ControlLoop:
         self._off_loop = off_loop
         self._lock = asyncio.Lock()
         now_s = clock.now_s()
-        self.service = Service(settings=settings, problem=problem, policy=policy)
+        self.settings = settings
         self.state = State.first(first, now_s)
         self.stream = ObservedStream(
-            problem,
-            thresholds_of(policy, problem),
+            settings.problem,
+            thresholds_of(settings.policy, settings.problem),
             period_s=settings.period_s,
             coverage=settings.coverage,
             since_s=now_s,
         )
         complain = partial(self._say, "error")
-        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), complain, problem)
+        self.tuning = Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem)
         self.observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
@@ -152,7 +150,7 @@ class ControlLoop:
         self.restore()
         while True:
             await self.tick()
-            await self._sleep(self.service.settings.watch_s)
+            await self._sleep(self.settings.watch_s)
 
     def restore(self) -> None:
         """Takes up the state of a controller before this one, unless the application has changed since."""
@@ -165,8 +163,8 @@ class ControlLoop:
             self._is_restored = True
             self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
             self._check_thresholds()
-        self._history.put("policy", _policy_document(self.service.policy))
-        self._history.put("tuned by", tuned_by(self.service.settings))
+        self._history.put("policy", _policy_document(self.settings.policy))
+        self._history.put("tuned by", tuned_by(self.settings))
         self.become()
         self._tell_tuner()
         self.observer.restore()
@@ -200,9 +198,11 @@ class ControlLoop:
 
         Raises PlanError for a plan that does not fit the model or the accelerators.
         """
-        problem, networks = self.service.problem, self.state.placed.plan.networks
+        problem, networks = self.settings.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
-        plan = decide.completed(parse_plan(dict(document), shape), self.service.policy_of(self.state), self.ground)
+        plan = decide.completed(
+            parse_plan(dict(document), shape), decide.policy_of(self.settings, self.state), self.ground
+        )
         async with self._lock:
             await self._look()
             await self._sound_alarm()  # else it is forgotten with the controller's own thresholds
@@ -253,7 +253,7 @@ class ControlLoop:
     def view(self) -> View:
         """Everything that decisions go by now."""
         return View(
-            service=self.service,
+            settings=self.settings,
             state=self.state,
             seen=self.seen,
             now_s=self._clock.now_s(),
@@ -309,7 +309,7 @@ class ControlLoop:
             self.tuning.serve(state.followed.plan.stages[0])
 
     def _goes_by_ours(self, placed: PlacedPlan) -> bool:
-        return self.service.goes_by_ours(placed.plan, self.state)
+        return decide.goes_by_ours(self.settings, placed.plan, self.state)
 
     # Actions
 
@@ -375,13 +375,13 @@ class ControlLoop:
         return await self._asked(forecast, reach, counts)
 
     async def _asked(self, forecast: Forecast, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
-        strategy, blamed = self.service.settings.strategy, self.state.blamed
+        strategy, blamed = self.settings.strategy, self.state.blamed
         asked = self._questions(forecast, counts)
         return await decide.propose(asked, self._solve, strategy, blamed=blamed, reach=reach)
 
     def _questions(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
         lengths = self.stream.lengths(self.state, forecast.at_s)
-        return decide.questions(self.service.problem, forecast, counts, lengths)
+        return decide.questions(self.settings.problem, forecast, counts, lengths)
 
     async def _put_in_force(self, action: PutInForce) -> None:
         """Has a plan be followed, now or, where that fails, from the next look on."""
@@ -468,7 +468,7 @@ class ControlLoop:
 
     async def _start_some(self, device: str, replicas: int) -> None:
         """Starts new replicas in groups: one that starts takes a core, maybe one that others serve on."""
-        at_once = self.service.settings.starts_at_once
+        at_once = self.settings.starts_at_once
         if at_once is not None:
             running = (await self._fleet.running()).get(device, 0)
             for count in range(running + at_once, replicas, at_once):
@@ -502,7 +502,7 @@ class ControlLoop:
         """Waits during a change; what the tuner says must not wait until the change is through."""
         if self.tuning.is_on:
             self._tell_tuner()
-            if self._clock.now_s() >= self.observer.looked_s + self.service.settings.watch_s:
+            if self._clock.now_s() >= self.observer.looked_s + self.settings.watch_s:
                 await self.observer.ingress_reports()
             await self._sound_alarm()
         await self._sleep(LOOK_S)
@@ -534,7 +534,7 @@ class ControlLoop:
             self.ground = replace(self.ground, reach=reach)
 
     def _decided(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
-        plan = replace(self.service.decided(placed.plan, self.state), epoch=epoch)
+        plan = replace(decide.decided(self.settings, placed.plan, self.state), epoch=epoch)
         if plan.policy != placed.plan.policy:
             plan = self.view.completed(replace(plan, predicted={}))
         return replace(placed, plan=plan)
@@ -600,8 +600,8 @@ class ControlLoop:
 
     def _check_fits(self, placed: PlacedPlan) -> None:
         """Raises OfframpError for a plan of other settings."""
-        policy, problem = self._history.get("policy"), self.service.problem
-        if policy is not None and _given(policy) != _policy_document(self.service.policy):
+        policy, problem = self._history.get("policy"), self.settings.problem
+        if policy is not None and _given(policy) != _policy_document(self.settings.policy):
             raise OfframpError("the exit policy is another now")
         ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
         if ramps:
@@ -618,24 +618,24 @@ class ControlLoop:
 
     def _check_thresholds(self) -> None:
         """Goes back to the thresholds of the settings where those found are for other settings or ramps."""
-        found, service = self.state.thresholds, self.service
+        found, settings = self.state.thresholds, self.settings
         if found is None:
             return
-        now = tuned_by(service.settings)
+        now = tuned_by(settings)
         before = self._history.get("tuned by") or now
         others = [
             f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value
         ]
-        if set(found) != set(service.problem.ramps):
-            others.append(f"for ramps {sorted(found)} then, {list(service.problem.ramps)} now")
+        if set(found) != set(settings.problem.ramps):
+            others.append(f"for ramps {sorted(found)} then, {list(settings.problem.ramps)} now")
         if not others:
             return
         self._say("thresholds", f"back to the settings'; what tuning found is void: {'; '.join(others)}")
         was_tuned = self._goes_by_ours(self.state.placed)
-        self._decide_by(thresholds_of(service.policy, service.problem))
+        self._decide_by(thresholds_of(settings.policy, settings.problem))
         if was_tuned:
             placed = self.state.placed
-            policy = service.policy_of(self.state)
+            policy = decide.policy_of(self.settings, self.state)
             plan = replace(placed.plan, policy=policy, predicted={}, epoch=placed.epoch + 1)
             self._remember(replace(placed, plan=plan), "in force", self.state.reason, "by the settings' thresholds")
             self.become(placed=replace(placed, plan=plan), trial=None, previous=None)

@@ -113,8 +113,6 @@ def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlL
         fleet,
         history,
         control,
-        problem=control.problem,
-        policy=control.policy,
         first=PlacedPlan(plan=settings.plan),
         clock=clock,
         sleep=asyncio.sleep,

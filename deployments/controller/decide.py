@@ -132,29 +132,22 @@ Actions = tuple[Action, ...]
 # What decisions go by
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """What stays the same while a controller runs."""
+def policy_of(settings: ControlSettings, state: State) -> PolicySpec:
+    """Returns the exit policy of plans to come: the settings', with the thresholds that tuning has found."""
+    return settings.policy if state.thresholds is None else replace(settings.policy, thresholds=state.thresholds)
 
-    settings: ControlSettings
-    problem: PlanProblem
-    policy: PolicySpec
-    """That of the settings."""
 
-    def policy_of(self, state: State) -> PolicySpec:
-        """Returns the exit policy of plans to come: the settings', with the thresholds that tuning has found."""
-        return self.policy if state.thresholds is None else replace(self.policy, thresholds=state.thresholds)
+def goes_by_ours(settings: ControlSettings, plan: Plan, state: State) -> bool:
+    """Whether a plan goes by the controller's present thresholds; an operator's plan may have its own."""
+    if plan.policy is None or plan.policy.name != settings.policy.name:
+        return plan.policy is None
+    return thresholds_at(plan.policy, plan.ramps) == thresholds_at(policy_of(settings, state), plan.ramps)
 
-    def goes_by_ours(self, plan: Plan, state: State) -> bool:
-        """Whether a plan goes by the controller's present thresholds; an operator's plan may have its own."""
-        if plan.policy is None or plan.policy.name != self.policy.name:
-            return plan.policy is None
-        return thresholds_at(plan.policy, plan.ramps) == thresholds_at(self.policy_of(state), plan.ramps)
 
-    def decided(self, plan: Plan, state: State) -> Plan:
-        """Returns an earlier plan with the present thresholds."""
-        foreign = plan.policy is not None and plan.policy.name != self.policy.name
-        return plan if foreign or state.thresholds is None else replace(plan, policy=self.policy_of(state))
+def decided(settings: ControlSettings, plan: Plan, state: State) -> Plan:
+    """Returns an earlier plan with the present thresholds."""
+    foreign = plan.policy is not None and plan.policy.name != settings.policy.name
+    return plan if foreign or state.thresholds is None else replace(plan, policy=policy_of(settings, state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +167,7 @@ class Ground:
 class View:
     """Everything that decisions go by at one moment."""
 
-    service: Service
+    settings: ControlSettings
     state: State
     seen: Look
     now_s: float
@@ -200,17 +193,17 @@ class View:
     @property
     def problem(self) -> PlanProblem:
         """The problem that was planned for last; before that, the settings'."""
-        return self.service.problem if self.ground is None else self.ground.problem
+        return self.settings.problem if self.ground is None else self.ground.problem
 
     @property
     def period(self) -> int:
         """Number of the present period, counted from the epoch of the clock."""
-        return int(self.now_s // self.service.settings.period_s)
+        return int(self.now_s // self.settings.period_s)
 
     @property
     def counts(self) -> dict[str, int]:
         """Accelerators that may be used, per type; those of stragglers count too."""
-        devices = self.service.problem.devices.items()
+        devices = self.settings.problem.devices.items()
         return {device: min(supply.count, self.seen.capacity.get(device, 0)) for device, supply in devices}
 
     @property
@@ -243,7 +236,7 @@ class View:
 
     def completed(self, plan: Plan) -> Plan:
         """See `completed`."""
-        return completed(plan, self.service.policy_of(self.state), self.ground)
+        return completed(plan, policy_of(self.settings, self.state), self.ground)
 
     def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> PutInForce:
         """Returns the change to a plan for the same rate as the one in force."""
@@ -353,7 +346,7 @@ def change_failed(view: View) -> Actions:
         return ()
     if followed.plan.stages == state.placed.plan.stages:
         return ()
-    placed = view.place(view.service.decided(followed.plan, state))
+    placed = view.place(decided(view.settings, followed.plan, state))
     if not view.has_room(placed):
         return ()
     words = f"gives up plan {state.placed.epoch}: the change to it broke off again and again"
@@ -374,7 +367,7 @@ def in_place(_: View) -> Actions:
 
 def trial_over(view: View) -> Actions:
     """Does a new plan do what it promised? If it does not, the plan before it may come back."""
-    state, settings = view.state, view.service.settings
+    state, settings = view.state, view.settings
     since = delivered(view.stream.counts(state.followed_s))
     if state.hold or state.trial is None or since is None or view.is_changing:
         return ()
@@ -390,7 +383,7 @@ def trial_over(view: View) -> Actions:
     over = Say(kind="trial", words=judgement.words), Become({"trial": None, "previous": None})
     if judgement.outcome == "keep" or state.previous is None:
         return over
-    placed = view.place(view.service.decided(state.previous.plan, state))
+    placed = view.place(decided(view.settings, state.previous.plan, state))
     fits = view.has_room(placed)
     back = view.same_rate(placed, "roll back", judgement.words) if fits else Replan("roll back")
     return *over, _blame(view), back
@@ -435,7 +428,7 @@ def _without(slow: Iterable[Straggler], view: View) -> PlacedPlan | None:
 
 def plan_out_of_date(view: View) -> Actions:
     """Is it time to plan again? It is when the period is over, or the stream has changed."""
-    state, ground, settings = view.state, view.ground, view.service.settings
+    state, ground, settings = view.state, view.ground, view.settings
     if state.hold:
         return ()
     if ground is None and view.is_restored:
@@ -457,13 +450,13 @@ def plan_out_of_date(view: View) -> Actions:
 
 def _is_period_over(view: View) -> bool:
     """Periods are the windows of forecasts: it is planned when one is whole, or when the clock was set back."""
-    period_s = view.service.settings.period_s
+    period_s = view.settings.period_s
     return view.seen.at_s // period_s != view.state.planned_s // period_s
 
 
 def _after_change(view: View) -> Actions:
     """Without probes since the stream changed, it could only be planned for the survival of the settings."""
-    is_late = view.seen.at_s >= view.state.changed_s + view.service.settings.period_s
+    is_late = view.seen.at_s >= view.state.changed_s + view.settings.period_s
     return (Replan("reaction"),) if is_late or _num_probes(view) >= LEAST_PROBES else ()
 
 
@@ -474,7 +467,7 @@ def _num_probes(view: View) -> int:
 
 def _forecast_left(view: View, ground: Ground) -> Actions:
     """Where the stream has left its forecast: what was before is left out from now on."""
-    state, settings, plan = view.state, view.service.settings, view.state.placed.plan
+    state, settings, plan = view.state, view.settings, view.state.placed.plan
     counted = view.stream.counts(max(state.followed_s, ground.forecast.at_s))
     looks = settings.period_s / settings.watch_s
     exits = None
@@ -547,7 +540,7 @@ def _stragglers(view: View) -> tuple[Straggler, ...]:
 
     times = [_times(each, view.replicas, problem) for each in view.seen.replicas if each.device in problem.latency]
     resting = avoided_by(view.state.resting)
-    return find(times, expected, view.service.settings.straggler_ratio, resting=frozenset(resting))
+    return find(times, expected, view.settings.straggler_ratio, resting=frozenset(resting))
 
 
 def _times(report: ReplicaReport, intake: ReplicaIntake, problem: PlanProblem) -> ReplicaTimes:
@@ -728,7 +721,7 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
         return _without_plan(view, found, reason)
     state = view.state
     placed = view.place(_plan_of(view, found))
-    settings = view.service.settings
+    settings = view.settings
     verdict = weigh(
         found.problem,
         state.placed.plan.planned_stages if _stands(view) else None,
@@ -751,10 +744,9 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
     if avoided_by(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
         return (view.same_rate(same, "straggler", "other replicas rest now"),), verdict.words
-    if not view.service.goes_by_ours(
-        state.placed.plan, state
-    ):  # an operator's thresholds were for the operator's plan only
-        same = view.place(replace(state.placed.plan, policy=view.service.policy_of(state)))
+    if not goes_by_ours(view.settings, state.placed.plan, state):
+        # An operator's thresholds were for the operator's plan only.
+        same = view.place(replace(state.placed.plan, policy=policy_of(view.settings, state)))
         return (view.same_rate(same, reason, "the controller's own thresholds again"),), verdict.words
     keep = Say(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
     refused = () if verdict.same else (TurnDown(placed=placed, reason=reason, words=verdict.words),)
@@ -773,7 +765,7 @@ def _plan_of(view: View, found: Proposal) -> Plan:
         before,
         stages=found.planned.stages,
         shares=found.figures.shares,
-        policy=view.service.policy_of(view.state),
+        policy=policy_of(view.settings, view.state),
         predicted=promised(found.problem, found.figures),
     ).with_overlap(before.overlap_below)
 
@@ -781,7 +773,7 @@ def _plan_of(view: View, found: Proposal) -> Plan:
 def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:
     """None where the plan before was never followed or measured, or its expected rate is not known."""
     state = view.state
-    since_s = max(state.followed_s, view.now_s - view.service.settings.period_s)
+    since_s = max(state.followed_s, view.now_s - view.settings.period_s)
     before = delivered(view.stream.counts(since_s))
     expected_rps = state.placed.plan.predicted.get("rate_per_s")  # in an operator's plan it may be anything
     if not isinstance(expected_rps, int | float) or expected_rps <= 0:

@@ -21,7 +21,7 @@ def describe(
 ) -> dict[str, Any]:
     """Returns what `GET /v1/plan` shows; `chain`: that of the served model."""
     state, ground = loop.state, loop.ground
-    period_s = loop.service.settings.period_s
+    period_s = loop.settings.period_s
     return {
         "epoch": state.placed.epoch,
         **placed_document(state.placed),
@@ -47,7 +47,7 @@ def describe(
 
 def _hops(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     """In what hidden states travel, and how many bytes an input has after each stage but the last, as was planned."""
-    bytes_N = loop.service.problem.bytes_per_sample_N
+    bytes_N = loop.settings.problem.bytes_per_sample_N
     after = [stage.splits[-1].end - 1 for stage in loop.state.placed.plan.stages[:-1]]
     return {"dtype": settings.hop_dtype, "bytes_per_input": [bytes_N[block] for block in after]}
 
@@ -78,7 +78,7 @@ def _tuning(loop: ControlLoop) -> dict[str, Any]:
     """By which thresholds inputs leave, all ramps', and how far the alarm is from sounding."""
     thresholds, state = loop.stream.thresholds(loop.state), loop.tuning.state
     return {
-        "how": loop.service.settings.tuning,
+        "how": loop.settings.tuning,
         "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},
         "safe": loop.tuning.is_safe(thresholds),
         "alarms": loop.changes["alarm"],
@@ -91,7 +91,7 @@ def _tuning(loop: ControlLoop) -> dict[str, Any]:
 
 def _observed(loop: ControlLoop, now_s: float, chain: Chain) -> dict[str, Any]:
     """Over the last period, or since the plan is followed if that is shorter."""
-    state, settings = loop.state, loop.service.settings
+    state, settings = loop.state, loop.settings
     budget = settings.accuracy_budget
     since_s = max(state.followed_s, now_s - settings.period_s)
     seen = total(loop.stream.counts(since_s))

@@ -400,8 +400,6 @@ class World(Fleet):
             ControlSettings.model_validate(
                 {"problem": self.problem, "policy": POLICY, "state": ":memory:", "period_s": 1000.0, "watch_s": 0.3}
             ),
-            problem=self.problem,
-            policy=POLICY,
             first=self.first,
             clock=self.events,
             sleep=self._sleep,

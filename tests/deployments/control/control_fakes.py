@@ -229,11 +229,9 @@ class Scene:
             self.fleet,
             self.history,
             ControlSettings.model_validate(
-                {"problem": self.problem, "policy": POLICY, "state": "unused", "period_s": 120.0, "watch_s": 5.0}
+                {"problem": self.problem, "policy": self.policy, "state": "unused", "period_s": 120.0, "watch_s": 5.0}
                 | dict(self.settings)
             ),
-            problem=self.problem,
-            policy=self.policy,
             first=self.placed,
             clock=self.clock,
             sleep=self.sleep,

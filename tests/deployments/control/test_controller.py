@@ -49,7 +49,7 @@ def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}),
 
 
 async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=4, best=halves(3, 1))
+    scene = await begun(tmp_path, looks=4, best=halves(3, 1), settings={"accuracy_budget": 0.01})
     described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
     assert json.dumps(described, allow_nan=False)
     assert (described["epoch"], described["slots"], described["reason"]) == (
