@@ -26,8 +26,8 @@ from deployments.process_setup import Supervised
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import Handles
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_on
-from earlyexit.clock import Clock, WallClock
-from earlyexit.errors import OfframpError, PlanError
+from earlyexit.clock import WallClock
+from earlyexit.errors import OfframpError
 from earlyexit.network.store import read_card
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import PlacedPlan, deployment_name, placed_document
@@ -54,7 +54,19 @@ class Controller:
         self._chain = read_card(Path(self._settings.model)).chain
         self._clock = WallClock()
         self._metrics = ControlMetrics()
-        self._history, self._loop = build_loop(self._settings, self._clock)
+        control = self._settings.control
+        assert control is not None, "settings with a controller"
+        self._watch_s = control.watch_s
+        self._history = History.open(Path(control.state), self._settings.app)
+        self._loop = ControlLoop(
+            RayFleet(self._settings, control.dashboard_url),
+            self._history,
+            control,
+            first=PlacedPlan(plan=self._settings.plan),
+            clock=self._clock,
+            sleep=asyncio.sleep,
+            solve=_solve,
+        )
         self._background = Supervised()
         self._background.start("control loop", self._loop.run())
         self._background.start("show metrics", self._show())
@@ -99,26 +111,7 @@ class Controller:
                 self._metrics.show(await self.describe())
             except Exception as error:  # figures that cannot be shown must not end planning
                 logger.warning("metrics are missing", exc_info=error)
-            await asyncio.sleep(self._settings.control.watch_s if self._settings.control else 1.0)
-
-
-def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlLoop]:
-    """Returns the loop over a service on Ray; raises DataError for a memory of another application."""
-    control = settings.control
-    if control is None:
-        raise PlanError("these settings have no control")
-    history = History.open(Path(control.state), settings.app)
-    fleet = RayFleet(settings.app, tuple(first_replicas(settings)), control.dashboard_url, settings.node_labels)
-    loop = ControlLoop(
-        fleet,
-        history,
-        control,
-        first=PlacedPlan(plan=settings.plan),
-        clock=clock,
-        sleep=asyncio.sleep,
-        solve=_solve,
-    )
-    return history, loop
+            await asyncio.sleep(self._watch_s)
 
 
 async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
@@ -133,19 +126,13 @@ class RayFleet(Fleet):
     Serve's scale endpoint changes replica counts, broadcasts do everything else.
     """
 
-    def __init__(
-        self,
-        app: str,
-        devices: tuple[str, ...],
-        dashboard_url: str | None,
-        node_labels: Mapping[str, Mapping[str, str]],
-    ) -> None:
-        """`devices`: the accelerator types that the application may use."""
-        self._app = app
-        self._devices = devices
+    def __init__(self, settings: ServeSettings, dashboard_url: str | None) -> None:
+        self._app = settings.app
+        self._devices = tuple(first_replicas(settings))
+        """The accelerator types that the application may use."""
         self._dashboard = RayDashboard(dashboard_url)
-        self._node_labels = node_labels
-        self._handles = Handles(app)
+        self._node_labels = settings.node_labels
+        self._handles = Handles(settings.app)
 
     async def scale(self, device: str, replicas: int) -> None:
         path = f"/api/v1/applications/{self._app}/deployments/{deployment_name(device)}/scale"
