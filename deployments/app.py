@@ -62,9 +62,7 @@ def build(settings: dict[str, Any]) -> Application:
         logging_config=logging_config,
         **HEALTH,
     )
-    beside = []
-    if checked.control is not None:
-        beside.append(_controller(settings))  # Serve runs only what is bound
+    beside = [] if checked.control is None else [_controller(settings)]  # Serve runs only what is bound
     application: Application = ingress(Ingress).bind(settings, *types, *beside)
     return application
 

@@ -80,13 +80,10 @@ class IngressMetrics:
         self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "slot")
         self._lengths = {1}
         """Length classes of inputs that waited. The shortest is always there, so that the metric exists at once."""
-        self._finished: collections.Counter[tuple[str, int]] = collections.Counter()
+        self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
+        """Requests by route and status; those over gRPC by the status that HTTP has for the same."""
         self._hops: list[tuple[str, float]] = []
         self.told = Told()
-
-    def request(self, route: str, status: int) -> None:
-        """Count a finished request; one over gRPC by the status that HTTP has for the same."""
-        self._finished[route, status] += 1
 
     def hop(self, slot: str, seconds: float) -> None:
         """Record the time that a part of a reply spent outside its stage."""
@@ -95,7 +92,7 @@ class IngressMetrics:
     def tell(self, report: IngressReport, counts: IngressCounts) -> None:
         """Tell Ray what has come since the last time. `report` and `counts`: those of the ingress's core."""
         total, level = self.told.total, self.told.level
-        for (route, status), number in self._finished.items():
+        for (route, status), number in self.finished.items():
             total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
         for block, number in counts.all_exits.items():
             where = {"exit": str(block), "network": self._chain.name_of(block)}
@@ -232,9 +229,9 @@ class Ingress(RpcMethods):
             )
         self.version = self._settings.version
         self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        store, repository = RayStore(), self._settings.repository
-        self.versions = Versions(self, self._settings, store, IngressLink, self._clock, VersionMetrics().show)
-        self._repository = Repository(self.versions, store, RayCluster(repository.dashboard_url), repository.folder)
+        repository = self._settings.repository
+        self.versions = Versions(self, self._settings, RayStore(), IngressLink, self._clock, VersionMetrics().show)
+        self._repository = Repository(self.versions, RayCluster(repository.dashboard_url), repository.folder)
 
     def _build_feed(self) -> Feed:
         settings = self._settings
@@ -347,7 +344,7 @@ class Ingress(RpcMethods):
         return self.versions.tally
 
     def count_request(self, route: str, status: int) -> None:
-        self._metrics.request(route, status)
+        self._metrics.finished[route, status] += 1
 
     async def follow(self, document: dict[str, Any]) -> int:
         """Go by a placed plan, or by none where the document only holds a `reason`; the epoch that is followed now.

@@ -35,7 +35,7 @@ def told() -> list[Any]:
     counts.all_exits[0] = counts.retries["cpu-0"] = 1
     kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | dict.fromkeys(("arrived", "in_slo"), 1)
     where = {"name": "a", "epoch": 0, "oldest_epoch": 0, "at_s": 0.0, "unanswered": 0, "waiting": 0}
-    ingress.request("/predict", 200)
+    ingress.finished["/predict", 200] = 1
     ingress.tell(IngressReport(**kept | where | {"answered": 1, "answered_tokens": 1}), counts)
     generation, control, versions, tally = GenerationMetrics(), ControlMetrics(), VersionMetrics(), Tally()
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))

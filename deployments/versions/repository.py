@@ -30,7 +30,7 @@ from deployments.local_ray.applications import (
 )
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings
-from deployments.versions.versions import IndexRow, Listed, RayStore, Versions
+from deployments.versions.versions import IndexRow, Listed, Versions
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card
 
@@ -59,9 +59,8 @@ class RayCluster:
 class Repository:
     """Loads and unloads one version at a time, because each PUT replaces all applications."""
 
-    def __init__(self, versions: Versions, store: RayStore, cluster: RayCluster, folder: str | None) -> None:
+    def __init__(self, versions: Versions, cluster: RayCluster, folder: str | None) -> None:
         self._versions = versions
-        self._store = store
         self._cluster = cluster
         self._folder = None if folder is None else Path(folder)
         self._lock = asyncio.Lock()
@@ -89,14 +88,14 @@ class Repository:
         settings = await asyncio.to_thread(self._settings, model, parameters)
         async with self._lock:
             serve = await self._cluster.applications()
-            self._check_new(settings, model, await self._store.listed(), serve)
+            self._check_new(settings, model, await self._versions.store.listed(), serve)
             others = claimed(serve, settings.app)
             check_devices(accelerators(settings), await self._cluster.inventory(), others)
             config = application_config(
                 json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT
             )
             config = with_application(serve, {"applications": [config]})
-            await self._store.put_listed(Listed(app=settings.app, model=model, version=settings.version))
+            await self._versions.store.put_listed(Listed(app=settings.app, model=model, version=settings.version))
             await self._cluster.put(config)
 
     async def unload(self, model: str, parameters: LoadParameters) -> None:
@@ -109,7 +108,7 @@ class Repository:
             serve = await self._cluster.applications()
             there = {
                 each.version: each.app
-                for each in await self._store.listed()
+                for each in await self._versions.store.listed()
                 if each.model == model and each.app in serve["applications"]
             }
             version = parameters.version or _only(there, f"{model!r} is loaded as versions")

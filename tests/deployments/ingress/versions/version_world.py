@@ -206,7 +206,7 @@ class World:
         link_to = self.links.__getitem__
         self.versions = Versions(self.own, settings, self.store, link_to, self.clock, self.shown.append)
         self.own.versions = self.versions
-        repository = Repository(self.versions, self.store, self.cluster, str(self.folder))
+        repository = Repository(self.versions, self.cluster, str(self.folder))
         app = build_api(self.own, VersionRoutes(self.own, self.versions, repository)).router
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         for app_name, version in (("one", "1"), ("two", "2"), ("three", "3")):
