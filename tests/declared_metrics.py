@@ -29,27 +29,23 @@ DESCRIBED: dict[str, Any] = {
 }
 
 
-def told() -> list[Any]:
-    """Returns what makes metrics, once all of them were told."""
+def main() -> list[tuple[str, str, tuple[str, ...]]]:
+    """Tells all metrics once, since each is made when it is told first."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(None)
-    counts.all_exits[0] = counts.retries["cpu-0"] = 1
-    kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | dict.fromkeys(("arrived", "in_slo"), 1)
-    where = {"name": "a", "epoch": 0, "oldest_epoch": 0, "at_s": 0.0, "unanswered": 0, "waiting": 0}
-    ingress.finished["/predict", 200] = 1
-    ingress.tell(IngressReport(**kept | where | {"answered": 1, "answered_tokens": 1}), counts)
+    counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
+    kept: dict[str, Any] = {name: {0: 1} for name in COUNTED}
+    kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
+    ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts)
     generation, control, versions, tally = GenerationMetrics(), ControlMetrics(), VersionMetrics(), Tally()
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
     generation.tell(loop)
     control.show(DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.show(tally)
-    return [ingress, generation, control, versions, StageMetrics("cpu")]
-
-
-def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    found = [each for owner in told() for each in vars(owner).values() if isinstance(each, Metric)]
-    for owner in told()[:-1]:
-        found += [*owner.told.counters.values(), *owner.told.gauges.values()]
+    owners = vars(ingress) | vars(StageMetrics("cpu"))
+    found = [each for each in owners.values() if isinstance(each, Metric)]
+    for told in (ingress.told, generation.told, control.told, versions.told):
+        found += [*told.counters.values(), *told.gauges.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 
 

@@ -299,7 +299,7 @@ class ReplicaLinks:
     def connect(self, device: str, board: ReplicaDirectory) -> None:
         """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
         loop = asyncio.get_running_loop()
-        board.follow(partial(loop.call_soon_threadsafe, self.announced, device))
+        board.follow(lambda addresses: loop.call_soon_threadsafe(self.announced, device, addresses))
 
     def announced(self, device: str, addresses: Mapping[str, Address]) -> None:
         """Connect to these replicas of an accelerator type, and leave all others."""

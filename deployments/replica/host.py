@@ -177,6 +177,8 @@ class TracedDevice(Device[Any]):
 
 NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
+OF_SPLITS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "dropped")
+"""What is counted of every split."""
 BROKEN_AFTER = 20
 """Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
 
@@ -291,18 +293,8 @@ class StageHost:
             "slot": self.slot,
             "epoch": self.epoch,
             "splits": [
-                {
-                    "first": split.first,
-                    "end": split.end,
-                    "batch": split.batch,
-                    "batches": counts[split.first].batches,
-                    "inputs": counts[split.first].inputs,
-                    "tokens": counts[split.first].tokens,
-                    "fill": counts[split.first].fill,
-                    "token_fill": counts[split.first].token_fill,
-                    "busy_s": counts[split.first].busy_s,
-                    "dropped": counts[split.first].dropped,
-                }
+                {"first": split.first, "end": split.end, "batch": split.batch}
+                | {name: getattr(counts[split.first], name) for name in OF_SPLITS}
                 for split in engine.splits
             ],
             **({} if memory is None else {"memory": asdict(memory)}),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from deployments.wire.messages import Address
 
-Listener = Callable[[Mapping[str, Address]], None]
+Listener = Callable[[Mapping[str, Address]], object]
 
 _BOARDS: dict[str, ReplicaDirectory] = {}
 _LOCK = threading.Lock()
