@@ -33,7 +33,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     """Tells all metrics once, since each is made when it is told first."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(None)
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
-    kept: dict[str, Any] = {name: {0: 1} for name in COUNTED}
+    kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
     ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts)
     generation, control, versions, tally = GenerationMetrics(), ControlMetrics(), VersionMetrics(), Tally()
