@@ -42,8 +42,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     control.show(DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.show(tally)
-    owners = vars(ingress) | vars(StageMetrics("cpu"))
-    found = [each for each in owners.values() if isinstance(each, Metric)]
+    found = [each for each in (vars(ingress) | vars(StageMetrics("cpu"))).values() if isinstance(each, Metric)]
     for told in (ingress.told, generation.told, control.told, versions.told):
         found += [*told.counters.values(), *told.gauges.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]

@@ -44,7 +44,6 @@ class FakeDesk(Versions, Repository):
     fork: Fork | None = None
 
     def __init__(self) -> None: ...
-
     async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
         return (self.own, await self.own.infer(request)) if self.fork is None else await self.fork.answer(request)
 
@@ -55,16 +54,13 @@ class FakeDesk(Versions, Repository):
         return [IndexRow(name="intents", version="1", state="READY", reason="")]
 
     async def load(self, model: str, parameters: LoadParameters) -> None: ...
-
     async def unload(self, model: str, parameters: LoadParameters) -> None: ...
 
     async def side_by_side(self) -> dict[str, Any]:
         return {"model": "intents", "default": "1", "canary": None}
 
     async def set_canary(self, canary: Canary) -> None: ...
-
     async def end_canary(self) -> None: ...
-
     async def set_default(self, version: str) -> None: ...
 
 

@@ -121,8 +121,6 @@ def test_where_all_inputs_are_as_long_tokens_rank_replicas_as_inputs_do(
 
 
 class Up(NamedTuple):
-    """A replica that takes calls."""
-
     name: str
     is_up: bool = True
 
@@ -141,11 +139,9 @@ def test_a_call_goes_to_the_first_of_the_ranking_which_begins_at_the_phase(
     num_replicas: int, phase: float, fills: bool, steps: list[tuple[str, int, int, int]]
 ) -> None:
     stage, calls = StageReplicas[Up](phase), list[tuple[Hosting[Up], int]]()
-    offered = replicas = [Up(str(index)) for index in range(num_replicas)]
-    stage.offer(offered)
-    for what, which, weight, batch in steps:
+    ring = replicas = [Up(str(index)) for index in range(num_replicas)]
+    for what, which, weight, batch in [("offer", 0, 1, 1), *steps]:
         if what == "send":
-            ring = offered[int(phase * len(offered)) :] + offered[: int(phase * len(offered))]
             loads = [sum(weight for hosting, weight in calls if hosting.replica is each) for each in ring]
             found = stage.take(weight, batch, fills=fills)
             assert found.replica is ring[ranked(loads, weight, batch, fills=fills)[0]]
@@ -154,6 +150,7 @@ def test_a_call_goes_to_the_first_of_the_ranking_which_begins_at_the_phase(
             stage.done(*calls.pop(which % len(calls)))
         elif what == "offer":
             offered = replicas[which % num_replicas :]
+            ring = offered[int(phase * len(offered)) :] + offered[: int(phase * len(offered))]
             stage.offer(offered)
 
 
