@@ -30,7 +30,7 @@ from experiments.peers.workloads import FOLDER, Workload
 from offramp.commands.machine import dispatch_for, plan_for, with_slo
 from offramp.demo.plans import Processors, measured_problem
 from offramp.demo.service import hand_control
-from offramp.load.sustained import Bounds, Search
+from offramp.load.sustained import Search
 from optimizer.decision import Strategy
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
@@ -245,12 +245,10 @@ def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
     heavy = costed(keeping, turn.rates.heavy_per_s, seed + 1, turn)
     search = Search(
         start_per_s=turn.start_per_s,
-        bounds=Bounds(
-            low_per_s=turn.start_per_s / SPAN,
-            high_per_s=turn.start_per_s * SPAN,
-            resolution=RESOLUTION,
-            most_probes=MOST_PROBES,
-        ),
+        low_per_s=turn.start_per_s / SPAN,
+        high_per_s=turn.start_per_s * SPAN,
+        resolution=RESOLUTION,
+        most_probes=MOST_PROBES,
         growth=WARM_GROWTH if turn.is_known else COLD_GROWTH,
     )
     probing = replace(side, load=side.load.model_copy(update={"duration_s": PROBE_SHARE * side.load.duration_s}))

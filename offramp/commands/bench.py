@@ -21,7 +21,7 @@ from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.generator import LoadConfig, run_load
 from offramp.load.report import render
-from offramp.load.sustained import Bounds, Measured, Search
+from offramp.load.sustained import Measured, Search
 
 ARRIVALS = ("poisson", "constant")
 START_PER_S, PROBE_S = 50.0, 10.0
@@ -93,8 +93,7 @@ def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json:
     assert config.rate_rps is not None
     start_per_s = config.rate_rps
     low_per_s = min(start_per_s, max(start_per_s / SPAN, 1 / seconds))  # below one request a probe, it only waits
-    bounds = Bounds(low_per_s=low_per_s, high_per_s=start_per_s * SPAN)
-    search = Search(start_per_s=start_per_s, bounds=bounds)
+    search = Search(start_per_s=start_per_s, low_per_s=low_per_s, high_per_s=start_per_s * SPAN)
     while (rate_per_s := search.next_rate()) is not None:
         probe = replace(config, rate_rps=rate_per_s, num_requests=max(1, round(rate_per_s * seconds)))
         found = Measured.of(asyncio.run(run_load(probe, api_key=api_key)).records)

@@ -135,12 +135,6 @@ class _Words:
             raise InputError(f"arrivals {self.spec!r}: from={text!r}; a second of the trace, 0 or above, is needed")
         return second
 
-    def cuts_gaps(self) -> bool:
-        text = self.options.get("gaps", "cut")
-        if text not in ("cut", "keep"):
-            raise InputError(f"arrivals {self.spec!r}: gaps={text!r}; allowed: cut, keep")
-        return text == "cut"
-
     def _above_zero(self, what: str, text: str) -> float:
         value = _number(text)
         if value is None or not 0 < value <= LARGEST:
@@ -241,21 +235,26 @@ def _replayed_counts(words: _Words, trace: CountReplay) -> tuple[CountReplay, tu
     start_s, counts_B, notes = words.start_s(), trace.counts_B, tuple[str, ...]()
     if start_s >= trace.period_s:
         raise _beyond(words, trace.period_s)
-    if trace.bin_s == 1 and words.cuts_gaps():
+    gaps_are = words.options.get("gaps", "cut")
+    if gaps_are not in ("cut", "keep"):
+        raise InputError(f"arrivals {words.spec!r}: gaps={gaps_are!r}; allowed: cut, keep")
+    if trace.bin_s == 1 and gaps_are == "cut":
         counts_B, start_s, notes = _without_gaps(words, counts_B)
     return replace(trace, counts_B=counts_B, start_s=start_s, rate_per_s=words.rate_option()), notes
 
 
 def _without_gaps(words: _Words, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
     """Counts without their gaps, the start in them, and what was cut."""
-    num_gaps, in_gap_S, start_s = len(gaps(per_second_S)), in_gaps(per_second_S), words.start_s()
-    if not num_gaps:
+    found, start_s, in_gap_S = gaps(per_second_S), words.start_s(), np.zeros(len(per_second_S), dtype=np.bool_)
+    if not len(found):
         return per_second_S, start_s, ()
+    for begin, end in found:
+        in_gap_S[begin:end] = True
     if in_gap_S[int(start_s) :].all():
         raise InputError(f"arrivals {words.spec!r}: from={words.options['from']} is in a gap that ends the trace")
     kept_before = int((~in_gap_S[: int(start_s)]).sum())
     moved_s = kept_before + (0.0 if in_gap_S[int(start_s)] else start_s % 1)
-    cut = f"{num_gaps} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
+    cut = f"{len(found)} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
     return per_second_S[~in_gap_S], moved_s, (f"cut out: {cut}",)
 
 
@@ -298,14 +297,6 @@ def gaps(per_second_S: FloatArray) -> IntArray:
     zero_S = np.concatenate([[False], per_second_S == 0, [False]])
     runs_G2 = np.flatnonzero(np.diff(zero_S)).reshape(-1, 2)
     return runs_G2[runs_G2[:, 1] - runs_G2[:, 0] >= GAP_S]
-
-
-def in_gaps(per_second_S: FloatArray) -> BoolArray:
-    """Which seconds lie in gaps."""
-    found_S = np.zeros(len(per_second_S), dtype=np.bool_)
-    for begin, end in gaps(per_second_S):
-        found_S[begin:end] = True
-    return found_S
 
 
 def _text(path: Path) -> str:

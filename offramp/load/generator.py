@@ -180,7 +180,7 @@ class Generator:
         async with asyncio.TaskGroup() as group:
             for request_index, send_time_s in enumerate(send_times_s):
                 await self.pace(max(0.0, start_s + send_time_s - self.clock.now_s()))
-                group.create_task(self._report(request_index, start_s, send_time_s, done))
+                group.create_task(self._request(request_index, start_s, send_time_s, done))
 
     async def closed_loop(self, request_indices: Iterator[int], done: OnRecord, *, pause_s: float = 0.0) -> None:
         """Send back to back from `concurrency` workers, each pausing after a failure, until the indices end.
@@ -193,7 +193,9 @@ class Generator:
             for _ in range(self.config.concurrency):
                 group.create_task(self._work(request_indices, start_s, done, pause_s))
 
-    async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
+    async def _request(
+        self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord
+    ) -> RequestRecord:
         """See one request through: its attempts, under one id, until an answer or a failure that stays."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
@@ -201,7 +203,7 @@ class Generator:
         outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
         done_s = self.clock.now_s() - start_s
         predictions, error = _read(outcome, len(input_indices), request_id)
-        return RequestRecord(
+        record = RequestRecord(
             request_id=request_id,
             input_indices=input_indices,
             scheduled_s=scheduled_s,
@@ -211,6 +213,8 @@ class Generator:
             predictions=predictions,
             error=error,
         )
+        done(record)
+        return record
 
     async def _attempts(
         self, request_id: str, input_indices: Sequence[int], scheduled_at_s: float
@@ -220,7 +224,12 @@ class Generator:
         num_attempts = 0
         while True:
             num_attempts += 1
-            outcome = await self._attempt(request_id, body, until_s - self.clock.now_s())
+            left_s = until_s - self.clock.now_s()
+            if left_s > 0:
+                timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
+                outcome = await self.post(request_id, timed, left_s)
+            else:
+                outcome = NoReply(kind="timeout", message="the client was too late to send it")
             wait_s = retry_wait_s(
                 outcome,
                 attempt=num_attempts,
@@ -232,19 +241,9 @@ class Generator:
                 return outcome, num_attempts
             await self.sleep(wait_s)
 
-    async def _attempt(self, request_id: str, body: Body, left_s: float) -> Outcome:
-        if left_s <= 0:
-            return NoReply(kind="timeout", message="the client was too late to send it")
-        timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
-        return await self.post(request_id, timed, left_s)
-
-    async def _report(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> None:
-        done(await self.request(request_index, start_s, scheduled_s))
-
     async def _work(self, request_indices: Iterator[int], start_s: float, done: OnRecord, pause_s: float) -> None:
         for request_index in request_indices:
-            record = await self.request(request_index, start_s, self.clock.now_s() - start_s)
-            done(record)
+            record = await self._request(request_index, start_s, self.clock.now_s() - start_s, done)
             if record.error is not None and pause_s:
                 await self.sleep(pause_s)
 
@@ -275,29 +274,27 @@ def _light(found: Prediction) -> Prediction:
     return found if len(said) == len(found.said) else Prediction(exit=found.exit, request_id=found.request_id, **said)
 
 
-OnProgress = Callable[[int, int], object]
-"""Called with the number of requests done and the number of all, after each."""
-
-
 async def run_load(
-    config: LoadConfig, on_progress: OnProgress | None = None, *, api_key: str | None = None
+    config: LoadConfig, on_progress: Callable[[int, int], object] | None = None, *, api_key: str | None = None
 ) -> LoadReport:
-    """Measure and report. Requests that fail are counted in the report, not raised."""
+    """Measure and report. Requests that fail are counted in the report, not raised.
+
+    `on_progress` is called after each request, with the number of requests done and the number of all.
+    """
     records: list[RequestRecord] = []
+    metadata: dict[str, Any] = {}
 
     def note(record: RequestRecord) -> None:
         records.append(record)
         if on_progress is not None:
             on_progress(len(records), config.num_requests)
 
+    if not travel_as_json(config.inputs[:1]):
+        async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
+            metadata = await client.metadata()
     async with connected(config.url, api_key=api_key) as post:
-        generator = Generator(
-            config=config,
-            post=post,
-            rng=random.Random(config.seed),
-            clock=MonotonicClock(),
-            metadata={} if travel_as_json(config.inputs[:1]) else await _metadata(config, api_key),
-        )
+        rng, clock = random.Random(config.seed), MonotonicClock()
+        generator = Generator(config=config, post=post, rng=rng, clock=clock, metadata=metadata)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         times_s = send_times_s(config, config.num_requests)
         if times_s is None:
@@ -313,11 +310,6 @@ async def run_load(
         offered_rps=config.offered_rps,
         labels=config.labels,
     )
-
-
-async def _metadata(config: LoadConfig, api_key: str | None) -> dict[str, Any]:
-    async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
-        return await client.metadata()
 
 
 def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:

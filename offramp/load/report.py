@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -89,11 +90,6 @@ class LoadReport:
         """Whether the client was so late that the latencies are its own rather than the server's."""
         return self.lateness_p99_s is not None and self.lateness_p99_s > LATE_SHARE * self.slo_s
 
-    @property
-    def latencies_s(self) -> npt.NDArray[np.float64]:
-        """Latencies of the answered requests in the order of the schedule."""
-        return np.array([record.latency_s for record in self.records if record.error is None], dtype=np.float64)
-
     def to_json(self) -> dict[str, Any]:
         """Everything but the records, in types that `json.dumps` takes."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "records"}
@@ -124,8 +120,8 @@ def summarise(
         num_answers=len(answers),
         num_retries=sum(record.num_attempts - 1 for record in ordered),
         offered_rps=offered_rps,
-        achieved_rps=_rate(len(answers), duration_s),
-        goodput_rps=_rate(sum(len(r.predictions) for r in answered if r.latency_s <= slo_s), duration_s),
+        achieved_rps=len(answers) / (duration_s or math.inf),
+        goodput_rps=sum(len(r.predictions) for r in answered if r.latency_s <= slo_s) / (duration_s or math.inf),
         slo_s=slo_s,
         latency=_latency([record.latency_s for record in answered]),
         answers_by_exit=dict(sorted(Counter(answer.exit for answer in answers).items())),
@@ -150,12 +146,8 @@ def render(report: LoadReport) -> Table:
     title = f"load of {report.started_at}, seed {report.seed}"
     late = "The client was late: measure with fewer requests per second, or from more machines."
     caption = late if report.is_client_bound else None
-    return make_table("", "value", title=title, title_justify="left", caption=caption, rows=_rows(report))
-
-
-def _rows(report: LoadReport) -> list[tuple[str, str]]:
     latencies = report.latency or {}
-    return [
+    rows = (
         ("requests", f"{report.num_requests} in {report.duration_s:.1f} s, {report.num_retries} repeated"),
         ("answers", f"{report.num_answers} of {report.num_inputs} inputs"),
         ("offered", "closed loop" if report.offered_rps is None else f"{report.offered_rps:.1f} inputs/s"),
@@ -167,7 +159,8 @@ def _rows(report: LoadReport) -> list[tuple[str, str]]:
         ("accuracy", "-" if report.accuracy is None else f"{report.accuracy:.2%}"),
         ("errors", _counts(report.errors)),
         ("client lateness p99", "-" if report.lateness_p99_s is None else _milliseconds(report.lateness_p99_s)),
-    ]
+    )
+    return make_table("", "value", title=title, title_justify="left", caption=caption, rows=rows)
 
 
 def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:
@@ -183,10 +176,6 @@ def percentile(values_N: npt.ArrayLike, percent: float) -> float | None:
     known_N = np.asarray(values_N, dtype=np.float64)
     known_N = known_N[~np.isnan(known_N)]
     return float(np.percentile(known_N, percent)) if len(known_N) else None
-
-
-def _rate(count: int, duration_s: float) -> float:
-    return count / duration_s if duration_s > 0 else 0.0
 
 
 def _counts(counts: dict[int, int] | dict[str, int]) -> str:

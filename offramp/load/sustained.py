@@ -63,30 +63,6 @@ class Measured:
         return "passed" if self.p99_s <= slo_s else "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Where a search looks, and how closely."""
-
-    low_per_s: float
-    """What fails here sustains nothing worth telling."""
-    high_per_s: float
-    """What passes here is asked no more."""
-    resolution: float = 0.03
-    """Ratio, less 1, of the rate that failed to the one that passed, at the end."""
-    most_probes: int = 20
-    """Of one search, confirmations included."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low_per_s < self.high_per_s < float("inf"):
-            raise InputError(f"rates must be above 0, low before high: {self}")
-        if not (self.resolution > 0 and self.most_probes >= 1):
-            raise InputError(f"not the bounds of a search: {self}")
-
-    def within(self, rate_per_s: float) -> float:
-        """The nearest rate that may be tried."""
-        return min(max(rate_per_s, self.low_per_s), self.high_per_s)
-
-
 class Tried(NamedTuple):
     """One rate of a search."""
 
@@ -109,12 +85,23 @@ class Search:
     """
 
     start_per_s: float
-    bounds: Bounds
+    low_per_s: float
+    """A rate that fails here sustains nothing worth telling."""
+    high_per_s: float
+    """No higher rate is tried."""
+    resolution: float = 0.03
+    """Ratio, less 1, of the rate that failed to the one that passed, at the end."""
+    most_probes: int = 20
+    """Includes confirmations."""
     growth: float = 1.6
     """Of the first step; near 1 where `start_per_s` is well known."""
     probes: tuple[Tried, ...] = ()
 
     def __post_init__(self) -> None:
+        if not 0 < self.low_per_s < self.high_per_s < float("inf"):
+            raise InputError(f"rates must be above 0, low before high, not {self.low_per_s} and {self.high_per_s}")
+        if not (self.resolution > 0 and self.most_probes >= 1):
+            raise InputError(f"a resolution above 0 and a probe are needed, not {self.resolution}, {self.most_probes}")
         if self.start_per_s <= 0 or self.growth <= 1:
             raise InputError(f"a search starts above 0 and grows by more than 1, not {self.start_per_s}, {self.growth}")
 
@@ -124,7 +111,7 @@ class Search:
 
     def next_rate(self) -> float | None:
         """The rate to try next; None where the search is over."""
-        return None if self.ending is not None else self._next()
+        return None if self.ending is not None else min(max(self._next(), self.low_per_s), self.high_per_s)
 
     @property
     def best_per_s(self) -> float:
@@ -135,27 +122,27 @@ class Search:
     def ending(self) -> Ending | None:
         """Why the search is over; None while it goes on."""
         best_per_s, bound_per_s = self.best_per_s, self._bound_per_s
-        if best_per_s >= self.bounds.high_per_s:
+        if best_per_s >= self.high_per_s:
             return "highest"
         if bound_per_s is not None and self._is_confirmed(bound_per_s):
             is_failure = self._count(bound_per_s, "failed") > 0
-            if not best_per_s and bound_per_s <= self.bounds.low_per_s:
+            if not best_per_s and bound_per_s <= self.low_per_s:
                 return "none passed" if is_failure else "client late"
             if best_per_s and self._is_close(best_per_s, bound_per_s):
                 return "bracketed" if is_failure else "client late"
-        return "most probes" if len(self.probes) >= self.bounds.most_probes else None
+        return "most probes" if len(self.probes) >= self.most_probes else None
 
     def _next(self) -> float:
         best_per_s, bound_per_s = self.best_per_s, self._bound_per_s
         if not self.probes:
-            return self.bounds.within(self.start_per_s)
+            return self.start_per_s
         last = self.probes[-1]
         if last.verdict == "client late" and not self._is_confirmed(last.rate_per_s):
             return last.rate_per_s
         if bound_per_s is None:
-            return self.bounds.within(best_per_s * self._step())
+            return best_per_s * self._step()
         if not best_per_s:
-            return self.bounds.within(bound_per_s / self._step())
+            return bound_per_s / self._step()
         if not self._is_close(best_per_s, bound_per_s):
             return float((best_per_s * bound_per_s) ** 0.5)
         return bound_per_s
@@ -175,11 +162,11 @@ class Search:
         told = [probe for probe in self.probes if probe.verdict != "client late" or probe.rate_per_s > best_per_s]
         has_passed = told[-1].verdict == "passed"
         agreeing = list(takewhile(lambda probe: (probe.verdict == "passed") == has_passed, reversed(told)))
-        first = self.growth if len(agreeing) == len(told) else 1 + self.bounds.resolution
+        first = self.growth if len(agreeing) == len(told) else 1 + self.resolution
         return float(first ** (2 ** (len({probe.rate_per_s for probe in agreeing}) - 1)))
 
     def _is_close(self, low_per_s: float, high_per_s: float) -> bool:
-        return high_per_s / low_per_s <= 1 + self.bounds.resolution
+        return high_per_s / low_per_s <= 1 + self.resolution
 
     def _is_confirmed(self, rate_per_s: float) -> bool:
         return self._count(rate_per_s, "failed") + self._count(rate_per_s, "client late") > 1

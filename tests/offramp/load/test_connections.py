@@ -17,7 +17,7 @@ from offramp.client.protocol import NoReply, Reply
 from offramp.load import connections
 from offramp.load.connections import Connection, connected
 from offramp.load.generator import exact_sleep
-from offramp.load.sustained import Bounds, Ending, Measured, Search, Verdict
+from offramp.load.sustained import Ending, Measured, Search, Verdict
 from tests.offramp.load.scripted_server import Reply as Said
 from tests.offramp.load.scripted_server import ok, refusal, scripted
 
@@ -205,8 +205,8 @@ def up_to(capacity_per_s: float) -> Server:
 
 def searched(server: Server, *, growth: float = 2.0, resolution: float = 0.1, most_probes: int = 30) -> Search:
     """From 100/s, between 10/s and 1000/s."""
-    bounds = Bounds(low_per_s=10.0, high_per_s=1000.0, resolution=resolution, most_probes=most_probes)
-    search = Search(start_per_s=100.0, bounds=bounds, growth=growth)
+    bounds: Any = {"low_per_s": 10.0, "high_per_s": 1000.0, "resolution": resolution, "most_probes": most_probes}
+    search = Search(start_per_s=100.0, growth=growth, **bounds)
     while (rate_per_s := search.next_rate()) is not None:
         search = search.learn(rate_per_s, server(rate_per_s, len(search.probes)))
     return search

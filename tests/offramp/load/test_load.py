@@ -274,7 +274,6 @@ def test_rates_count_answers_over_the_whole_run_and_a_late_client_is_to_blame() 
     assert report.accuracy == pytest.approx(2 / 3)
     assert report.errors == {"overloaded": 1}
     assert report.num_retries == 2
-    assert report.latencies_s.tolist() == [0.0625, 0.125, 1.0]
     assert report_of(answered(1.0, 0.1), slo_s=0.019).is_client_bound
     assert not report_of(answered(1.0, 0.1), slo_s=0.021).is_client_bound
     assert not report_of(answered(1.0, 0.1), slo_s=0.001, offered_rps=None).is_client_bound

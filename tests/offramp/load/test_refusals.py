@@ -15,14 +15,14 @@ import yaml
 from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from offramp.load.data_stream import stream_inputs, stream_texts
 from offramp.load.processes import CountReplay, StampReplay
-from offramp.load.sustained import Bounds, Search
+from offramp.load.sustained import Search
 from tests.offramp.load.scripted_server import draw
 from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_replay import FUNCTIONS, LLM
 from tests.refusals import Case, FileCase, Refusals
 
 NAN, INF = float("nan"), float("inf")
-BOUNDS = Bounds(low_per_s=1.0, high_per_s=2.0)
+search = partial(Search, start_per_s=1.0, low_per_s=1.0, high_per_s=2.0)
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 CASES: dict[str, Case] = {
     **{f"arrivals: {name}": partial(parse_arrivals, spec) for name, spec in GOLDEN["arrivals"].items()},
@@ -37,11 +37,11 @@ CASES: dict[str, Case] = {
     "load: no inputs": lambda: config_of(inputs=[]),
     "load: few labels": lambda: config_of(labels=["a"]),
     "load: few keys": lambda: config_of(keys=["k"]),
-    "search: low above high": lambda: Bounds(low_per_s=2.0, high_per_s=1.0),
-    "search: no resolution": lambda: Bounds(low_per_s=1.0, high_per_s=2.0, resolution=0.0),
-    "search: no probes": lambda: Bounds(low_per_s=1.0, high_per_s=2.0, most_probes=0),
-    "search: no growth": lambda: Search(start_per_s=1.0, bounds=BOUNDS, growth=1.0),
-    "search: starts at 0": lambda: Search(start_per_s=0.0, bounds=BOUNDS),
+    "search: low above high": lambda: search(low_per_s=2.0, high_per_s=1.0),
+    "search: no resolution": lambda: search(resolution=0.0),
+    "search: no probes": lambda: search(most_probes=0),
+    "search: no growth": lambda: search(growth=1.0),
+    "search: starts at 0": lambda: search(start_per_s=0.0),
 }
 
 
