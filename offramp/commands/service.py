@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -29,18 +25,10 @@ from cluster.render import (
 )
 from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
 from deployments.local_ray.start import HAPROXY, THROUGHPUT
-from earlyexit.clock import MonotonicClock
 from offramp.client.protocol import find_api_key, key_header
 from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
 from offramp.commands.output import in_a_folder, make_table, print_result
-from offramp.spec.deploying import (
-    Dashboard,
-    Waiting,
-    applications_document,
-    dashboard_client,
-    wait_until_gone,
-    wait_until_running,
-)
+from offramp.spec.deploying import applications_document, open_dashboard
 
 if TYPE_CHECKING:
     from offramp.spec.file import Service
@@ -51,11 +39,11 @@ def render(job: RenderJob) -> None:
     in_a_folder("out", job.out)
     found = _read(job)
     if job.settings:
-        text = moved(found, job.at).settings.model_dump_json(indent=2) + "\n"
+        text = found.moved_to(job.at).settings.model_dump_json(indent=2) + "\n"
     elif job.kuberay:
         text = to_yaml(_manifest(found, job))
     else:
-        text = to_yaml(_config(moved(found, job.at)))
+        text = to_yaml(_config(found.moved_to(job.at)))
     if job.out is None:
         print(text, end="")
     else:
@@ -64,18 +52,18 @@ def render(job: RenderJob) -> None:
 
 def deploy(job: DeployJob) -> None:
     """Adds the service to the applications of the cluster, and waits until it runs."""
-    found = moved(_read(job), job.at)
-    with _dashboard(job.address) as dashboard:
+    found = _read(job).moved_to(job.at)
+    with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
         check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
         dashboard.put(with_application(serve, _config(found)))
-        wait_until_running(dashboard, found.name, _waiting(job.timeout_s))
+        dashboard.wait_until_running(found.name, job.timeout_s, _tell)
         print(f"{found.name} runs; offramp status --address {job.address}")
 
 
 def status(job: StatusJob) -> None:
     """Prints the applications, and the plan in force if the service reports it."""
-    with _dashboard(job.address) as dashboard:
+    with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
     headers = key_header(find_api_key(job.api_key_file))
     plan = _plan_of(job.url or service_url(job.address, serve), headers) if serve["applications"] else None
@@ -85,9 +73,9 @@ def status(job: StatusJob) -> None:
 
 def delete(job: DeleteJob) -> None:
     """Removes the application, and waits until it is gone."""
-    with _dashboard(job.address) as dashboard:
+    with open_dashboard(job.address) as dashboard:
         dashboard.put(without_application(dashboard.serve(), job.name))
-        wait_until_gone(dashboard, job.name, _waiting(job.timeout_s))
+        dashboard.wait_until_gone(job.name, job.timeout_s)
     print(f"{job.name} is gone")
 
 
@@ -97,13 +85,8 @@ def _read(job: OfService) -> Service:
     return read_service(job.service)
 
 
-def moved(service: Service, at: str | None) -> Service:
-    """Returns a service whose nodes find its files in another folder."""
-    if at is None:
-        return service
-    from offramp.spec.file import at_folder
-
-    return replace(service, settings=at_folder(service.settings, PurePosixPath(at)))
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
@@ -126,7 +109,7 @@ def _environment(service: Service) -> dict[str, str]:
 def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     """Returns KubeRay's manifest; there a service listens on every address of its pods."""
     mount = job.at or MOUNT
-    service = moved(service, mount)
+    service = service.moved_to(mount)
     kubernetes = Kubernetes(
         image=job.image,
         ray_version=version("ray"),
@@ -137,19 +120,6 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     return ray_service(service.name, config, service.inventory, kubernetes)
-
-
-@contextmanager
-def _dashboard(address: str) -> Iterator[Dashboard]:
-    with dashboard_client(address) as client:
-        yield Dashboard(client)
-
-
-def _waiting(limit_s: float) -> Waiting:
-    def tell(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
-
-    return Waiting(clock=MonotonicClock(), sleep=time.sleep, tell=tell, limit_s=limit_s)
 
 
 def service_url(address: str, serve: dict[str, Any]) -> str:
@@ -216,7 +186,9 @@ def _plan(chains: list[dict[str, Any]], title: str) -> Table:
     for number, chain in enumerate(chains):
         of_chain = (str(number), f"{chain['share']:.1%}")
         for index, stage in enumerate(chain["stages"]):
-            device = f"{stage['device'].removeprefix(EMULATED)} (emulated)" if _emulated(stage) else stage["device"]
+            device = stage["device"]
+            if device.startswith(EMULATED):
+                device = f"{device.removeprefix(EMULATED)} (emulated)"
             for position, split in enumerate(stage["splits"]):
                 own = (str(index), device, str(stage["replicas"])) if position == 0 else ("", "", "")
                 blocks = f"{split['first']} to {split['end'] - 1}"
@@ -224,7 +196,3 @@ def _plan(chains: list[dict[str, Any]], title: str) -> Table:
                 table.add_row(*(of_chain if several else ()), *own, blocks, str(split["batch"]), ramps)
                 of_chain = ("", "")
     return table
-
-
-def _emulated(stage: Mapping[str, Any]) -> bool:
-    return bool(stage["device"].startswith(EMULATED))

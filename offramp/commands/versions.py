@@ -44,11 +44,10 @@ def promote(job: PromoteJob) -> None:
 
 def load(job: LoadJob) -> None:
     """Start the version, and wait until it is ready."""
-    from offramp.commands.service import moved  # these load all that a service consists of
-    from offramp.spec.file import read_service
+    from offramp.spec.file import read_service  # which loads all that a service consists of
 
     found = read_service(job.service)
-    model, settings = read_card(Path(found.settings.model)).name, moved(found, job.at).settings
+    model, settings = read_card(Path(found.settings.model)).name, found.moved_to(job.at).settings
     with Client(job.url) as client:
         client.load(model, settings.version, settings=settings.model_dump_json(), timeout_s=job.timeout_s)
     print(f"version {settings.version} of {model} is ready")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from optimizer.plan import early_exit_plan, serial_plan, stock_plan
 from optimizer.plan_file import ModelShape, read_plan
 
 if TYPE_CHECKING:
-    from earlyexit.engine.queue import OrderSpec
     from offramp.spec.documents import ApplicationDocument
     from optimizer.plan import Plan
 
@@ -60,26 +58,12 @@ def _access(said: AccessSettings, base: Path) -> AccessSettings:
     return AccessSettings(**said.model_dump() | {"keys_file": keys_file})
 
 
-def resolve_plan(
-    plan: str,
-    model: Path,
-    *,
-    batch: int | None = None,
-    replicas: int | None = None,
-    device: str | None = None,
-    order: OrderSpec | None = None,
-) -> Plan:
-    """Returns a built-in plan, by the model's calibration, or the plan of a file; None is the built-in's default.
+def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
+    """Returns a built-in plan, by the model's calibration, or the plan of a file.
 
-    An `order` takes the place of the plan's own. Raises ModelFolderError, PlanError, or InputError for numbers that a
-    file's plan has of its own.
+    `given`: batch, replicas and device of a built-in plan, as far as they are not the default. Raises ModelFolderError,
+    PlanError, or InputError for numbers that a file's plan has of its own.
     """
-    given = {"batch": batch, "replicas": replicas, "device": device}
-    found = _named_plan(plan, model, {name: value for name, value in given.items() if value is not None})
-    return found if order is None else replace(found, order=order)
-
-
-def _named_plan(plan: str, model: Path, given: Mapping[str, Any]) -> Plan:
     if plan in BUILT_IN:
         return _built_in(PlanOptions(plan=plan, **given), model)
     card = read_card(model)
@@ -95,19 +79,12 @@ def _named_plan(plan: str, model: Path, given: Mapping[str, Any]) -> Plan:
 def _built_in(asked: PlanOptions, model: Path) -> Plan:
     card = read_card(model)
     find_device(asked.device)
-    shape: dict[str, Any] = asked.model_dump(include={"batch", "replicas", "device"}) | {
-        "networks": card.chain.networks
-    }
+    shape = {**asked.model_dump(include={"batch", "replicas", "device"}), "networks": card.chain.networks}
     if asked.plan == "stock":
         return stock_plan(card.num_blocks, **shape)
     make = early_exit_plan if asked.plan == "early-exit" else serial_plan
     calibration = read_calibration(model)
-    return make(
-        card.num_blocks,
-        tuple(sorted(calibration.thresholds)),
-        calibration.policy_spec(),
-        **shape,
-    )
+    return make(card.num_blocks, tuple(sorted(calibration.thresholds)), calibration.policy_spec(), **shape)
 
 
 def with_environment(settings: ServeSettings, environment: Mapping[str, str] = os.environ) -> ServeSettings:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ import httpx
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory, from_nodes
 from deployments.local_ray.applications import APPLICATIONS
-from earlyexit.clock import Clock
+from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 
 NODES = "/api/v0/nodes"
 POLL_S = 1.0
-Sleep = Callable[[float], None]
-Tell = Callable[[str], None]
 
 
 class Dashboard:
     """The REST API of one Ray cluster; errors are one line that names the address."""
 
-    def __init__(self, client: httpx.Client) -> None:
+    def __init__(
+        self, client: httpx.Client, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._client = client
+        self._clock = clock or MonotonicClock()
+        self._sleep = sleep
 
     def serve(self) -> dict[str, Any]:
         """Returns what Serve runs: `applications` by name, and its options."""
@@ -43,6 +46,37 @@ class Dashboard:
             {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
             for row in rows
         )
+
+    def wait_until_running(self, name: str, limit_s: float, tell: Callable[[str], None]) -> None:
+        """Returns when the application runs; raises OfframpError with Serve's message if it fails, or after the limit.
+
+        `tell` gets a line when there is news.
+        """
+        said = ""
+        for application in self._looks(name, limit_s):
+            status, words = application.get("status"), progress_words(application)
+            if words != said:
+                tell(words)
+                said = words
+            if status == "RUNNING":
+                return
+            if status == "DEPLOY_FAILED":
+                raise OfframpError(f"application {name!r}: {status}: {_one_line(application.get('message', ''))}")
+        raise OfframpError(f"application {name!r} does not run after {limit_s:g} s: {said}")
+
+    def wait_until_gone(self, name: str, limit_s: float) -> None:
+        """Returns when the application is gone; raises OfframpError after the limit."""
+        if all(self._looks(name, limit_s)):
+            raise OfframpError(f"application {name!r} is still there after {limit_s:g} s")
+
+    def _looks(self, name: str, limit_s: float) -> Iterator[dict[str, Any]]:
+        """Yields what Serve says of an application, empty where there is none, again and again until the limit."""
+        end_s = self._clock.now_s() + limit_s
+        while True:
+            yield self.serve()["applications"].get(name, {})
+            if self._clock.now_s() >= end_s:
+                return
+            self._sleep(POLL_S)
 
     def _ask(self, method: str, path: str, **what: Any) -> httpx.Response:
         where = str(self._client.base_url).rstrip("/")
@@ -68,9 +102,11 @@ def _fields(response: httpx.Response, needed: str) -> dict[str, Any]:
     return found
 
 
-def dashboard_client(address: str, environment: Mapping[str, str] = os.environ) -> httpx.Client:
-    """Returns a client of the dashboard, with Ray's token if RAY_AUTH_MODE asks for one; raises InputError."""
-    return httpx.Client(base_url=address, headers=token_header(environment), timeout=60.0)
+@contextmanager
+def open_dashboard(address: str) -> Iterator[Dashboard]:
+    """Opens a dashboard, with Ray's token if RAY_AUTH_MODE asks for one; raises InputError."""
+    with httpx.Client(base_url=address, headers=token_header(os.environ), timeout=60.0) as client:
+        yield Dashboard(client)
 
 
 def token_header(environment: Mapping[str, str]) -> dict[str, str]:
@@ -88,46 +124,6 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
     if not token or not token.isascii() or not token.isprintable():  # httpx would print it as it complains
         raise InputError("RAY_AUTH_MODE is token, and the token is empty or holds what no HTTP header can")
     return {"Authorization": f"Bearer {token}"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """How to wait: clock, sleep, limit and reports."""
-
-    clock: Clock
-    sleep: Sleep
-    tell: Tell
-    """Gets a line when there is news."""
-    limit_s: float = 600.0
-
-
-def wait_until_running(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
-    """Returns when the application runs; raises OfframpError with Serve's message if it fails, or after the limit."""
-    said = ""
-    end_s = waiting.clock.now_s() + waiting.limit_s
-    while True:
-        application = dashboard.serve()["applications"].get(name, {})
-        status = application.get("status", "NOT_STARTED")
-        words = progress_words(application)
-        if words != said:
-            waiting.tell(words)
-            said = words
-        if status == "RUNNING":
-            return
-        if status == "DEPLOY_FAILED":
-            raise OfframpError(f"application {name!r}: {status}: {_one_line(application.get('message', ''))}")
-        if waiting.clock.now_s() >= end_s:
-            raise OfframpError(f"application {name!r} does not run after {waiting.limit_s:g} s: {words}")
-        waiting.sleep(POLL_S)
-
-
-def wait_until_gone(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
-    """Returns when the application is gone; raises OfframpError after the limit."""
-    end_s = waiting.clock.now_s() + waiting.limit_s
-    while name in dashboard.serve()["applications"]:
-        if waiting.clock.now_s() >= end_s:
-            raise OfframpError(f"application {name!r} is still there after {waiting.limit_s:g} s")
-        waiting.sleep(POLL_S)
 
 
 def progress_words(application: Mapping[str, Any]) -> str:

@@ -41,6 +41,10 @@ class Service:
     def name(self) -> str:
         return self.settings.app
 
+    def moved_to(self, at: str | None) -> Service:
+        """Returns a service whose nodes find its files in another folder; itself for None."""
+        return self if at is None else replace(self, settings=at_folder(self.settings, PurePosixPath(at)))
+
 
 def read_service(path: Path, solve: Solve | None = None) -> Service:
     """Reads a service file, and makes its first plan unless it names one; `solve`: None for the planner's.

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,18 +11,10 @@ import pytest
 from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
-from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, ModelFolderError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
-from offramp.spec.deploying import (
-    Dashboard,
-    Waiting,
-    applications_document,
-    token_header,
-    wait_until_gone,
-    wait_until_running,
-)
+from offramp.spec.deploying import Dashboard, applications_document, token_header
 from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
 from optimizer.calibration_file import CalibrationCard
@@ -73,11 +64,8 @@ def test_a_built_in_plan_has_a_batch_of_32_and_with_ramps_the_calibrations_thres
     assert resolve_plan("early-exit", model).ramps == (0, 1)
 
 
-def test_a_plan_of_a_file_is_taken_in_any_order_or_refused(model: Path, plan_file: str) -> None:
+def test_a_plan_of_a_file_is_taken_or_refused(model: Path, plan_file: str) -> None:
     assert resolve_plan(plan_file, model) == PLAN
-    das = OrderSpec(name="das")
-    assert resolve_plan("stock", model, order=das) == replace(stock_plan(3, batch=32), order=das)
-    assert resolve_plan(plan_file, model, order=das) == replace(PLAN, order=das)
     with pytest.raises(InputError, match=r"--batch and --device: only for built-in plans; .* says it for every stage"):
         resolve_plan(plan_file, model, batch=32, device="cpu")
     with pytest.raises(PlanError, match="--plan serail: no such file; built in are stock, early-exit, serial"):
@@ -153,16 +141,9 @@ class FakeRay:
 
 
 def dashboard(answer: Any) -> Dashboard:
-    return Dashboard(httpx.Client(base_url="http://ray:8265", transport=httpx.MockTransport(answer)))
-
-
-class Patience:
-    """A wait whose clock its sleeps advance."""
-
-    def __init__(self, limit_s: float = 10.0) -> None:
-        clock = ManualClock()
-        self.said: list[str] = []
-        self.waiting = Waiting(clock=clock, sleep=clock.advance, tell=self.said.append, limit_s=limit_s)
+    clock = ManualClock()  # which its sleeps advance
+    client = httpx.Client(base_url="http://ray:8265", transport=httpx.MockTransport(answer))
+    return Dashboard(client, clock, clock.advance)
 
 
 def test_the_inventory_is_of_nodes_alive_and_the_status_of_replicas() -> None:
@@ -180,26 +161,26 @@ def test_the_inventory_is_of_nodes_alive_and_the_status_of_replicas() -> None:
 def test_waiting_tells_every_news_once_until_the_application_runs_or_is_gone() -> None:
     starting = serving(application("demo", status="DEPLOYING", a=deployment(2, 0, "UPDATING"), b=deployment()))
     running = serving(application("demo", a=deployment(2, 2), b=deployment()))
-    patience = Patience()
-    wait_until_running(dashboard(FakeRay(serving(), starting, starting, running)), "demo", patience.waiting)
-    assert patience.said == [
+    said: list[str] = []
+    dashboard(FakeRay(serving(), starting, starting, running)).wait_until_running("demo", 10.0, said.append)
+    assert said == [
         "NOT_STARTED: 0 of 0 deployments healthy, 0 of 0 replicas running",
         "DEPLOYING: 1 of 2 deployments healthy, 1 of 3 replicas running",
         "RUNNING: 2 of 2 deployments healthy, 3 of 3 replicas running",
     ]
     deleting = serving(application("demo", status="DELETING"))
-    wait_until_gone(dashboard(FakeRay(deleting, deleting, serving())), "demo", Patience().waiting)
+    dashboard(FakeRay(deleting, deleting, serving())).wait_until_gone("demo", 10.0)
     with pytest.raises(OfframpError, match="still there after 3 s"):
-        wait_until_gone(dashboard(FakeRay(deleting)), "demo", Patience(3.0).waiting)
+        dashboard(FakeRay(deleting)).wait_until_gone("demo", 3.0)
 
 
 def test_an_application_that_never_runs_ends_the_wait_with_serves_words() -> None:
     failed = application("demo", status="DEPLOY_FAILED") | {"message": "Traceback:\n  a\nPlanError: too many stages\n"}
     with pytest.raises(OfframpError, match="application 'demo': DEPLOY_FAILED: PlanError: too many stages"):
-        wait_until_running(dashboard(FakeRay(serving(failed))), "demo", Patience().waiting)
+        dashboard(FakeRay(serving(failed))).wait_until_running("demo", 10.0, print)
     stuck = serving(application("demo", status="DEPLOYING", a=deployment(2, 1, "UPDATING")))
     with pytest.raises(OfframpError, match="does not run after 5 s: DEPLOYING: 0 of 1 deployments healthy, 1 of 2"):
-        wait_until_running(dashboard(FakeRay(stuck)), "demo", Patience(5.0).waiting)
+        dashboard(FakeRay(stuck)).wait_until_running("demo", 5.0, print)
 
 
 def refuse(_: httpx.Request) -> httpx.Response:
