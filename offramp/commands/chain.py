@@ -27,7 +27,10 @@ def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None)
         check_name(name)
     members = [ModelFolder(folder=folder, card=read_card(folder)) for folder in folders]
     check_members(members)
-    _check_out(out, folders)
+    if out.resolve() in {folder.resolve() for folder in folders}:
+        raise InputError(f"{out} is one of the chain's models: a chain has a folder of its own")
+    if (out / CARD_FILE).is_file() and read_card(out).family != CHAIN:
+        raise InputError(f"{out} holds a single model: a chain has a folder of its own")
     card = chain_card(name or members[-1].card.name, out, members, provenance=provenance())
     for member in members:
         find_codec(member.card.codec, member.folder)
@@ -35,13 +38,6 @@ def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None)
     with in_place_of(out) as made:
         (made / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return card
-
-
-def _check_out(out: Path, folders: Sequence[Path]) -> None:
-    if out.resolve() in {folder.resolve() for folder in folders}:
-        raise InputError(f"{out} is one of the chain's models: a chain has a folder of its own")
-    if (out / CARD_FILE).is_file() and read_card(out).family != CHAIN:
-        raise InputError(f"{out} holds a single model: a chain has a folder of its own")
 
 
 def run(job: ChainJob) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from offramp.client.client import Client
 from offramp.client.generation import Generation, Prompt
@@ -40,10 +40,8 @@ def run(job: GenerateJob) -> None:
 
 def table_of(found: Generation, colours: Mapping[int, str], num_blocks: int) -> Table:
     """Returns the number of tokens that left after each ramp or ran all blocks, in the ramps' colours."""
-    table = Table(title=f"{len(found.exits)} tokens after {found.num_prompt}, ended by {found.ended}")
-    table.add_column("left after block", justify="right")
-    table.add_column("tokens", justify="right")
-    table.add_column("share", justify="right")
+    columns = (Column(name, justify="right") for name in ("left after block", "tokens", "share"))
+    table = Table(*columns, title=f"{len(found.exits)} tokens after {found.num_prompt}, ended by {found.ended}")
     for block, number in sorted(Counter(found.exits).items()):
         share = f"{number / len(found.exits):.1%}"
         name = "all blocks" if block == num_blocks - 1 else str(block)

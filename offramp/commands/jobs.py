@@ -17,7 +17,7 @@ from cluster.devices import find_device
 from earlyexit.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.ramps.pooling import Pooling
-from offramp.commands.options import Job, LabelledRows, Printed, Rows, integers
+from offramp.commands.options import Job, LabelledRows, Printed, Rows, Seed, integers
 from offramp.commands.output import percent
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class ProfileJob(Job):
     """Number of rounds. Figures are medians over the rounds."""
     threads: int = Field(default=1, ge=1)
     """Threads of a CPU replica."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
 
     @field_validator("batches", "lengths", mode="before")
     @classmethod
@@ -124,8 +123,7 @@ class RampJob(Printed, Rows):
     """Share of the answers that may differ from the checkpoint's."""
     confidence: float = 0.90
     """Probability that the budget is kept."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
 
 
 class ChainJob(Printed):
@@ -164,8 +162,7 @@ class NewModel(Job):
     """Passes over the rows. None: what suits the training."""
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Learning rate of the ramps, or with --joint of all weights. None: what suits the training."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
     source: str = Field(default="", exclude=True)
     """Where the rows came from, for the record."""
 
@@ -457,8 +454,7 @@ class CalibrateJob(Job):
     """For decoders: tokens in which the extra strictness of early thresholds falls to 1/e. None: none is added."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the model computes: float32 or bfloat16."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
     source: str = Field(default="", exclude=True)
     """Where the rows came from, for the record."""
 

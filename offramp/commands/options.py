@@ -39,6 +39,7 @@ def _address(url: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1, description="Seed of all random numbers.")]
 
 
 def refusal(option: str, error: ErrorDetails) -> InputError:
@@ -133,8 +134,7 @@ class BenchJob(Printed, Asks, LabelledRows):
     --seconds."""
     retries: int = Field(default=0, ge=0)
     """How often a failed request is sent again."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
 
     @property
     def is_timed(self) -> bool:
@@ -191,8 +191,7 @@ class GenerateJob(Asks):
     """Temperature of sampling, where 0 always takes the likeliest token."""
     top_p: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Sample from the likeliest tokens whose probabilities reach this sum."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
     stop: tuple[str, ...] = ()
     """Text that ends the answer (may be repeated)."""
     exits: bool = False
@@ -337,8 +336,7 @@ class SimulateJob(Printed, OfProblem, OfOrder):
     """Start a device's next batch beside a running one of fewer inputs than this. None: as the plan says."""
     admission: bool = True
     """Refuse inputs at once that would be late."""
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of all random numbers."""
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _agrees(self) -> SimulateJob:

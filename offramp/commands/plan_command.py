@@ -53,23 +53,15 @@ def run(job: PlanJob) -> None:
         files = tuple(replace(file, order=order) for file in files)
     file, found = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
     if isinstance(found, NoPlanAnswer):
-        _print(found, as_json=job.as_json)
+        if not job.as_json:
+            print(found.message, file=sys.stderr)
+        print_result(answer_document(found), lambda: no_plan_tables(found), as_json=job.as_json)
         raise typer.Exit(NO_PLAN)
     if job.out is not None:
         write_plan(serving_plan(file, found.planned, job.threshold), job.out)
     if job.plot is not None:
         draw_plan(found.planned, job.plot)
-    _print(found, as_json=job.as_json)
-
-
-def _print(found: PlanAnswer | NoPlanAnswer, *, as_json: bool) -> None:
-    if isinstance(found, NoPlanAnswer) and not as_json:
-        print(found.message, file=sys.stderr)
-    print_result(answer_document(found), lambda: _tables(found), as_json=as_json)
-
-
-def _tables(found: PlanAnswer | NoPlanAnswer) -> list[Table]:
-    return no_plan_tables(found) if isinstance(found, NoPlanAnswer) else plan_tables(found)
+    print_result(answer_document(found), lambda: plan_tables(found), as_json=job.as_json)
 
 
 def run_what_if(job: WhatIfJob) -> None:

@@ -85,6 +85,7 @@ class MapFiles:
 
 
 Format = Literal["jsonl", "csv"]
+ENDINGS: Mapping[str, Format] = {".csv": "csv", ".jsonl": "jsonl"}
 ERROR = "error"
 WAITING = 2
 """Requests that may wait for their turn, per concurrent one, so that a slow request does not stop the others."""
@@ -124,14 +125,11 @@ class Tally:
     seconds: float = 0.0
     exits: Counter[int] = field(default_factory=Counter)
 
-    @property
-    def rows_per_s(self) -> float:
-        return self.rows / self.seconds if self.seconds > 0 else 0.0
-
     def in_words(self) -> str:
         exits = ", ".join(f"{block}: {count}" for block, count in sorted(self.exits.items())) or "none"
+        rows_per_s = self.rows / self.seconds if self.seconds > 0 else 0.0
         return (
-            f"{self.rows} rows in {self.seconds:.1f} s, {self.rows_per_s:.1f} rows/s, {self.failed} failed; "
+            f"{self.rows} rows in {self.seconds:.1f} s, {rows_per_s:.1f} rows/s, {self.failed} failed; "
             f"answers by exit {exits}"
         )
 
@@ -224,9 +222,7 @@ def _may_be_one_inputs(error: OfframpError) -> bool:
 
 def format_of(out: Path | None, asked: Format | None) -> Format:
     """Returns the format by `--format` or the file's ending; raises InputError if they disagree."""
-    named: Format | None = "csv" if out is not None and out.suffix == ".csv" else None
-    if out is not None and out.suffix == ".jsonl":
-        named = "jsonl"
+    named = None if out is None else ENDINGS.get(out.suffix)
     if named is not None and asked is not None and named != asked:
         raise InputError(f"--format {asked}: the ending of --out {out} says {named}")
     return named or asked or "jsonl"
@@ -266,17 +262,16 @@ def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[s
     if form == "jsonl":
         return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
     names = (*columns, ERROR)
-    table = csv.DictWriter(file, names, lineterminator="\n")
+    table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
     table.writeheader()
 
     def write(row: Row) -> None:
         cells = row.to_json()
         left_out.update(dict.fromkeys(name for name in cells if name not in names))
-        shown = {name: value for name, value in cells.items() if name in names}
         table.writerow(  # lists and objects as JSON, which other programs read
             {
                 name: json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
-                for name, value in shown.items()
+                for name, value in cells.items()
             }
         )
 

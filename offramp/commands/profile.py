@@ -200,11 +200,6 @@ def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
     return job.steps_after
 
 
-def write_points(points: Sequence[Point], path: Path) -> None:
-    """Writes one JSON line per measured point."""
-    path.write_text("".join(json.dumps(point.to_json()) + "\n" for point in points), encoding="utf-8")
-
-
 def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
     """Returns what is shown of a profile: full model, mean block and mean ramp for each length and batch size.
 
@@ -278,7 +273,7 @@ def run(job: ProfileOptions) -> None:
         measured, points = profile_model(job.model, job, progress=progress)
     measured.save(job.out)
     if job.jsonl is not None:
-        write_points(points, job.jsonl)
+        job.jsonl.write_text("".join(f"{json.dumps(each.to_json())}\n" for each in points), encoding="utf-8")
     figures = profile_figures(measured)
     words = (noise_text(figures), f"latency profile: {job.out}")
     print_result(figures, lambda: [profile_table(figures)], words, as_json=job.as_json)

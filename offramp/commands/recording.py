@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from earlyexit.network.boundary import Encoded
     from earlyexit.network.store import ModelCard
     from earlyexit.policies.base import Opinion
-    from earlyexit.policies.threshold import ThresholdPolicy
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
     from profiles.records import ExitOutcome
@@ -314,8 +313,11 @@ def records_from_outputs(
 def _records_of(
     opinions: Mapping[int, Opinion], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
 ) -> ExitRecords:
+    from earlyexit.policies.threshold import ThresholdPolicy
+
     *ramps, last = opinions
-    judge = _judge(policy, confidences)
+    judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
+    assert isinstance(judge, ThresholdPolicy)
     answers_NE = np.stack([opinion.value_B.numpy() for opinion in opinions.values()], axis=1)
     scores = [judge.score(ramp, opinions[ramp]).numpy() for ramp in ramps]
     no_scores = np.zeros((len(truth_N), 0))
@@ -334,14 +336,6 @@ def _records_of(
         confidences=None if policy != "share" or confidences is None else {ramp: confidences[ramp] for ramp in ramps},
         tallies_NE=tallies_NE if tallies_NE.shape[2] else None,
     )
-
-
-def _judge(policy: Score, confidences: Confidences | None) -> ThresholdPolicy:
-    from earlyexit.policies.threshold import ThresholdPolicy
-
-    judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
-    assert isinstance(judge, ThresholdPolicy)
-    return judge
 
 
 def run_pruned(
@@ -387,24 +381,16 @@ def run_pruned(
         if network < len(chain.lengths) - 1:
             importance = importance_of(model, encoded, progress=progress)
             measuring.append(times_measured(model, encoded))
-            alpha = _alpha(codec, network, [(rows[row], importance[row]) for row in parts[0].tolist()], share)
-            prune[chain.ends[network]] = alpha
+            words = codec.of(network).words
+            standings = [standing_of(words(rows[row]), importance[row]) for row in parts[0].tolist()]
+            alpha = prune[chain.ends[network]] = alpha_for(share, np.concatenate(standings))
             rows = [
                 codec.pruned_for(network + 1, network, row, own, alpha).row
                 for row, own in zip(rows, importance, strict=True)
             ]
-    words_cut = 1 - _words(rows) / _words(given)
+    words_cut = 1 - num_words(rows) / num_words(given)
     return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
-
-
-def _alpha(codec: ChainCodec, network: int, design: Sequence[tuple[Any, Any]], share: float) -> float:
-    standings = [standing_of(codec.of(network).words(row), importance_N) for row, importance_N in design]
-    return alpha_for(share, np.concatenate(standings))
 
 
 def _tokens(encoded: Sequence[Encoded]) -> int:
     return sum(each.length for each in encoded)
-
-
-def _words(rows: Sequence[Any]) -> int:
-    return sum(map(num_words, rows))

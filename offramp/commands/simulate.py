@@ -42,7 +42,7 @@ from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem, nested_shares
 from optimizer.problem_file import read_problem
-from simulator.outcome import DROPS, Figures, Outcome, SplitUse
+from simulator.outcome import DROPS, Figures, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import PlayedSequences, Progress, generate, simulate
 
@@ -125,7 +125,8 @@ def play(simulation: Simulation, progress: Progress | None = None) -> Simulated 
 
 
 def _simulated(simulation: Simulation, figures: Figures) -> Simulated:
-    networks = _network_answers(simulation, figures)
+    networks, does_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
+    title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
     document = {
         **figures.document(),
         "in_slo_share": figures.in_slo_share,
@@ -135,12 +136,24 @@ def _simulated(simulation: Simulation, figures: Figures) -> Simulated:
     tables = (
         _splits_table(simulation, figures),
         *_lengths_table(figures),
-        _figures_table(simulation, figures),
+        make_table(
+            *("", "planned", "simulated"),
+            title=f"{title}, INTERRUPTED" if figures.interrupted else title,
+            rows=_rows(simulation, figures),
+        ),
         *_networks_table(networks),
         _exits_table(simulation, figures),
     )
-    notes = _load_notes(simulation, figures)
-    return Simulated(document={"simulated": document}, tables=tables, interrupted=figures.interrupted, notes=notes)
+    notes = (
+        f"{figures.offered_per_s:.1f} inputs/s are offered, more than the {does_per_s:.1f}/s that the plan does: what "
+        "is above is dropped or late",
+    )
+    return Simulated(
+        document={"simulated": document},
+        tables=tables,
+        interrupted=figures.interrupted,
+        notes=notes if figures.offered_per_s > does_per_s else (),
+    )
 
 
 def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simulated:
@@ -304,14 +317,6 @@ def _plan_notes(problem: PlanProblem, played: PlayedPlan, predicted: Evaluation)
     return notes
 
 
-def _load_notes(simulation: Simulation, figures: Figures) -> tuple[str, ...]:
-    does_per_s = simulation.predicted.rate_per_s
-    if figures.offered_per_s <= does_per_s:
-        return ()
-    offered = f"{figures.offered_per_s:.1f} inputs/s are offered, more than the {does_per_s:.1f}/s that the plan does"
-    return (f"{offered}: what is above is dropped or late",)
-
-
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the signal's number, as in shells."""
 
@@ -353,7 +358,9 @@ def _splits_table(simulation: Simulation, figures: Figures) -> Table:
             did = ("0", "-", "-")
             if key in ran:
                 use = ran[key]
-                did = (f"{use.batches}", f"{_fill(use):.0%}", milliseconds(use.busy_s / use.batches))
+                of_tokens = None if use.lengths is None else use.lengths.fill
+                fill = use.fill if of_tokens is None else of_tokens  # by the token budget, if there is one
+                did = (f"{use.batches}", f"{fill:.0%}", milliseconds(use.busy_s / use.batches))
             table.add_row(
                 *(own if split is stage.splits[0] else ("", "")),
                 f"{split.first}-{split.end - 1}",
@@ -391,12 +398,6 @@ def _shown(seconds: float | None) -> str:
     return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
-def _fill(use: SplitUse) -> float:
-    """Returns the fill of batches, by the token budget if there is one."""
-    by_tokens = None if use.lengths is None else use.lengths.fill
-    return use.fill if by_tokens is None else by_tokens
-
-
 def _lengths_table(figures: Figures) -> list[Table]:
     """Returns a table of batches with inputs of several lengths; none if all inputs cost the same."""
     uses = [use for use in figures.splits if use.lengths is not None]
@@ -415,12 +416,6 @@ def _lengths_table(figures: Figures) -> list[Table]:
             f"{lengths.spread:.2f}",
         )
     return [table]
-
-
-def _figures_table(simulation: Simulation, figures: Figures) -> Table:
-    title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
-    title = f"{title}, INTERRUPTED" if figures.interrupted else title
-    return make_table("", "planned", "simulated", title=title, rows=_rows(simulation, figures))
 
 
 def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, str]]:

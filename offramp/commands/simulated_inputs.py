@@ -32,7 +32,6 @@ from simulator.scenario import Scenario, SequenceLengths
 
 if TYPE_CHECKING:
     from offramp.commands.options import SimulateJob
-    from optimizer.generation.demand import Generation
     from optimizer.problem_file import ProblemFile
 
 
@@ -337,7 +336,10 @@ def in_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> 
     if generation is None:
         return scenario
     rng = np.random.default_rng([job.seed, SEQUENCE_STREAM])
-    prompt_K, answer_K = _lengths(generation, rng)
+    if generation.recorded is not None:  # in order
+        prompt_K, answer_K = np.array(generation.recorded, dtype=np.int64).T
+    else:
+        prompt_K, answer_K = (_drawn(each, NUM_SEQUENCES, rng) for each in (generation.prompt, generation.output))
     lengths = SequenceLengths(
         prompt_K=prompt_K,
         answer_K=answer_K,
@@ -348,14 +350,6 @@ def in_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> 
     )
     latency = {device: replace(table, length=1) for device, table in problem.latency.items()}
     return replace(scenario, problem=replace(problem, latency=latency), sequences=lengths, slo_s=math.inf)
-
-
-def _lengths(generation: Generation, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """Returns recorded lengths in order, or drawn ones."""
-    if generation.recorded is not None:
-        pairs_K2 = np.array(generation.recorded, dtype=np.int64)
-        return pairs_K2[:, 0], pairs_K2[:, 1]
-    return _drawn(generation.prompt, NUM_SEQUENCES, rng), _drawn(generation.output, NUM_SEQUENCES, rng)
 
 
 def _drawn(lengths: Lengths, number: int, rng: np.random.Generator) -> IntArray:

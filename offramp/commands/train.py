@@ -304,12 +304,8 @@ def run(job: TrainOptions) -> None:
         rows, held = _held_out(rows, job.hold_out, job)
     with progress_bars() as progress:
         model = train(job, rows, job.out, held_out=held, progress=progress, on_warning=warn)
-    _print_trained(model, len(rows), job.out)
-
-
-def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
-    print(f"{num_rows} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
+    print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {job.out}")
     if model.task.name != "token":
         print(f"head of the full model: {head_in_words(model)}")
 

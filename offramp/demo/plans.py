@@ -54,17 +54,12 @@ def measured_problem(
 ) -> tuple[PlanProblem, BackendName]:
     """The most that this machine does within a second, by a profile that is measured now; and its backend."""
     batches = tuple(2**k for k in range(machine.batch_limit.bit_length()))
-    lengths = (mean_length(folder, texts),)
+    encoded = TextTokenizer.load(folder, read_card(folder).max_length).encode(texts, truncate=True)
+    lengths = (round(np.mean([each.length for each in encoded])),)
     job = ProfileJob(dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=5)
     profile, _ = profile_model(folder, job)
     ramps = tuple(sorted(thresholds))
     return processor_problem(profile, records.nested_survival(thresholds), ramps, machine.workers), profile.backend
-
-
-def mean_length(folder: Path, texts: Sequence[str]) -> int:
-    """Tokens of a text as the model sees it."""
-    tokenizer = TextTokenizer.load(folder, read_card(folder).max_length)
-    return round(np.mean([each.length for each in tokenizer.encode(texts, truncate=True)]))
 
 
 def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:

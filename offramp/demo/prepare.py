@@ -90,7 +90,8 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     parts = _own_parts(data) if data else _generated_parts(runs)
     folder = runs / MODEL
     source = str(data.resolve()) if data else "generated"
-    if not _is_trained_on(folder, source):
+    left = (folder / CALIBRATION_FILE).is_file()  # by an earlier run, perhaps of other texts
+    if not left or read_card(folder).provenance.get("data") != source:
         for stale in (folder, runs / CASCADE):
             shutil.rmtree(stale, ignore_errors=True)
         _train(folder, *parts, source=source)
@@ -99,11 +100,6 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     calibration = read_calibration(folder)
     expected = record_exits(folder, parts[2], calibration.policy)
     return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)
-
-
-def _is_trained_on(folder: Path, source: str) -> bool:
-    """Whether an earlier run left the whole model, and of the same texts."""
-    return (folder / CALIBRATION_FILE).is_file() and read_card(folder).provenance.get("data") == source
 
 
 def _train(folder: Path, learn: LabelledRows, validate: LabelledRows, _: LabelledRows, *, source: str) -> None:

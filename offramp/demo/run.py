@@ -126,36 +126,34 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
     emulated = on_accelerators(prepared, runs, port, console)
     draw(processors, emulated, runs / "plan.png")
     parts = {"processors": processors, "emulated": emulated}
-    figures = {part: {name: _document(each) for name, each in ran.items()} for part, ran in parts.items()}
+    figures = {
+        part: {name: {**asdict(each), "plan": plan_document(each.plan)} for name, each in ran.items()}
+        for part, ran in parts.items()
+    }
     (runs / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     console.print(f"picture: {runs / 'plan.png'}   figures: {runs / 'report.json'}   plan: {runs / 'plan.yaml'}")
 
 
-def processor_plans(prepared: Prepared) -> tuple[PlanProblem, dict[str, Plan]]:
-    """By a profile of now."""
-    policy = prepared.calibration.policy_spec()
-    thresholds = prepared.calibration.thresholds
-    folder, texts = prepared.folder, prepared.test.texts
-    problem, _ = measured_problem(folder, texts, prepared.expected, thresholds, MACHINE, "float32")
-    problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
-    plans = _plans(problem, policy, prepared)
-    dispatch = dispatch_for(MACHINE.workers, plans["planned"].predicted["rate_per_s"] / MACHINE.workers)
-    return problem, {name: replace(plan, dispatch=dispatch) for name, plan in plans.items()}
-
-
 def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
     """What exits are worth where a batch of many takes nearly as many times as long."""
-    problem, plans = processor_plans(prepared)
+    calibration, texts = prepared.calibration, prepared.test.texts
+    problem, _ = measured_problem(
+        prepared.folder, texts, prepared.expected, calibration.thresholds, MACHINE, "float32"
+    )
+    problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
+    plans = _plans(problem, calibration.policy_spec(), prepared)
+    dispatch = dispatch_for(MACHINE.workers, plans["planned"].predicted["rate_per_s"] / MACHINE.workers)
+    plans = {name: replace(plan, dispatch=dispatch) for name, plan in plans.items()}
     write_plan(plans["planned"], runs / "plan.yaml")
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
-        control=hand_control(problem, prepared.calibration.policy_spec(), runs / "processors.sqlite"),
+        control=hand_control(problem, calibration.policy_spec(), runs / "processors.sqlite"),
         slo_s=problem.slo.latency_s,
         threads_per_replica=MACHINE.threads,
     )
     load = Load(
-        texts=prepared.test.texts,
+        texts=texts,
         keys=None,
         full_model=_full_model(prepared),
         slo_s=problem.slo.latency_s,
@@ -221,7 +219,3 @@ def _full_model(prepared: Prepared) -> list[str]:
     """What the full model says of every text that is sent."""
     names = read_card(prepared.folder).label_names
     return [names[label] for label in prepared.expected.answers()[:, -1].tolist()]
-
-
-def _document(ran: Ran) -> dict[str, object]:
-    return {**asdict(ran), "plan": plan_document(ran.plan)}

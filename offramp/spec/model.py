@@ -89,8 +89,12 @@ def _exits(file: ServiceFile, beside: Path | None = None) -> Exits:
         check_members(records.provenance, model, path)
         if score != "recorded" and score != records.score:
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
-        if name == "recorded":
-            _check_answers(records, path, asked=document.policy == "recorded")
+        if name == "recorded" and records.answers_NE is None:
+            instead = f"policy {records.score}, and " if document.policy == "recorded" else ""
+            raise InputError(
+                f"{path} holds losses and no answers, as of all dense models, so policy recorded cannot answer from "
+                f"it: give {instead}on emulated accelerators model.decisions: computed"
+            )
         if calibration is not None:
             _check_of_calibration(path, records, calibration)
         alone = alone_of(path, records)
@@ -137,16 +141,6 @@ def _records(path: Path, card: ModelCard) -> ExitRecords:
             f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
         )
     return records
-
-
-def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:
-    """Raises InputError if the records hold no answers; `asked`: the file itself names the policy recorded."""
-    if records.answers_NE is None:
-        instead = f"policy {records.score}, and on emulated accelerators" if asked else "on emulated accelerators"
-        raise InputError(
-            f"{path} holds losses and no answers, as of all dense models, so policy recorded cannot answer from it: "
-            f"give {instead} model.decisions: computed"
-        )
 
 
 def _check_of_calibration(path: Path, records: ExitRecords, calibration: CalibrationCard) -> None:
@@ -256,15 +250,11 @@ def _check_memory(file: ServiceFile) -> None:
     with file.source.said_at(("model",)):
         for device, each in file.inventory.devices.items():
             if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
-                said = "as the file says" if document.memory_bytes else _of_parameters(document, card)
+                of = "" if card.chain.is_one else f", of {' and '.join(card.chain.names)}"
+                said = "as the file says" if document.memory_bytes else f"its parameters in {document.dtype}{of}"
                 raise InputError(
                     f"a replica needs {_gigabytes(needed_bytes)}, {said}; {device} has {_gigabytes(each.memory_bytes)}"
                 )
-
-
-def _of_parameters(document: ModelDocument, card: ModelCard) -> str:
-    names = card.chain.names
-    return f"its parameters in {document.dtype}" + ("" if card.chain.is_one else f", of {' and '.join(names)}")
 
 
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:

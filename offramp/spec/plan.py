@@ -10,7 +10,7 @@ from earlyexit.errors import InputError
 from offramp.commands.plan import NoPlanAnswer, Solve, answer
 from offramp.spec.model import ServiceParts, bytes_per_sample, slowed, with_rows
 from optimizer.batches_file import with_recorded_batches
-from optimizer.evaluate import Evaluation, promised
+from optimizer.evaluate import promised
 from optimizer.lengths_file import lengths_of, stayers_length_N
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
@@ -135,7 +135,8 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
         with parts.source.said_at(("slo",)):
             raise InputError(found.message)
     figures, scale = found.planned.figures, parts.inventory.time_scale
-    predicted = promised(problem, _on_clock(figures, scale))
+    latencies = {name: getattr(figures, name) * scale for name in ("latency_s", "mean_latency_s")}
+    predicted = promised(problem, replace(figures, rate_per_s=figures.rate_per_s / scale, **latencies))
     return Plan(
         stages=found.planned.stages,
         shares=figures.shares,
@@ -143,16 +144,6 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
         predicted=predicted,
         networks=problem.networks,
         prune=exits.prune,
-    )
-
-
-def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
-    """Returns a plan's figures with every second stretched to `scale` seconds."""
-    return replace(
-        figures,
-        rate_per_s=figures.rate_per_s / scale,
-        latency_s=figures.latency_s * scale,
-        mean_latency_s=figures.mean_latency_s * scale,
     )
 
 

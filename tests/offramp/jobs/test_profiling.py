@@ -14,7 +14,7 @@ from earlyexit.network.chain_network import load_network, open_network
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.store import save_model
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.profile import noise_text, profile_figures, profile_model, splits_of, write_points
+from offramp.commands.profile import noise_text, profile_figures, profile_model, splits_of
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, time_splits
 from tests.earlyexit.families.decoders import decoder, hf_decoder
@@ -45,9 +45,6 @@ def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path
         assert (table.block_s_NB.shape, table.ramp_s_EB.shape) == ((3, 2), (2, 2))
         assert (table.block_s_NB > 0).all()
         assert (table.block_s_NB[:, 1] >= table.block_s_NB[:, 0]).all()
-    write_points(points, tmp_path / "points.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert lines == [point.to_json() for point in points]
     facts = profile.provenance
     assert (facts["seed"], facts["repeats"], facts["threads"], facts["timings"]) == (0, 3, 1, 72)
     assert facts["outliers"] == sum(point.outliers for point in points)
