@@ -303,7 +303,11 @@ EXIT_NAME = "outputs"
 
 def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
     """Write a segment's file; no other thread may run torch meanwhile: the exporter changes shared state."""
-    values, tensors = _example_inputs(model, segment)
+    # No sizes of 0 and 1, which the exporter would take for constants.
+    lengths = [1, 1] if model.max_length == 1 else [4, 3, 1]
+    layout = Layout(np.array(lengths, dtype=np.int32), model.device, "slotted")
+    values = arbitrary_tensors(model, segment.first, layout.lengths_B, np.random.default_rng(0))
+    tensors = index_tensors(model, layout)
     inputs, outputs = value_names(model, segment.first), value_names(model, segment.end)
     longest = torch.export.Dim("T")  # a single dimension: slots are as long as the padded form
     with quiet_exporter(), torch.inference_mode(False), torch.no_grad():
@@ -383,9 +387,6 @@ class _NoTokens(Layout):
         return True
 
 
-_NO_TOKENS = _NoTokens()
-
-
 class _SegmentGraph(nn.Module):
     """The exported module: a segment, with the exit at its end if there is one."""
 
@@ -395,7 +396,7 @@ class _SegmentGraph(nn.Module):
         self.segment = segment
 
     def forward(self, values: Tensors, tensors: dict[str, Tensor]) -> Tensors:
-        layout = _GraphLayout(tensors) if tensors else _NO_TOKENS
+        layout = _GraphLayout(tensors) if tensors else _NoTokens()
         hidden, outputs_BC = self.model.compute(self.segment, values, layout)
         return hidden if outputs_BC is None else (*hidden, outputs_BC)
 
@@ -416,14 +417,6 @@ def index_tensors(model: EarlyExitModel, layout: Layout) -> dict[str, Tensor]:
         return {}
     names = ("mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "lengths_B1")
     return {name: getattr(layout, name) for name in names}
-
-
-def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, dict[str, Tensor]]:
-    # No sizes of 0 and 1, which the exporter would take for constants.
-    lengths = [1, 1] if model.max_length == 1 else [4, 3, 1]
-    layout = Layout(np.array(lengths, dtype=np.int32), model.device, "slotted")
-    values = arbitrary_tensors(model, segment.first, layout.lengths_B, np.random.default_rng(0))
-    return values, index_tensors(model, layout)
 
 
 def _free_sizes(name: str, longest: Any) -> dict[int, Any]:

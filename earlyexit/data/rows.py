@@ -39,6 +39,8 @@ Sides = tuple[int, int]
 """Width and height of the upright image, in pixels."""
 JOINT_COLUMNS = ("image", "joint", "x", "y", "visible")
 CLASS_COLUMNS = ("id", "name")
+ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp"}
+"""Endings of image files by their first bytes; else .jpg."""
 IMAGE_FOLDER, MASK_FOLDER = "image", "label"
 """The folders of a part with the images, and with maps of the same names."""
 
@@ -125,7 +127,11 @@ class LabelledRows:
             return codec.encode(codec.from_columns(columns), truncate=True)
         except InputError:
             for row, name in enumerate(self.files or ()):
-                _check_file(name, {each: column[[row]] for each, column in columns.items()}, codec)
+                try:
+                    codec.encode(codec.from_columns({key: each[[row]] for key, each in columns.items()}), truncate=True)
+                except InputError as error:
+                    why = str(error).removeprefix("input 0: ").removeprefix(f"{IMAGE}: element 0: ")
+                    raise DataError(f"{name}: {why}") from error
             raise
 
     def rows(self, codec: Codec[Any]) -> list[Any]:
@@ -262,7 +268,13 @@ def read_arrays(path: Path) -> dict[str, Array]:
 def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:
     """Writes the rows to a file that `read_labelled` reads, whose ending fits their kind; returns its path."""
     if data.are_objects and IMAGE in data.columns:
-        return _write_images(data, folder / f"{name}.zip")
+        path = folder / f"{name}.zip"
+        check_folder_names(data.label_names)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # image files are compressed already
+            for row, (image, label) in enumerate(zip(data.columns[IMAGE], data.labels, strict=True)):
+                ending = next((each for start, each in ENDINGS.items() if image.startswith(start)), ".jpg")
+                archive.writestr(f"{label}/{row:06}{ending}", image)
+        return path
     if data.are_objects:
         path = folder / f"{name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -286,20 +298,6 @@ def check_folder_names(labels: Iterable[str]) -> None:
             )
 
 
-def _write_images(data: LabelledRows, path: Path) -> Path:
-    check_folder_names(data.label_names)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # image files are compressed already
-        for row, (image, label) in enumerate(zip(data.columns[IMAGE], data.labels, strict=True)):
-            archive.writestr(f"{label}/{row:06}{_suffix(image)}", image)
-    return path
-
-
-def _suffix(image: bytes) -> str:
-    if image.startswith(b"\x89PNG"):
-        return ".png"
-    return ".webp" if image.startswith(b"RIFF") else ".jpg"
-
-
 def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
     arrays = read_arrays(path)
     labels = arrays.pop(LABELS, None)
@@ -320,33 +318,20 @@ def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
 
 def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
     """Returns a column in the first form that it fits."""
-    why = ""
+    why, row = "", column.shape[1:]
     for form in forms:
         if form.datatype == "BYTES":
             if column.dtype.kind == "O":
                 return column
-        elif _has_shape(column, form):
+        elif len(row) == len(form.shape) and all(a in (-1, b) for a, b in zip(form.shape, row, strict=True)):
             try:
                 return fitting(column, form.datatype)
             except ValueError as error:
                 why = f": {error}"
     allowed = " or ".join(f"{'/'.join(form.datatypes)} of the shape {list(form.shape)}" for form in forms)
     raise DataError(
-        f"{name!r} holds {column.dtype.name} of the shape {list(column.shape[1:])}; the model takes {allowed}{why}"
+        f"{name!r} holds {column.dtype.name} of the shape {list(row)}; the model takes {allowed}{why}"
     )
-
-
-def _has_shape(column: Array, form: Column) -> bool:
-    row = column.shape[1:]
-    return len(row) == len(form.shape) and all(size in (-1, has) for size, has in zip(form.shape, row, strict=True))
-
-
-def _check_file(name: str, columns: Mapping[str, Array], codec: Codec[Any]) -> None:
-    try:
-        codec.encode(codec.from_columns(columns), truncate=True)
-    except InputError as error:
-        why = str(error).removeprefix("input 0: ").removeprefix(f"{IMAGE}: element 0: ")
-        raise DataError(f"{name}: {why}") from error
 
 
 def objects(values: Iterable[Any]) -> Array:

@@ -421,13 +421,10 @@ class BatchEngine(Generic[P]):
             return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
         if self._dispatch != "deferred" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
-        return self._choose_partial(waiting, dropped, now_s)
-
-    def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
-        """Chooses among queues none of which is full."""
         urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))
         latest_s = self._latest_start_s(urgent)
-        if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
+        # With no time known, inputs would wait until their deadline and be dropped, and no batch would teach the times.
+        if self._dispatch == "deferred" and now_s < latest_s < math.inf and all(self._seconds_on_way_of(urgent)):
             return Choice(batch=None, dropped=dropped, wake_s=latest_s)
         return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
 
@@ -449,10 +446,6 @@ class BatchEngine(Generic[P]):
 
     def _latest_start_s(self, queue: Queue[P]) -> float:
         return queue.members[0].deadline_s - sum(self._seconds_on_way_of(queue)) - queue.members[0].reserve_s
-
-    def _knows_way_of(self, queue: Queue[P]) -> bool:
-        # With no time known, inputs would wait until their deadline and be dropped, and no batch would teach the times.
-        return all(self._seconds_on_way_of(queue))
 
     def _seconds_on_way_of(self, queue: Queue[P]) -> list[float]:
         """Seconds of a full batch of its split, and of each later split of the same network that is hosted here."""

@@ -99,8 +99,9 @@ class Rows:
                 old if new is None else joined(new, old) for new, old in zip(found, self._copied, strict=True)
             ]
         else:
-            parts = zip(found, self._split(), strict=True)
-            self._rows_MD = torch.cat([each for older, rows in parts for each in _stacked(older, rows)])
+            behind = (None if older is None else older.hidden_nD for older in found)
+            pairs = zip(behind, self._split(), strict=True)
+            self._rows_MD = torch.cat([each for pair in pairs for each in pair if each is not None])
             self._spans = [
                 run if older is None else replace(run, start=older.start, length=run.end - older.start)
                 for older, run in zip(found, self._spans, strict=True)
@@ -150,10 +151,6 @@ class Rows:
         if copied:
             runs = [replace(run, start=each.start, length=len(each.hidden_nD)) for each, run in copied]
             self._copies = torch.cat([each.hidden_nD for each, _ in copied]), self._backbone.where(runs)
-
-
-def _stacked(older: Behind | None, rows_nD: Tensor) -> tuple[Tensor, ...]:
-    return (rows_nD,) if older is None else (older.hidden_nD, rows_nD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,8 +395,11 @@ class Llama(Family):
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         """Raises ModelFolderError for variants that are not supported: scaled positions, biases."""
-        backbone = DecoderBackbone(llama_config(hf_model.config))
-        return from_llama_weights(backbone, hf_model.state_dict())
+        backbone, weights = DecoderBackbone(llama_config(hf_model.config)), hf_model.state_dict()
+        whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
+        names = names_in_blocks("blocks.{}", "model.layers.{}", backbone.num_blocks, LLAMA_PARTS) | whole
+        vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+        return pretrained(backbone, put_together(weights, names), vocabulary_VD)
 
 
 def llama_config(hf_config: Any) -> DecoderConfig:
@@ -422,14 +422,6 @@ def llama_config(hf_config: Any) -> DecoderConfig:
         norm_eps=hf_config.rms_norm_eps,
         tied=hf_config.tie_word_embeddings,
     )
-
-
-def from_llama_weights(backbone: DecoderBackbone, weights: Mapping[str, Tensor]) -> Pretrained:
-    """Returns a backbone filled with weights by their names in `transformers`, and its head."""
-    whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
-    names = names_in_blocks("blocks.{}", "model.layers.{}", backbone.num_blocks, LLAMA_PARTS) | whole
-    vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    return pretrained(backbone, put_together(weights, names), vocabulary_VD)
 
 
 LLAMA_PARTS = {

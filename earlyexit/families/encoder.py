@@ -113,7 +113,9 @@ class EncoderBlock(nn.Module):
         self.qkv = nn.Linear(size, 3 * size)
         self.attention_out = SummedLinear(size, size)
         self.attention_norm = nn.LayerNorm(size, eps=config.norm_eps)
-        self.up = ActivatedLinear(size, config.intermediate_size, _known(config.activation))
+        if config.activation not in ACTIVATIONS:
+            raise ModelFolderError(f"unknown activation {config.activation!r}; known: {', '.join(ACTIVATIONS)}")
+        self.up = ActivatedLinear(size, config.intermediate_size, config.activation)
         self.down = SummedLinear(config.intermediate_size, size)
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
@@ -153,12 +155,6 @@ class EncoderBlock(nn.Module):
         hidden = self.attention_norm(self.attention_out(context, hidden))
         result: Tensor = self.feed_forward_norm(self.down(self.up(hidden), hidden))
         return result
-
-
-def _known(activation: str) -> str:
-    if activation not in ACTIVATIONS:
-        raise ModelFolderError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
-    return activation
 
 
 class EncoderBackbone(Backbone):

@@ -164,11 +164,13 @@ LARGE_KERNEL = 7
 
 def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
     """Returns the sizes of a state dict's network; raises ModelFolderError where tensors are missing."""
-    large = _is_large(weights)
-    firsts = [tensor_of(weights, f"layer{region}.0.conv1.weight", sides=4) for region in _regions(weights)]
+    large = tensor_of(weights, "conv1.weight", sides=4).shape[-1] == LARGE_KERNEL
+    places = {(int(found[1]), int(found[2])) for found in map(LAYER.match, weights) if found}
+    regions = range(1, max(region for region, _ in places) + 1)
+    firsts = [tensor_of(weights, f"layer{region}.0.conv1.weight", sides=4) for region in regions]
     side = 224 if large else 32
     return ResNetConfig(
-        blocks=_blocks(weights),
+        blocks=tuple(sum(of == region for of, _ in places) for region in regions),
         widths=tuple(map(len, firsts)),
         kind="bottleneck" if "layer1.0.conv3.weight" in weights else "basic",
         stem="large" if large else "small",
@@ -176,21 +178,6 @@ def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
         height=side,
         width=side,
     )
-
-
-def _is_large(weights: Mapping[str, Tensor]) -> bool:
-    return tensor_of(weights, "conv1.weight", sides=4).shape[-1] == LARGE_KERNEL
-
-
-def _regions(weights: Mapping[str, Tensor]) -> range:
-    """Returns the numbers of all regions in the names, from 1 on."""
-    return range(1, max(int(found[1]) for found in map(LAYER.match, weights) if found) + 1)
-
-
-def _blocks(weights: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """Returns the number of blocks of each region in the names."""
-    places = {(int(found[1]), int(found[2])) for found in map(LAYER.match, weights) if found}
-    return tuple(sum(of == region for of, _ in places) for region in _regions(weights))
 
 
 def _renamed(weights: Mapping[str, Tensor], config: ResNetConfig) -> dict[str, Tensor]:

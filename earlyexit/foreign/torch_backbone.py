@@ -238,13 +238,6 @@ class ExportedBackbone(Backbone):
     def write_files(self, folder: Path) -> None:
         (folder / GRAPH_FILE).write_text(_text(self.blocks), encoding="utf-8")
 
-    def check_graphs(self) -> None:
-        """Raise ModelFolderError where a block's graph holds what cannot, or must not, be run."""
-        for dtype in self.blocks.types.values():
-            dtype_of(dtype)
-        for index in range(self.num_blocks):
-            self._module(index, torch.device("cpu"))
-
     def _run(self, index: int, padded: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         graph, types = self.blocks.graphs[index], self.blocks.types
         known = len(padded)
@@ -252,11 +245,12 @@ class ExportedBackbone(Backbone):
             names = graph.takes[:known]
             padded = [each.to(dtype_of(types[name])) for name, each in zip(names, padded, strict=True)]
         made = [LAYOUT_INPUTS[name](layout).to(dtype_of(types[name])) for name in graph.takes[known:-2]]
-        module = self._module(index, padded[0].device)
+        module = self.module(index, padded[0].device)
         sizes = (len(padded[0]), layout.longest)
         return list(module(*padded, *made, *sizes, *self.weights.named(graph.weights)))
 
-    def _module(self, index: int, device: torch.device) -> fx.GraphModule:
+    def module(self, index: int, device: torch.device) -> fx.GraphModule:
+        """Returns a block's graph as a module; raises ModelFolderError where it holds what must not be run."""
         if (index, device) not in self._modules_by_device:
             self._modules_by_device[index, device] = module_of(self.blocks.graphs[index], device)
         return self._modules_by_device[index, device]
@@ -281,7 +275,10 @@ class Exported(Family):
         if _sha256(blocks) != config["graph"]:
             raise ModelFolderError(f"{path} is not the graph that the model's card was written for")
         backbone = ExportedBackbone(blocks, config["max_length"])
-        backbone.check_graphs()
+        for dtype in blocks.types.values():
+            dtype_of(dtype)
+        for index in range(backbone.num_blocks):
+            backbone.module(index, torch.device("cpu"))
         return backbone
 
 

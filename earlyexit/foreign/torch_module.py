@@ -128,7 +128,11 @@ class TorchModel(ForeignModel):
 
     @property
     def longest(self) -> int:
-        return (self._most_tokens or TEXT_LENGTH) if self.inputs[0].per_token else 1
+        if not self.inputs[0].per_token:
+            return 1
+        size = self._nodes[self.carried[0]].meta["val"].shape[1]
+        upper = size.node.shape_env.bound_sympy(size.node.expr).upper  # as far as tracing found out
+        return int(upper) if upper.is_finite and 0 < upper < UNBOUNDED else TEXT_LENGTH
 
     def answering(self, codec: NamedSpec) -> Self:
         return self.with_outputs(self._output)
@@ -153,8 +157,10 @@ class TorchModel(ForeignModel):
         self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
     ) -> Pretrained:
         """Also raises GraphError where masks, positions or token types are to be others than follow from lengths."""
-        backbone = self.cut(cuts)
-        backbone.max_length = self._longest_run(backbone, codec.get("max_length"))
+        backbone, asked = self.cut(cuts), codec.get("max_length")
+        if backbone.inputs[0].per_token:
+            most, must = asked or min(self.longest, TEXT_LENGTH), asked is not None
+            backbone.max_length = longest_taken(self.name, most, lambda tokens: _runs(backbone, tokens), must=must)
         self._check_examples(backbone)
         try:
             check_own(backbone, rows)
@@ -269,13 +275,6 @@ class TorchModel(ForeignModel):
         sizes = (pair for shape in shapes for pair in zip(shape, SIZES, strict=False))
         return {symbol: name for size, name in sizes if (symbol := _symbol(size)) is not None}
 
-    @property
-    def _most_tokens(self) -> int | None:
-        """How long an input may be, as far as tracing found out; of inputs that have tokens."""
-        size = self._nodes[self.carried[0]].meta["val"].shape[1]
-        upper = size.node.shape_env.bound_sympy(size.node.expr).upper
-        return int(upper) if upper.is_finite and upper < UNBOUNDED else None
-
     def _input_spec(self, name: str) -> TensorSpec:
         """Returns what a codec gives for an input, whole numbers as int32; raises ModelFolderError."""
         node = self._nodes[name]
@@ -310,7 +309,10 @@ class TorchModel(ForeignModel):
                 renamed[node.name] = size
             elif node.name not in needed:
                 needed.add(node.name)
-                waiting.extend(_inputs(node, before) if node.name not in given else ())
+                if node.op == "placeholder" and node.name not in given:
+                    said = ", ".join(before)
+                    raise ModelFolderError(f"{said} is not all that the blocks after it need: {node.name!r} too")
+                waiting.extend(node.all_input_nodes if node.name not in given else ())
         return Graph(
             takes=(*before, *(name for name in self._layout if name in needed), *SIZES),
             weights=tuple(dict.fromkeys(renamed[name] for name in self._tables if name in needed)),
@@ -321,8 +323,16 @@ class TorchModel(ForeignModel):
     @torch.inference_mode()
     def _check_examples(self, backbone: ExportedBackbone) -> None:
         """Raise GraphError where the backbone answers the module's own examples otherwise than the module."""
-        wanted = self._value_of(self.answer)
-        layout = self._example_layout(per_token=backbone.inputs[0].per_token)
+        interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
+        interpreter.run(*self.examples.values(), enable_io_processing=False)
+        [wanted] = [value for node, value in interpreter.env.items() if node.name == self.answer]
+        # As long as their mask says, or as they are padded.
+        first, mask = self.examples[self.carried[0]], self.examples.get("attention_mask")
+        per_token = backbone.inputs[0].per_token
+        lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
+        if per_token and mask is not None:
+            lengths[:] = (mask != 0).sum(1).clamp_min(1).numpy()
+        layout = Layout(lengths)
         given = tuple(
             layout.unpad(self.examples[name][:, : layout.longest]) if spec.per_token else self.examples[name]
             for name, spec in zip(self.carried, backbone.inputs, strict=True)
@@ -340,30 +350,6 @@ class TorchModel(ForeignModel):
         raise GraphError(
             f"{self.name}: its example of {other!r} is not what it is fed, and its answers are others; {FED[other]}"
         )
-
-    @torch.no_grad()
-    def _value_of(self, tensor: str) -> Tensor:
-        """Returns a node's value for the examples."""
-        interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
-        interpreter.run(*self.examples.values(), enable_io_processing=False)
-        [value] = [value for node, value in interpreter.env.items() if node.name == tensor]
-        assert isinstance(value, Tensor)
-        return value
-
-    def _example_layout(self, *, per_token: bool) -> Layout:
-        """Returns the layout of the examples: as long as their mask says, or as they are padded."""
-        first, mask = self.examples[self.carried[0]], self.examples.get("attention_mask")
-        lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
-        if per_token and mask is not None:
-            lengths[:] = (mask != 0).sum(1).clamp_min(1).numpy()
-        return Layout(lengths)
-
-    def _longest_run(self, backbone: ExportedBackbone, asked: int | None) -> int:
-        """Returns a length in tokens: the one asked for, or the longest that the module takes, at most 512."""
-        if not backbone.inputs[0].per_token:
-            return 1
-        most = asked or min(self.longest, TEXT_LENGTH)
-        return longest_taken(self.name, most, lambda tokens: _runs(backbone, tokens), must=asked is not None)
 
 
 def _logarithm(node: fx.Node) -> str:
@@ -398,12 +384,6 @@ def _runs(backbone: ExportedBackbone, tokens: int) -> bool:
     except (RuntimeError, IndexError):
         return False
     return True
-
-
-def _inputs(node: fx.Node, before: Sequence[str]) -> Sequence[fx.Node]:
-    if node.op == "placeholder":
-        raise ModelFolderError(f"{', '.join(before)} is not all that the blocks after it need: {node.name!r} too")
-    return node.all_input_nodes
 
 
 def _lookups(node: fx.Node) -> Iterator[fx.Node]:

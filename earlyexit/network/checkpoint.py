@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -290,21 +290,18 @@ def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | No
     if head is None:
         return task, None
     if isinstance(task, RegressionTask) and head.num_outputs == 1 and head.style != "given":
-        return task, replace(head, num_outputs=task.num_outputs, weights=_in_units_of(task, head.weights))
+        # One output becomes two: the number in units of its scale, and zero for its expected error.
+        weight_1D, bias_1 = head.weights["classifier.weight"], head.weights["classifier.bias"]
+        scaled = {
+            "classifier.weight": torch.cat([weight_1D / task.scale, torch.zeros_like(weight_1D)]),
+            "classifier.bias": torch.cat([(bias_1 - task.offset) / task.scale, torch.zeros_like(bias_1)]),
+        }
+        return task, replace(head, num_outputs=task.num_outputs, weights={**head.weights, **scaled})
     if isinstance(task, LabelTask) and names is not None and sorted(names) == sorted(task.label_names):
         return LabelTask(names), head
     if isinstance(task, LabelTask | TokenTask) and names is None and head.num_outputs == task.num_outputs:
         return task, head
     return task, None
-
-
-def _in_units_of(task: RegressionTask, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns a head of one output as one of two: the number in units of its scale, and zero for its expected error."""
-    weight_1D, bias_1 = weights["classifier.weight"], weights["classifier.bias"]
-    return dict(weights) | {
-        "classifier.weight": torch.cat([weight_1D / task.scale, torch.zeros_like(weight_1D)]),
-        "classifier.bias": torch.cat([(bias_1 - task.offset) / task.scale, torch.zeros_like(bias_1)]),
-    }
 
 
 def random_model(

@@ -94,14 +94,11 @@ class Piece:
         if self.lengths_B.min() == self.lengths_B.max():
             # With equal lengths an input can be one long row: few rows to copy, few numbers to send to the device.
             return lambda values: values.reshape(len(self), -1).index_select(0, index_K).view(-1, *values.shape[1:])
-        rows = to_device(self._rows_of_tokens(keep, lengths_K), index_K.device)
-        return lambda values: values[index_K if len(values) == len(self) else rows]
-
-    def _rows_of_tokens(self, keep: Sequence[int], lengths_K: Lengths) -> Tensor:
         starts_B = np.cumsum(self.lengths_B) - self.lengths_B
-        ends_K = np.cumsum(lengths_K)
-        shift_K = starts_B[list(keep)] - (ends_K - lengths_K)
-        return torch.from_numpy(np.arange(int(lengths_K.sum())) + np.repeat(shift_K, lengths_K))
+        shift_K = starts_B[list(keep)] - (np.cumsum(lengths_K) - lengths_K)
+        rows_M = np.arange(int(lengths_K.sum())) + np.repeat(shift_K, lengths_K)
+        rows = to_device(torch.from_numpy(rows_M), index_K.device)
+        return lambda values: values[index_K if len(values) == len(self) else rows]
 
 
 def fuse(pieces: Sequence[Piece]) -> Piece:
@@ -128,11 +125,12 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
 def _alike(pieces: Sequence[Piece]) -> list[Tensors]:
     """Returns the pieces' tensors, the same number for each piece."""
     most = max([len(piece.tensors) for piece in pieces])
-    return [piece.tensors if len(piece.tensors) == most else (*piece.tensors, _unknown(piece)) for piece in pieces]
-
-
-def _unknown(piece: Piece) -> Tensor:
-    return torch.full((int(piece.lengths_B.sum()),), torch.nan, device=piece.state_BS.device)
+    return [
+        piece.tensors
+        if len(piece.tensors) == most
+        else (*piece.tensors, torch.full((int(piece.lengths_B.sum()),), torch.nan, device=piece.state_BS.device))
+        for piece in pieces
+    ]
 
 
 def halved(values: Tensor) -> Tensor:
@@ -309,9 +307,13 @@ class Layout:
             attended = [attend(each[None], mask) for each, mask in zip(groups, masks, strict=True)]
             return tuple(torch.cat([rows[0] for rows in kind]) for kind in zip(*attended, strict=True))
         (mask,) = masks
-        if self._shares_rows:
-            return self._attend_in_slots(values_ND, mask, attend)
-        return tuple(map(self.unpad, attend(self.pad(values_ND), mask)))
+        if not self._shares_rows:
+            return tuple(map(self.unpad, attend(self.pad(values_ND), mask)))
+        rows, length = self.owner_RT.shape
+        slots = values_ND.new_zeros(rows * length, *values_ND.shape[1:])
+        slots[self.row_place_N] = values_ND
+        attended_R = attend(slots.view(rows, length, *values_ND.shape[1:]), mask)
+        return tuple(each.reshape(rows * length, *each.shape[2:])[self.row_place_N] for each in attended_R)
 
     @cached_property
     def _shares_rows(self) -> bool:
@@ -319,13 +321,6 @@ class Layout:
 
     def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
         return seen if bias_HTT is None else bias_HTT.masked_fill(~seen, -torch.inf)
-
-    def _attend_in_slots(self, values_ND: Tensor, mask: Tensor | None, attend: Attend) -> tuple[Tensor, ...]:
-        rows, length = self.owner_RT.shape
-        slots = values_ND.new_zeros(rows * length, *values_ND.shape[1:])
-        slots[self.row_place_N] = values_ND
-        attended = attend(slots.view(rows, length, *values_ND.shape[1:]), mask)
-        return tuple(each.reshape(rows * length, *each.shape[2:])[self.row_place_N] for each in attended)
 
     def pad(self, values_ND: Tensor) -> Tensor:
         """Returns packed values padded, (B, T, D), with zeros behind every input's last token."""

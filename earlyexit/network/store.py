@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -348,7 +349,14 @@ def check_members(members: Sequence[ModelFolder]) -> None:
     """Raise InputError, in one line, for models that cannot be a chain."""
     if len(members) < 2:
         raise InputError("a chain has two models at least, the smallest first; the last is the reference")
-    _check_different(members)
+    for other, member in combinations(members, 2):
+        if member.folder.resolve() == other.folder.resolve():
+            raise InputError(f"{member.folder} is named twice: a chain has a model once")
+        if member.card.name == other.card.name:
+            raise InputError(
+                f"{other.folder} and {member.folder} are both called {member.card.name!r}: a chain tells its models "
+                "apart by name; change one in its model.json"
+            )
     for member in members:
         if member.card.family == CHAIN:
             raise InputError(f"{member.folder} is a chain itself: name its models one by one")
@@ -360,18 +368,6 @@ def check_members(members: Sequence[ModelFolder]) -> None:
     for member in members[:-1]:
         _check_labels(member, reference)
         _check_inputs(member, reference)
-
-
-def _check_different(members: Sequence[ModelFolder]) -> None:
-    for place, member in enumerate(members):
-        for other in members[:place]:
-            if member.folder.resolve() == other.folder.resolve():
-                raise InputError(f"{member.folder} is named twice: a chain has a model once")
-            if member.card.name == other.card.name:
-                raise InputError(
-                    f"{other.folder} and {member.folder} are both called {member.card.name!r}: a chain tells its "
-                    f"models apart by name; change one in its model.json"
-                )
 
 
 def _check_labels(member: ModelFolder, reference: ModelFolder) -> None:

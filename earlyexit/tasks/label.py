@@ -38,11 +38,7 @@ def imitated(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor
 
 
 LEAST_TEMPERATURE = 0.05
-
-
-def is_at_bound(temperature: float) -> bool:
-    """Whether a fit ended at the least temperature: the labels are the model's own answers, or nearly so."""
-    return temperature < 1.01 * LEAST_TEMPERATURE
+"""A fit that ends at it tells nothing: the labels are the model's own answers, or nearly so."""
 
 
 class LabelTask(Task):
@@ -128,7 +124,7 @@ class LabelTask(Task):
 
         best = minimize_scalar(loss, bounds=(np.log(LEAST_TEMPERATURE), np.log(20.0)), method="bounded")
         temperature = float(np.exp(best.x))
-        return 1.0 if is_at_bound(temperature) else temperature
+        return 1.0 if temperature < 1.01 * LEAST_TEMPERATURE else temperature
 
     def _name(self, value: Value) -> str:
         assert isinstance(value, int)
