@@ -171,7 +171,10 @@ def _calibrate_chain(
     """
     job, network, [records] = whole.job, card.chain, whole.views
     mixed, ensemble = (whole, None) if not job.ensemble else _mixed_where_it_pays(whole, outputs[1], network)
-    cards = _cards_of_whole_texts(mixed, network)
+    cards = {OWN: mixed.card(mixed.few(network.end_ramps) if job.ramps is None else job.ramps)}
+    if _has_reference(job, network):
+        last = network.starts[-1]
+        cards[REFERENCE] = mixed.card(mixed.few((), last), entry=last)
     if ensemble is not None:
         weights = ensemble.weights if ensemble.is_on else None
         cards = {name: each.with_ensemble(weights, ensemble.document()) for name, each in cards.items()}
@@ -213,15 +216,6 @@ def _checked(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
 def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
     """Returns whether the last network alone gets a calibration too; it is counted before anything runs."""
     return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
-
-
-def _cards_of_whole_texts(recorded: Recorded, chain: Chain) -> dict[str, CalibrationCard]:
-    """Returns the chain's own calibration, and that of the last network alone if there is one."""
-    job, last = recorded.job, chain.starts[-1]
-    cards = {OWN: recorded.card(recorded.few(chain.end_ramps) if job.ramps is None else job.ramps)}
-    if _has_reference(job, chain):
-        cards[REFERENCE] = recorded.card(recorded.few((), last), entry=last)
-    return cards
 
 
 def _mixed_where_it_pays(whole: Recorded, outputs: Mapping[int, Tensor], chain: Chain) -> tuple[Recorded, Ensemble]:

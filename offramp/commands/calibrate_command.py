@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
@@ -25,10 +25,6 @@ from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records
 from profiles.scores import SCORES, Score
-
-if TYPE_CHECKING:
-    from earlyexit.data.rows import LabelledRows
-
 
 def run(job: CalibrateOptions) -> None:
     """Calibrates, and prints thresholds, their figures, and reasons against using them."""
@@ -53,12 +49,18 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
             f"{model} is a checkpoint of transformers, not a model folder; to give it calibrated exits: {by}"
         )
     model_card = read_card(model)
+    task = find_task(model_card.task)
     labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
     may_lack_them = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set
     has_none = may_lack_them and not has_labels(data, label_column=job.label_column, part=job.part)
     rows, held_out = job.read(data, **({"label_column": None} if has_none else labels)), None
     if job.test is not None:
-        held_out = _known_rows(model, job.read(job.test, part=job.test_part, **labels))
+        held_out = job.read(job.test, part=job.test_part, **labels)
+        if model_card.task["name"] == TokenTask.name:
+            raise InputError(
+                "--test is of rows with labels; of a decoder part of the prompts tests the thresholds already"
+            )
+        held_out.targets(task, find_codec(model_card.codec, model))  # refuses labels that the model does not know
     with progress_bars() as progress:
         card, _ = calibrate(model, rows, job, progress=progress)
         report = _report(card)
@@ -75,7 +77,6 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
                 dtype=job.dtype,
                 progress=lambda what, done, total: progress(f"test {what}", done, total),
             )
-            task = find_task(model_card.task)
             report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
     reference = None if model_card.chain.is_one else model_card.chain.names[-1]
     report["warnings"] = calibration_warnings(card, beside, model_card.provenance, reference)
@@ -96,15 +97,6 @@ def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCa
         make_folder(job.out)
         save_calibration(card, found, job.out)
     return card, _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
-
-
-def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
-    """Returns the rows if the model knows their labels; raises ModelFolderError or DataError."""
-    card = read_card(model)
-    if card.task["name"] == TokenTask.name:
-        raise InputError("--test is of rows with labels; of a decoder part of the prompts tests the thresholds already")
-    rows.targets(find_task(card.task), find_codec(card.codec, model))
-    return rows
 
 
 def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:

@@ -94,7 +94,10 @@ def model_folder_of(model: Path) -> Path:
     if (model / CARD_FILE).is_file():
         return model
     labels, cache = checkpoint_labels(model), cache_folder() / "checkpoints"
-    folder = cache / _state_of(model) / name_of(model)
+    # By its place and its files' sizes and times; to hash the weights would take longer.
+    files = sorted(each for each in model.resolve().iterdir() if each.is_file())
+    seen = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    folder = cache / hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16] / name_of(model)
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()
     else:
@@ -131,10 +134,3 @@ def _take_over(model: Path, labels: tuple[str, ...], folder: Path) -> None:
 def name_of(folder: Path) -> str:
     """Returns a model's name for a folder: its own, without characters that names cannot have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-") or "model"
-
-
-def _state_of(folder: Path) -> str:
-    """Returns a digest of the folder's place and its files' sizes and times; to hash the weights would take longer."""
-    files = sorted(each for each in folder.resolve().iterdir() if each.is_file())
-    seen = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]

@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from offramp.commands.options import ForecastJob
 from offramp.commands.output import make_table, print_result
 from profiles.forecast import RateForecast, SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory
-
-if TYPE_CHECKING:
-    from _csv import Reader as CsvRows
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -112,18 +109,14 @@ def _read_csv(path: Path) -> list[Window | None]:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
     rows = csv.reader(text.splitlines())
     try:
-        return _csv_windows(rows, path)
+        header = [name.strip() for name in next(rows, [])]
+        blocks = [name for name in header if name != INPUTS]
+        if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
+            raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
+        # A blank line is a row without cells.
+        return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
     except csv.Error as error:
         raise DataError(f"{path}:{rows.line_num}: {error}") from error
-
-
-def _csv_windows(rows: CsvRows, path: Path) -> list[Window | None]:
-    header = [name.strip() for name in next(rows, [])]
-    blocks = [name for name in header if name != INPUTS]
-    if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
-        raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
-    # A blank line is a row without cells.
-    return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
 
 
 def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window | None:
@@ -164,11 +157,11 @@ def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> S
 def run(job: ForecastJob) -> None:
     """Prints the forecast of the next window."""
     history = read_series(job.series)
-    found = forecast_document(forecast_survival(history, coverage=job.coverage))
+    found, words = forecast_document(forecast_survival(history, coverage=job.coverage)), list[str]()
     if job.window_s is not None:
         rates_W = window_rates(history, job.window_s)
         found["rate"] = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
-    words = [rate_text(found["rate"], found["coverage"])] if "rate" in found else []
+        words = [_rate_text(found["rate"], found["coverage"])]
     print_result(found, lambda: [forecast_table(found)], words, as_json=job.as_json)
 
 
@@ -198,7 +191,7 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
     return table
 
 
-def rate_text(rate: dict[str, Any], coverage: float) -> str:
+def _rate_text(rate: dict[str, Any], coverage: float) -> str:
     """Returns the rate in one line; `rate` as returned by `rate_document`."""
     high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
     method = ": ".join(filter(None, (rate["method"], rate["reason"])))

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from earlyexit.named import NamedSpec
     from earlyexit.network.boundary import Boundary, Encoded
     from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import ValueArray
     from profiles.table import FloatArray
 
 LENGTH = 16
@@ -196,9 +195,16 @@ def _injected(
 def _cut(
     job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say
 ) -> _Raw:
-    """Returns the network in blocks, and writes its files into the folder."""
+    """Returns the network in blocks, and writes its files into the folder; raises GraphError for too few sites."""
     sites = crossing_sites(job, foreign, codec, say)
-    cuts = tuple(sites[k].tensors for k in _chosen(job, sites))
+    wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
+    if wanted > len(sites) + 1:
+        raise GraphError(
+            f"--blocks {wanted}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
+            f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
+        )
+    chosen = balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
+    cuts = tuple(sites[k].tensors for k in chosen)
     say(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
         say("--sets looks for more, where two or three tensors carry everything together")
@@ -278,17 +284,6 @@ def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, say:
         raise GraphError(f"{job.backbone}: no site that can be cut at; not at {lost}: {why}")
     say(f"no cut at {lost}: {why}")
     return found
-
-
-def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
-    """Returns the sites that end a block; raises GraphError if there are too few."""
-    wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
-    if wanted > len(sites) + 1:
-        raise GraphError(
-            f"--blocks {wanted}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
-            f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
-        )
-    return balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
 
 
 def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded]) -> None:
@@ -389,7 +384,11 @@ def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
     """Raises DataError if ramps are to learn labels that do not fit the model's number of answers."""
     where = job.source or "the data"
     if job.names is not None:
-        _check_named(job, job.names, data, num_outputs)
+        if len(job.names) != num_outputs or len(set(job.names)) < num_outputs:
+            raise DataError(f"--labels: {len(set(job.names))} different names; the model has {num_outputs} answers")
+        unknown = sorted(set(data.label_names) - {*job.names, ""})
+        if unknown and not job.from_answers:
+            raise DataError(f"{where}: {unknown[0]!r} is none of the names in --labels")
     elif not (job.from_answers or _are_numbers(data, num_outputs)) and len(data.label_names) != num_outputs:
         raise DataError(
             f"{where}: {len(data.label_names)} different labels, and the model has {num_outputs} answers; --labels "
@@ -401,32 +400,20 @@ def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_output
     """Returns names of the answers: as asked for, else the data's labels in the order that fits most answers.
 
     The numbers 0 to C - 1 where rows have no labels, or none but these; and where `check_names` lets other labels pass.
+    Of orders that fit as many, it is the one nearest the alphabet.
     """
+    from scipy.optimize import linear_sum_assignment
+
     if job.names is not None:
         return job.names
     labels = data.label_names
     if _are_numbers(data, num_outputs) or len(labels) != num_outputs:
         return tuple(map(str, range(num_outputs)))
-    return _in_the_models_order(labels, np.array([labels.index(label) for label in data.labels]), answers.numpy())
+    counts_CC = np.eye(len(labels)) / 2
+    np.add.at(counts_CC, (answers.numpy(), [labels.index(label) for label in data.labels]), 1)
+    _, label_of_C = linear_sum_assignment(counts_CC, maximize=True)
+    return tuple(labels[k] for k in label_of_C)
 
 
 def _are_numbers(data: LabelledRows, num_outputs: int) -> bool:
     return set(data.label_names) <= {*map(str, range(num_outputs)), ""}
-
-
-def _check_named(job: InjectJob, names: tuple[str, ...], data: LabelledRows, num_outputs: int) -> None:
-    if len(names) != num_outputs or len(set(names)) < num_outputs:
-        raise DataError(f"--labels: {len(set(names))} different names; the model has {num_outputs} answers")
-    unknown = sorted(set(data.label_names) - {*names, ""})
-    if unknown and not job.from_answers:
-        raise DataError(f"{job.source or 'the data'}: {unknown[0]!r} is none of the names in --labels")
-
-
-def _in_the_models_order(labels: tuple[str, ...], label_N: ValueArray, answer_N: ValueArray) -> tuple[str, ...]:
-    """Returns the labels in the order in which most rows are answered right; ties are broken by the alphabet."""
-    from scipy.optimize import linear_sum_assignment
-
-    counts_CC = np.eye(len(labels)) / 2
-    np.add.at(counts_CC, (answer_N, label_N), 1)
-    _, label_of_C = linear_sum_assignment(counts_CC, maximize=True)
-    return tuple(labels[k] for k in label_of_C)

@@ -11,7 +11,7 @@ from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.data.rows import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.network.boundary import Boundary, TensorSpec, takes_images
+from earlyexit.network.boundary import Boundary, takes_images
 from earlyexit.network.checkpoint import copy_tokenizer
 from earlyexit.network.store import CHAIN
 from earlyexit.tasks import find_task
@@ -55,7 +55,14 @@ def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: i
         types = _has_token_types(inputs, job.backbone)
         return spec if names[-1] == TEXT else spec | {"token_types": types}
     if names == (IMAGE,):
-        return _image_codec(inputs[0], job.backbone)
+        image = inputs[0]
+        if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] != 3:
+            raise InputError(
+                f"{job.backbone} takes {image.name!r}, {image.dtype} of the shape {list(image.shape)}, and the data "
+                "holds images: (height, width, 3) of uint8 is needed, or a codec of your own (--codec module:function)"
+            )
+        height, width, _ = image.shape
+        return {"name": "image", "height": height, "width": width}
     columns = [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": list(each.shape)} for each in inputs]
     return {"name": "tensor", "columns": columns}
 
@@ -82,8 +89,12 @@ def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
         task = TASK_MAKERS[job.task](data, inputs, job.source or "the data")
     else:
         task = find_task(_own(job.task, "task", TASK_MAKERS))
-    if job.augmentation is not None and job.augmentation.mirror:
-        _check_mirrored(task)
+    mirrors = job.augmentation is not None and job.augmentation.mirror
+    if mirrors and isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
+        raise InputError(
+            f"--augment mirrors images, and no two joints are called left and right of the same: "
+            f"{', '.join(task.joint_names)}; call them so, or leave it out"
+        )
     return task
 
 
@@ -142,15 +153,6 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in WORD.findall(name))
 
 
-def _check_mirrored(task: Task) -> None:
-    """Raises InputError for poses that are mirrored without known pairs of left and right joints."""
-    if isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
-        raise InputError(
-            f"--augment mirrors images, and no two joints are called left and right of the same: "
-            f"{', '.join(task.joint_names)}; call them so, or leave it out"
-        )
-
-
 def _regression(data: LabelledRows, _: Boundary, source: str) -> RegressionTask:
     """The scale is the range of the labels: an error of that size counts as wholly wrong."""
     numbers = RegressionTask(scale=1.0).targets(data.labels)
@@ -181,16 +183,6 @@ def _has_token_types(inputs: Boundary, backbone: str) -> bool:
             "attention_mask, positions position_ids, types of tokens token_type_ids"
         )
     return bool(others)
-
-
-def _image_codec(image: TensorSpec, backbone: str) -> NamedSpec:
-    if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] != 3:
-        raise InputError(
-            f"{backbone} takes {image.name!r}, {image.dtype} of the shape {list(image.shape)}, and the data holds "
-            "images: (height, width, 3) of uint8 is needed, or a codec of your own (--codec module:function)"
-        )
-    height, width, _ = image.shape
-    return {"name": "image", "height": height, "width": width}
 
 
 def _own(name: str, option: str, known: Iterable[str]) -> NamedSpec:

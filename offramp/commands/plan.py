@@ -126,9 +126,10 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             "baselines": _baselines(answer.problem, answer.comparisons),
         }
     planned, figures = answer.planned, answer.planned.figures
+    chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
     return {
         **({"networks": list(answer.problem.networks)} if answer.problem.networks else {}),
-        **_chains_document(planned),
+        **({"stages": stages_document(planned.stages)} if len(figures.shares) == 1 else chains),
         **promised(answer.problem, figures),
         **batches_document(planned.stages),
         "strategy": planned.strategy,
@@ -163,14 +164,6 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         "baselines": _baselines(answer.problem, answer.explanation.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }
-
-
-def _chains_document(planned: Planned) -> dict[str, Any]:
-    """Returns the stages of one chain, or several chains, as in a plan file."""
-    shares = planned.figures.shares
-    if len(shares) == 1:
-        return {"stages": stages_document(planned.stages)}
-    return {"schema_version": 2, "chains": chains_document(planned.stages, shares)}
 
 
 def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:

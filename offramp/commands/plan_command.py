@@ -126,7 +126,12 @@ AXIS_TITLES = {
     "rate_per_s": "rate /s",
     "count": "count",
 }
-UNITS: dict[type[Objective], str] = {MaximizeRate: "/s", MinimizeCost: "USD/h", MinimizeLatency: "mean ms"}
+SOUGHT: dict[type[Objective], tuple[str, int]] = {
+    MaximizeRate: ("/s", 0),
+    MinimizeCost: ("USD/h", 2),
+    MinimizeLatency: ("mean ms", 3),
+}
+"""Unit of what is sought, and its place among a decision's cells."""
 AFTER_WORDS: dict[AfterAnswer, str] = {
     "stop": "stop: they make room",
     "stay": "run on to the end: every answer is checked",
@@ -171,7 +176,7 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
     if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
         problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # at a rate, cost is sought
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
-    unit = UNITS[type(problem.objective)]
+    unit, place = SOUGHT[type(problem.objective)]
     others = [strategy for strategy in strategies_for(problem) if strategy != "best"]
     first, *further = _decision_names(problem)
     names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
@@ -179,7 +184,11 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
     for value, decisions in rows:
         shown = value * 1e3 if axis.name == "slo_s" else value
         best = _decision_cells(problem, decisions["best"])
-        table.add_row(f"{shown:g}", *best, *(_sought(problem, decisions[each]) for each in others))
+        sought = (
+            "-" if isinstance(decisions[each], NoPlan) else _decision_cells(problem, decisions[each])[place]
+            for each in others
+        )
+        table.add_row(f"{shown:g}", *best, *sought)
     return table
 
 
@@ -211,18 +220,22 @@ def _stages(answer: PlanAnswer) -> Table:
 
 
 def _figures(answer: PlanAnswer) -> Table:
-    planned, figures, limit_s = answer.planned, answer.planned.figures, answer.problem.slo.limit_s
+    problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
     table = make_table("", "value", title="Predicted")
     table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
-    if answer.problem.asked_per_s is not None:
+    if problem.asked_per_s is not None:
         table.add_row("rate asked for", f"{_rate(figures.served_per_s)}/s")
-    if isinstance(answer.problem.objective, MinimizeLatency):
-        _soonest(table, answer.problem, planned)
-    table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {milliseconds(limit_s)} ms allowed")
+    if isinstance(problem.objective, MinimizeLatency):
+        allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
+        table.add_row("mean answer time", f"{milliseconds(figures.mean_latency_s)} ms")
+        table.add_row("ramps", f"{figures.ramp_overhead:.2%} of the blocks' time{allowed}")
+        table.add_row("answered inputs", AFTER_WORDS[planned.stages[0].splits[0].after_answer])
+    limit = milliseconds(problem.slo.limit_s)
+    table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed")
     table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
     if len(figures.shares) > 1:
         first = 0
-        for chain, stages in enumerate(chains_of(planned.stages, answer.problem.num_blocks)):
+        for chain, stages in enumerate(chains_of(planned.stages, problem.num_blocks)):
             named = f"stage {first}" if len(stages) == 1 else f"stages {first} to {first + len(stages) - 1}"
             table.add_row("" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs")
             first += len(stages)
@@ -239,26 +252,15 @@ def _figures(answer: PlanAnswer) -> Table:
     return table
 
 
-def _soonest(table: Table, problem: PlanProblem, planned: Planned) -> None:
-    """Adds rows for problems that seek early answers."""
-    allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
-    table.add_row("mean answer time", f"{milliseconds(planned.figures.mean_latency_s)} ms")
-    table.add_row("ramps", f"{planned.figures.ramp_overhead:.2%} of the blocks' time{allowed}")
-    table.add_row("answered inputs", AFTER_WORDS[planned.stages[0].splits[0].after_answer])
-
-
 def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
     """Returns both views of the chosen plan, side by side."""
     shown = rescoring.chosen or rescoring.candidates[0]
+    nested, joint = shown.nested, shown.joint
     table = make_table("", "nested", "joint", title="By the exit records")
-    pairs: list[tuple[str, ...]] = [
-        ("rate /s", _rate(shown.nested.rate_per_s), _rate(shown.joint.rate_per_s)),
-        ("latency ms", milliseconds(shown.nested.latency_s), milliseconds(shown.joint.latency_s)),
-    ]
+    table.add_row("rate /s", _rate(nested.rate_per_s), _rate(joint.rate_per_s))
+    table.add_row("latency ms", milliseconds(nested.latency_s), milliseconds(joint.latency_s))
     if isinstance(problem.objective, MinimizeLatency):
-        pairs.append(("mean ms", *(milliseconds(each.mean_latency_s) for each in (shown.nested, shown.joint))))
-    for cells in pairs:
-        table.add_row(*cells)
+        table.add_row("mean ms", milliseconds(nested.mean_latency_s), milliseconds(joint.mean_latency_s))
     number = len(rescoring.candidates)
     if rescoring.chosen is None:
         table.caption = f"By the records none of {number} candidates keeps every promise: {'; '.join(shown.broken)}"
@@ -281,18 +283,6 @@ def _decision_cells(problem: PlanProblem, decision: Decision) -> tuple[str, ...]
     if not isinstance(problem.objective, MinimizeLatency):
         return cells
     return (*cells, milliseconds(figures.mean_latency_s), decision.stages[0].splits[0].after_answer)
-
-
-def _sought(problem: PlanProblem, decision: Decision) -> str:
-    if isinstance(decision, NoPlan):
-        return "-"
-    match problem.objective:
-        case MaximizeRate():
-            return _rate(decision.figures.rate_per_s)
-        case MinimizeCost():
-            return f"{decision.figures.usd_per_hour:.2f}"
-        case MinimizeLatency():
-            return milliseconds(decision.figures.mean_latency_s)
 
 
 def _rate(per_s: float) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
-from optimizer.evaluate import Evaluation
 from optimizer.plan import Stage, chains_of
 
 if TYPE_CHECKING:
@@ -73,16 +72,6 @@ def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
             axes.axvspan(first - 0.5, end - 0.5, color=color, alpha=0.25, zorder=0)
 
 
-def batches_without_fusing(figures: Evaluation) -> list[float]:
-    """Returns the expected batch at every block without fusing, where the first batch shrinks (E3 section 2.3)."""
-    entry = _counted(figures.splits[0].split)
-    return [
-        entry * each.reached_by * batch / _counted(each.split)
-        for each in figures.splits
-        for batch in each.batch_at_block
-    ]
-
-
 def _draw_devices(axes: Axes, planned: Planned) -> None:
     """Draws one bar per split, a row per stage, and active ramps as dashed lines."""
     if len(planned.figures.shares) == 1:
@@ -114,13 +103,16 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
         _draw_chains(axes, planned)
         return
     fused = [batch for each in figures.splits for batch in each.batch_at_block]
-    without = batches_without_fusing(figures)
+    entry = _counted(figures.splits[0].split)  # without fusing, the first batch shrinks (E3 section 2.3)
+    without = [
+        entry * each.reached_by * batch / _counted(each.split)
+        for each in figures.splits
+        for batch in each.batch_at_block
+    ]
     draw_bands(axes, planned.stages)
     blocks = [block for each in figures.splits for block in range(each.split.first, each.split.end)]
     axes.bar(blocks, fused, width=0.7, color=FUSED, label="with fusing")
-    axes.plot(
-        blocks, without, color=SHRINKING, marker="o", label=f"one batch of {_counted(figures.splits[0].split)} shrinks"
-    )
+    axes.plot(blocks, without, color=SHRINKING, marker="o", label=f"one batch of {entry} shrinks")
     axes.set(xticks=list(blocks), ylim=(0, 1.25 * max(fused)))
     axes.legend(loc="upper right", ncols=2, fontsize=9)
 

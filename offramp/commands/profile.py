@@ -227,8 +227,18 @@ def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
 
 
 def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], context: int | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"device_name": cpu_name()}
+    if model.device.type == "cuda":
+        import torch
+        from torch.utils import collect_env
+
+        facts = {
+            "device_name": torch.cuda.get_device_name(model.device),
+            "cuda": torch.version.cuda,
+            "driver": collect_env.get_nvidia_driver_version(collect_env.run),  # type: ignore[no-untyped-call]
+        }
     return provenance(
-        **_device_facts(model),
+        **facts,
         **({} if context is None else {"context": context}),
         threads=job.threads,
         seed=job.seed,
@@ -237,19 +247,6 @@ def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], con
         outliers=sum(point.outliers for point in points),
         spread=float(np.median([point.spread for point in points])),
     )
-
-
-def _device_facts(model: AnyNetwork) -> dict[str, Any]:
-    if model.device.type != "cuda":
-        return {"device_name": cpu_name()}
-    import torch
-    from torch.utils import collect_env
-
-    return {
-        "device_name": torch.cuda.get_device_name(model.device),
-        "cuda": torch.version.cuda,
-        "driver": collect_env.get_nvidia_driver_version(collect_env.run),  # type: ignore[no-untyped-call]
-    }
 
 
 def cpu_name() -> str:

@@ -20,7 +20,7 @@ from earlyexit.network.chain import Chain
 from earlyexit.policies import make_policy
 from earlyexit.tasks import find_task
 from earlyexit.words import alpha_for, num_words, standing_of
-from optimizer.confidences import LEVELS, ShareArray, choose_confidences
+from optimizer.confidences import LEVELS, choose_confidences
 from optimizer.ensemble import RULES, Gain, fitted, held_out_gain
 from optimizer.plan import policy_of_score
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from earlyexit.data.rows import LabelledRows
-    from earlyexit.network.boundary import Encoded
     from earlyexit.network.store import ModelCard
     from earlyexit.policies.base import Opinion
     from earlyexit.tasks.base import IntArray, Task, ValueArray
@@ -261,7 +260,10 @@ def join_records(
     the best of a hundred confidences; it is found by counts of principal values, so nothing runs twice. Raises
     PlanError for shares with neither `confidences` nor `choice`.
     """
+    import torch
+
     from earlyexit.policies.base import Opinion
+    from earlyexit.policies.threshold import shares_above
 
     choice = choice if policy == "share" else None
     rows: list[int] = []
@@ -271,8 +273,10 @@ def join_records(
         rows += some
         known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
         records.append(_records_of(opinions, policy, task, truth_N[list(some)], known))
-        if choice is not None:
-            shares.append(_shares_NRL(opinions))
+        if choice is not None:  # the share of principal values above each level, for every ramp
+            (*ramps, _), levels_L = opinions.values(), torch.from_numpy(LEVELS)
+            of_ramps = [shares_above(each.principal_values, levels_L).cpu().numpy() for each in ramps]
+            shares.append(np.stack(of_ramps, axis=1))
     joined = ExitRecords.join(records).subset(np.argsort(rows))
     joined = replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
     if choice is None:
@@ -285,17 +289,6 @@ def join_records(
         scores_NR=shares_NRL[:, np.arange(len(levels)), levels],
         confidences={ramp: round(float(LEVELS[level]), 4) for ramp, level in zip(joined.ramps, levels, strict=True)},
     )
-
-
-def _shares_NRL(opinions: Mapping[int, Opinion]) -> ShareArray:
-    """Returns the share of principal values above each level, for every ramp."""
-    import torch
-
-    from earlyexit.policies.threshold import shares_above
-
-    *ramps, _ = opinions
-    levels_L = torch.from_numpy(LEVELS)
-    return np.stack([shares_above(opinions[ramp].principal_values, levels_L).cpu().numpy() for ramp in ramps], axis=1)
 
 
 def records_from_outputs(
@@ -374,7 +367,7 @@ def run_pruned(
         encoded = codec.of(network).encode(rows, truncate=True)
         if network:
             whole_encoded = codec.of(network).encode(given, truncate=True)
-            kept.append(_tokens(encoded) / _tokens(whole_encoded))
+            kept.append(sum(each.length for each in encoded) / sum(each.length for each in whole_encoded))
             first = chain.starts[network]
             found = exit_outputs(model, encoded, progress=progress)
             outputs |= {first + block: each for block, each in found.items()}
@@ -390,7 +383,3 @@ def run_pruned(
             ]
     words_cut = 1 - num_words(rows) / num_words(given)
     return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
-
-
-def _tokens(encoded: Sequence[Encoded]) -> int:
-    return sum(each.length for each in encoded)

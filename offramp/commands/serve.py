@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
-from earlyexit.network.store import CARD_FILE, ModelCard, read_card
+from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.checkpoint import model_folder_of
 from offramp.commands.options import order_option
 from offramp.commands.output import command, in_own_process
@@ -41,16 +41,11 @@ def _asked(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
 
         found = read_service(job.model)
         return found.settings, found.ingress.model_copy(update=job.ports)
-    return folder_settings(job.document, servable(job.model), partial(print, flush=True)), job.document.ingress
-
-
-def servable(model: Path) -> Path:
-    """Returns a model's folder; for a checkpoint of `transformers` makes one, and prints how it gets exits."""
-    if (model / CARD_FILE).is_file():
-        return model
-    folder = model_folder_of(model)
-    print(f"{model} is served as it is, without exits; for exits: {command('ramp', model, '--data', 'LOG')}")
-    return folder
+    folder = model_folder_of(job.model)
+    if folder != job.model:
+        exits = command("ramp", job.model, "--data", "LOG")
+        print(f"{job.model} is served as it is, without exits; for exits: {exits}")
+    return folder_settings(job.document, folder, partial(print, flush=True)), job.document.ingress
 
 
 def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str], None]) -> ServeSettings:

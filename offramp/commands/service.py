@@ -66,7 +66,12 @@ def status(job: StatusJob) -> None:
     with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
     headers = key_header(find_api_key(job.api_key_file))
-    plan = _plan_of(job.url or service_url(job.address, serve), headers) if serve["applications"] else None
+    url = job.url
+    if url is None:  # Serve's port on the dashboard's machine
+        parts = urlsplit(job.address)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname  # IPv6
+        url = f"{parts.scheme}://{host}:{(serve.get('http_options') or {}).get('port', 8000)}"
+    plan = _plan_of(url, headers) if serve["applications"] else None
     found = {"applications": applications_document(serve), "plan": plan}
     print_result(found, lambda: status_tables(found), as_json=job.as_json)
 
@@ -122,14 +127,6 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     return ray_service(service.name, config, service.inventory, kubernetes)
 
 
-def service_url(address: str, serve: dict[str, Any]) -> str:
-    """Returns the address of Serve on the dashboard's machine."""
-    port = (serve.get("http_options") or {}).get("port", 8000)
-    parts = urlsplit(address)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname  # IPv6
-    return f"{parts.scheme}://{host}:{port}"
-
-
 def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """Returns the service's plan; None, with a line on stderr, if it reports none."""
     try:
@@ -144,19 +141,15 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
 
 def status_tables(found: Mapping[str, Any]) -> list[Table]:
     """Returns tables of applications with their deployments, and of the plan in force if there is one."""
-    tables = [_applications(found["applications"])]
-    plan = found["plan"]
+    tables, plan = [_applications(found["applications"])], found["plan"]
     chains = _chains(plan)
     if chains:
-        tables.append(_plan(chains, _plan_title(plan)))
+        title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
+        hops = plan.get("hops")
+        if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
+            title += "; hidden states between stages in float16"
+        tables.append(_plan(chains, title))
     return tables
-
-
-def _plan_title(said: Mapping[str, Any]) -> str:
-    title = f"Plan in force: {said['reason']}" if said.get("reason") else "Plan in force"
-    hops = said.get("hops")
-    halved = isinstance(hops, Mapping) and hops.get("dtype") == "float16"
-    return f"{title}; hidden states between stages in float16" if halved else title
 
 
 def _applications(applications: list[dict[str, Any]]) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Column, Table
 
@@ -16,8 +15,8 @@ from offramp.commands.jobs import SitesJob
 from offramp.commands.output import make_table, print_result
 
 
-def sites_of(job: SitesJob) -> tuple[Dataflow, tuple[Site, ...]]:
-    """Returns a model's graph, and its sites in the order in which inputs pass them.
+def run(job: SitesJob) -> None:
+    """Print the sites, in the order in which inputs pass them; in JSON a set's `tensor` is a list.
 
     Raises InputError for what is no model, or cannot be cut, and where no site is found.
     """
@@ -30,13 +29,8 @@ def sites_of(job: SitesJob) -> tuple[Dataflow, tuple[Site, ...]]:
         raise GraphError(f"{error}; --no-measure lists sites without times") from error
     if not sites:
         raise GraphError(f"{job.model} has no site: {_why(model.flow, job)}")
-    return model.flow, sites
-
-
-def sites_document(flow: Dataflow, sites: Sequence[Site]) -> dict[str, Any]:
-    """As `--json` prints it; a set's `tensor` is a list."""
-    return {
-        "nodes": len(flow.live),
+    found = {
+        "nodes": len(model.flow.live),
         "sites": [
             {
                 "tensor": site.tensors[0] if len(site.tensors) == 1 else list(site.tensors),
@@ -47,6 +41,7 @@ def sites_document(flow: Dataflow, sites: Sequence[Site]) -> dict[str, Any]:
             for site in sites
         ],
     }
+    print_result(found, lambda: [_table(job.model, model.flow, sites)], as_json=job.as_json)
 
 
 def _why(flow: Dataflow, job: SitesJob) -> str:
@@ -58,14 +53,8 @@ def _why(flow: Dataflow, job: SitesJob) -> str:
     return around if job.sets else f"{around}; --sets looks for sets of tensors{one}"
 
 
-def run(job: SitesJob) -> None:
-    """Print the sites."""
-    flow, sites = sites_of(job)
-    print_result(sites_document(flow, sites), lambda: [sites_table(job.model, flow, sites)], as_json=job.as_json)
-
-
-def sites_table(model: str, flow: Dataflow, sites: Sequence[Site]) -> Table:
-    """One row per site, in the order in which inputs pass them."""
+def _table(model: str, flow: Dataflow, sites: Sequence[Site]) -> Table:
+    """One row per site, in their order."""
     title = f"{Path(model).name}: {len(sites)} sites among {len(flow.live)} operators"
     numbers = [Column(name, justify="right") for name in ("#", "time passed", "kB per input")]
     names = [Column(name, overflow="fold") for name in ("tensor", "after")]

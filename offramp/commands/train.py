@@ -159,7 +159,11 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
         else:
             own = None if data.are_labelled else _own_task(job, pretrained)
             task = own or early or task_for(job, data, backbone.inputs)
-            options, codec = _options(job, task, pretrained, progress), _codec(job, pretrained, data)
+            options = _options(job, task, pretrained, progress)
+            if job.codec is None and pretrained.codec is not None:
+                codec = pretrained.codec
+            else:  # as asked for, else by the network and the data
+                codec = codec_for(job, backbone.inputs, data, longest=backbone.max_length)
             dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
             trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
             facts = {"joint": job.joint, "imitate": job.imitate} | trained | dtype
@@ -175,14 +179,6 @@ def _own_task(job: TrainJob, pretrained: Pretrained) -> LabelTask:
     if job.imitate and not job.joint and pretrained.head is not None and pretrained.label_names is not None:
         return LabelTask(pretrained.label_names)
     raise DataError(f"{job.source or 'the data'}: rows without labels; only ramps of a classifier learn without any")
-
-
-def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
-    """Returns the codec: as asked for, else the checkpoint's, else by its network and the data."""
-    if job.codec is None and pretrained.codec is not None:
-        return pretrained.codec
-    backbone = pretrained.backbone
-    return codec_for(job, backbone.inputs, data, longest=backbone.max_length)
 
 
 def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
@@ -270,16 +266,11 @@ def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progre
     """Returns the options of training: as asked for, else what suits the kind of training."""
     options: RampTraining = RampTraining()
     if job.joint:
-        options = replace(_joint_options(task, pretrained), augmentation=job.augmentation, patience=job.patience)
+        of_images = JOINT_IMAGES if pretrained.head is None else JOINT_FINE
+        of_labels = of_images if takes_images(pretrained.backbone.inputs) else JOINT_OPTIONS
+        joint = JOINT_MAPS if task.large else of_labels
+        options = replace(joint, augmentation=job.augmentation, patience=job.patience)
     return job.training(options, imitate=job.imitate, progress=progress)
-
-
-def _joint_options(task: Task, pretrained: Pretrained) -> JointOptions:
-    if task.large:
-        return JOINT_MAPS
-    if not takes_images(pretrained.backbone.inputs):
-        return JOINT_OPTIONS
-    return JOINT_IMAGES if pretrained.head is None else JOINT_FINE
 
 
 @contextmanager
@@ -301,7 +292,14 @@ def run(job: TrainOptions) -> None:
     rows = job.read(job.data, label_column=None if job.task == TOKEN else job.label_column)
     held = None
     if job.hold_out is not None:
-        rows, held = _held_out(rows, job.hold_out, job)
+        if rows.part_names:
+            raise InputError(
+                "--hold-out writes rows and their labels; of images with joints or maps --part names a part"
+            )
+        num_rows = len(rows)
+        rows, held = rows.divide(job.hold_out, job.seed)
+        make_folder(job.out)
+        print(f"{len(held)} of {num_rows} rows held out: {write_labelled(held, job.out, HELD_OUT)}")
     with progress_bars() as progress:
         model = train(job, rows, job.out, held_out=held, progress=progress, on_warning=warn)
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
@@ -313,14 +311,3 @@ def run(job: TrainOptions) -> None:
 def unlabelled(rows: LabelledRows) -> LabelledRows:
     """Returns the rows without their labels."""
     return rows.with_labels("" for _ in rows.labels)
-
-
-def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> tuple[LabelledRows, LabelledRows]:
-    """Returns the rows to train on and the rows held out, which are also written to a file."""
-    if rows.part_names:
-        raise InputError("--hold-out writes rows and their labels; of images with joints or maps --part names a part")
-    learned, held = rows.divide(share, job.seed)
-    make_folder(job.out)
-    written = write_labelled(held, job.out, HELD_OUT)
-    print(f"{len(held)} of {len(rows)} rows held out: {written}")
-    return learned, held

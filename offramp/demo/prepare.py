@@ -87,41 +87,30 @@ class Prepared:
 def prepare(runs: Path, data: Path | None) -> Prepared:
     """Train and calibrate, unless an earlier run left the model."""
     runs.mkdir(parents=True, exist_ok=True)
-    parts = _own_parts(data) if data else _generated_parts(runs)
+    if data is None:
+        learn, validate, test = _divided(generate(seed=SEED))
+        for name, part in (("train", learn), ("validation", validate), ("test", test)):
+            write_labelled(part, runs, name)
+    elif data.suffix == ".json":  # CLINC150's own lists
+        learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
+    else:
+        learn, validate, test = _divided(read_labelled(data))
     folder = runs / MODEL
     source = str(data.resolve()) if data else "generated"
+    promise = CalibrateJob(budget=BUDGET, seed=SEED, source=source)
     left = (folder / CALIBRATION_FILE).is_file()  # by an earlier run, perhaps of other texts
     if not left or read_card(folder).provenance.get("data") != source:
         for stale in (folder, runs / CASCADE):
             shutil.rmtree(stale, ignore_errors=True)
-        _train(folder, *parts, source=source)
+        job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
+        with progress_bars() as progress:
+            train(job, learn, folder, progress=progress)
+        calibrate(folder, validate, promise)
     if not (runs / CASCADE / CALIBRATION_FILE).is_file():
-        make_cascade(runs, parts[1], CalibrateJob(budget=BUDGET, seed=SEED, source=source))
+        make_cascade(runs, validate, promise)
     calibration = read_calibration(folder)
-    expected = record_exits(folder, parts[2], calibration.policy)
-    return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)
-
-
-def _train(folder: Path, learn: LabelledRows, validate: LabelledRows, _: LabelledRows, *, source: str) -> None:
-    job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
-    with progress_bars() as progress:
-        train(job, learn, folder, progress=progress)
-    calibrate(folder, validate, CalibrateJob(budget=BUDGET, seed=SEED, source=source))
-
-
-def _generated_parts(runs: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
-    parts = _divided(generate(seed=SEED))
-    for name, part in zip(("train", "validation", "test"), parts, strict=True):
-        write_labelled(part, runs, name)
-    return parts
-
-
-def _own_parts(data: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
-    """The user's file in three parts: CLINC150's own lists, or 60:20:20 by label."""
-    if data.suffix == ".json":
-        train_part, validation, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
-        return train_part, validation, test
-    return _divided(read_labelled(data))
+    expected = record_exits(folder, test, calibration.policy)
+    return Prepared(folder=folder, test=test, calibration=calibration, expected=expected)
 
 
 def _divided(rows: LabelledRows) -> tuple[LabelledRows, LabelledRows, LabelledRows]:

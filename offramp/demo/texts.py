@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -80,14 +80,13 @@ def _of_intent(intent: Intent, seed: int, num_texts: int, seen: set[str]) -> lis
 
 
 def _sentence(intent: Intent, random: Random) -> str:
-    template = _rarer_and_rarer(intent.hard, random) if random.random() < HARD_SHARE else random.choice(intent.plain)
+    if random.random() < HARD_SHARE:
+        # Zipf's law: the tail is seen so seldom that a ramp has to understand it rather than remember it.
+        [template] = random.choices(intent.hard, [1 / rank for rank in range(1, len(intent.hard) + 1)])
+    else:
+        template = random.choice(intent.plain)
     chosen = CHOICE.sub(lambda match: random.choice(match[1].split("|")), template)
     return " ".join(_fill(_paraphrase(chosen, random), random).split())
-
-
-def _rarer_and_rarer(templates: Sequence[str], random: Random) -> str:
-    """Zipf's law: the tail is seen so seldom that a ramp has to understand it rather than remember it."""
-    return random.choices(templates, [1 / rank for rank in range(1, len(templates) + 1)])[0]
 
 
 def _fill(template: str, random: Random) -> str:
@@ -109,14 +108,6 @@ def add_noise(text: str, random: Random) -> str:
     return text
 
 
-def _open(text: str, random: Random) -> str:
-    return f"{random.choice(OPENERS)} {text}"
-
-
-def _close(text: str, random: Random) -> str:
-    return f"{text} {random.choice(CLOSERS)}"
-
-
 def _add_aside(text: str, random: Random) -> str:
     aside = _fill(random.choice(ASIDES), random)
     return random.choice((f"{aside}, {text}", f"{aside} and anyway {text}", f"{text}, {aside}"))
@@ -136,21 +127,13 @@ def _mistype(text: str, random: Random) -> str:
     return random.choice((before + after, before + here + here + after, before + after[:1] + here + after[1:])).strip()
 
 
-def _capitalise(text: str, random: Random) -> str:
-    return random.choice((text.capitalize, text.capitalize, text.title, text.upper))()
-
-
-def _punctuate(text: str, random: Random) -> str:
-    return text + random.choice(("?", "?", ".", "!", "..."))
-
-
 CHANGES: tuple[tuple[float, Callable[[str, Random], str]], ...] = (
     (0.02, _lose_word),
-    (0.15, _open),
-    (0.10, _close),
+    (0.15, lambda text, random: f"{random.choice(OPENERS)} {text}"),
+    (0.10, lambda text, random: f"{text} {random.choice(CLOSERS)}"),
     (0.03, _add_aside),
     (0.04, _mistype),
-    (0.30, _capitalise),
-    (0.20, _punctuate),
+    (0.30, lambda text, random: random.choice((text.capitalize, text.capitalize, text.title, text.upper))()),
+    (0.20, lambda text, random: text + random.choice(("?", "?", ".", "!", "..."))),
 )
 """In this order: the probability of each change and the change."""

@@ -145,13 +145,10 @@ def summarized(plan: Plan, load: Load, records: Sequence[RequestRecord], counts:
 
 def mean(ran: Sequence[Ran]) -> Ran:
     """Figures averaged over turns of one plan."""
-
-    def of(name: str) -> float:
-        return fmean(getattr(each, name) for each in ran)
-
     names = ("in_time", "in_time_per_s", "p50_s", "p99_s", "cpu_per_answer_s", "mean_blocks", "agreement")
+    figures = {name: fmean(getattr(each, name) for each in ran) for name in names}
     batches = tuple(map(fmean, zip(*(each.batch_at_block for each in ran), strict=True)))
-    return Ran(plan=ran[0].plan, batch_at_block=batches, **{name: of(name) for name in names})
+    return Ran(plan=ran[0].plan, batch_at_block=batches, **figures)
 
 
 def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tuple[float, ...]:
