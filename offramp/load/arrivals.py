@@ -99,7 +99,13 @@ def parse_arrivals(spec: str) -> Arrivals:
     name, _, rest = spec.strip().partition(":")
     if name not in KEYS:
         raise InputError(f"arrivals {spec!r}: no such process {name!r}; allowed: {ALLOWED}")
-    head, options = _options(spec, rest)
+    head, *parts = re.split(r",(?=\w+=)", rest)  # a file name may hold commas
+    options: dict[str, str] = {}
+    for part in parts:
+        key, _, value = part.partition("=")
+        if key in options:
+            raise InputError(f"arrivals {spec!r}: {key}= is given twice")
+        options[key] = value
     unknown = sorted(set(options) - set(KEYS[name]))
     if unknown:
         raise InputError(f"arrivals {spec!r}: no such key {unknown[0]!r}; allowed: {ALLOWED}")
@@ -150,18 +156,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _options(spec: str, rest: str) -> tuple[str, dict[str, str]]:
-    """What is before the first `,key=`, and the keys; a file name may hold commas."""
-    head, *parts = re.split(r",(?=\w+=)", rest)
-    options: dict[str, str] = {}
-    for part in parts:
-        key, _, value = part.partition("=")
-        if key in options:
-            raise InputError(f"arrivals {spec!r}: {key}= is given twice")
-        options[key] = value
-    return head, options
 
 
 READINGS: Mapping[str, Reading | None] = {"trace": None, "counts": "counts", "times": "times"}

@@ -64,9 +64,16 @@ def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
     `given`: batch, replicas and device of a built-in plan, as far as they are not the default. Raises ModelFolderError,
     PlanError, or InputError for numbers that a file's plan has of its own.
     """
-    if plan in BUILT_IN:
-        return _built_in(PlanOptions(plan=plan, **given), model)
     card = read_card(model)
+    if plan in BUILT_IN:
+        asked = PlanOptions(plan=plan, **given)
+        find_device(asked.device)
+        shape = {**asked.model_dump(include={"batch", "replicas", "device"}), "networks": card.chain.networks}
+        if plan == "stock":
+            return stock_plan(card.num_blocks, **shape)
+        make = early_exit_plan if plan == "early-exit" else serial_plan
+        calibration = read_calibration(model)
+        return make(card.num_blocks, tuple(sorted(calibration.thresholds)), calibration.policy_spec(), **shape)
     if not Path(plan).is_file():
         wrong = "is a folder, not a file" if Path(plan).is_dir() else "no such file"
         raise PlanError(f"--plan {plan}: {wrong}; built in are {', '.join(BUILT_IN)}")
@@ -74,17 +81,6 @@ def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
         ignored = [f"--{name}" for name in given]
         raise InputError(f"{' and '.join(ignored)}: only for built-in plans; {plan} says it for every stage and split")
     return read_plan(Path(plan), ModelShape.of(card))
-
-
-def _built_in(asked: PlanOptions, model: Path) -> Plan:
-    card = read_card(model)
-    find_device(asked.device)
-    shape = {**asked.model_dump(include={"batch", "replicas", "device"}), "networks": card.chain.networks}
-    if asked.plan == "stock":
-        return stock_plan(card.num_blocks, **shape)
-    make = early_exit_plan if asked.plan == "early-exit" else serial_plan
-    calibration = read_calibration(model)
-    return make(card.num_blocks, tuple(sorted(calibration.thresholds)), calibration.policy_spec(), **shape)
 
 
 def with_environment(settings: ServeSettings, environment: Mapping[str, str] = os.environ) -> ServeSettings:

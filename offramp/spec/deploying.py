@@ -142,6 +142,8 @@ def num_running(deployment: Mapping[str, Any]) -> int:
 
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns what Serve runs, as `offramp status --json` prints it."""
+    from optimizer.placement import deployment_name
+
     return [
         {
             "name": name,
@@ -154,20 +156,13 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "status": details["status"],
                     "replicas": num_running(details),
                     "wanted": details["target_num_replicas"],
-                    "emulated": is_emulated(deployment),
+                    "emulated": deployment.startswith(deployment_name(EMULATED)),
                 }
                 for deployment, details in each.get("deployments", {}).items()
             ],
         }
         for name, each in serve["applications"].items()
     ]
-
-
-def is_emulated(deployment: str) -> bool:
-    """Returns whether a deployment's accelerators are emulated, by its name."""
-    from optimizer.placement import deployment_name
-
-    return deployment.startswith(deployment_name(EMULATED))
 
 
 def _one_line(text: str) -> str:

@@ -22,7 +22,6 @@ from offramp.spec.model import ServiceParts, calibrated_parts, read_parts
 from offramp.spec.plan import first_plan, service_problem, stretched
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
-from profiles.table import LatencyTable
 
 _Planned = tuple[ServiceParts, PlanProblem, Plan]
 MODEL = "model"
@@ -86,7 +85,14 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         parts.base,
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={
-            name: _emulated(parts, table, by_tokens=problem.lengths is not None)
+            name: EmulatedSettings(
+                batch=list(table.batches),
+                block_s=table.block_s_NB.tolist(),
+                ramp_s=table.ramp_s_EB.tolist(),
+                length=None if problem.lengths is None else table.length,
+                time_scale=parts.inventory.time_scale,
+                decisions=document.model.decisions,
+            )
             for name, table in parts.tables.items()
             if find_device(name).emulated
         },
@@ -94,17 +100,6 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         probe_share=document.planner.probe_share if controlled else 0.0,
         slo_s=document.slo.latency_s * parts.inventory.time_scale,
         slack=document.slo.slack,
-    )
-
-
-def _emulated(parts: ServiceParts, table: LatencyTable, *, by_tokens: bool) -> EmulatedSettings:
-    return EmulatedSettings(
-        batch=list(table.batches),
-        block_s=table.block_s_NB.tolist(),
-        ramp_s=table.ramp_s_EB.tolist(),
-        length=table.length if by_tokens else None,
-        time_scale=parts.inventory.time_scale,
-        decisions=parts.document.model.decisions,
     )
 
 

@@ -258,18 +258,19 @@ def _check_memory(file: ServiceFile) -> None:
 
 
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
-    """Returns the bytes of all networks, since a replica of a chain holds each of them."""
-    return sum(_bytes_of_one(folder, read_card(folder), dtype) for folder in card.members(model))
+    """Returns the bytes of all networks, since a replica of a chain holds each of them.
 
-
-def _bytes_of_one(model: Path, card: ModelCard, dtype: str) -> int:
-    """Returns bytes by the size of the float32 weights, and of the network's own files, which are not converted."""
-    weights, *others = (model / name for name in (WEIGHTS_FILE, *card.network_files))
-    missing = [path.name for path in (weights, *others) if not path.is_file()]
-    if missing:
-        raise DataError(f"{model} has no {missing[0]}")
-    in_dtype = weights.stat().st_size * FLOAT_BYTES[dtype] // FLOAT_BYTES["float32"]
-    return in_dtype + sum(path.stat().st_size for path in others)
+    They are those of the float32 weights, and of the network's own files, which are not converted.
+    """
+    num_bytes = 0
+    for folder in card.members(model):
+        weights, *others = (folder / name for name in (WEIGHTS_FILE, *read_card(folder).network_files))
+        missing = [path.name for path in (weights, *others) if not path.is_file()]
+        if missing:
+            raise DataError(f"{folder} has no {missing[0]}")
+        num_bytes += weights.stat().st_size * FLOAT_BYTES[dtype] // FLOAT_BYTES["float32"]
+        num_bytes += sum(path.stat().st_size for path in others)
+    return num_bytes
 
 
 def _gigabytes(num_bytes: int) -> str:
@@ -291,7 +292,13 @@ def read_parts(path: Path) -> ServiceParts:
     refuse_unknown_fields(source, ServiceDocument)
     document = source.parse(ServiceDocument, called="the service")
     base = path.parent
-    inventory = _inventory(document.cluster, source, base)
+    if isinstance(document.cluster, InventoryDocument):
+        inventory = build_inventory(document.cluster, source, ("cluster",))
+    else:
+        inventory = read_inventory(base / document.cluster)
+    with source.said_at(("cluster",)):
+        if not inventory.counts:
+            raise InputError("the cluster has no accelerator: every count is 0")
     model = (base / document.model.folder).resolve()
     with source.said_at(("model", "folder")):
         card = read_card(model)
@@ -300,17 +307,6 @@ def read_parts(path: Path) -> ServiceParts:
     _check_memory(file)
     read = {each.name: getattr(file, each.name) for each in fields(file)}
     return ServiceParts(**read, tables=_tables(file), exits=_exits(file))
-
-
-def _inventory(document: str | InventoryDocument, source: Source, base: Path) -> Inventory:
-    if isinstance(document, InventoryDocument):
-        inventory = build_inventory(document, source, ("cluster",))
-    else:
-        inventory = read_inventory(base / document)
-    with source.said_at(("cluster",)):
-        if not inventory.counts:
-            raise InputError("the cluster has no accelerator: every count is 0")
-    return inventory
 
 
 def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
