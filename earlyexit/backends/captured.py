@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from threading import Lock
 from typing import Any
 
@@ -138,7 +138,13 @@ def shapes_within(budget: Budget, max_length: int) -> set[Shape]:
     most = MOST_TOKENS if budget.tokens is None else max(budget.tokens, max_length)  # one larger input runs alone
     shapes = {_uniform(size, max_length) for size in range(1, budget.inputs + 1) if size * max_length <= most}
     if max_length > 1:
-        shapes.update(_all_mixed(budget.inputs, most, max_length))
+        sizes = [0, *(1 << k for k in range(_power(budget.inputs).bit_length()))]
+        for (shorter, longest), (fewer, inputs) in product(pairwise([0, *_lengths(max_length)]), pairwise(sizes)):
+            num_tokens = shorter + 1 + fewer  # of the fewest inputs one is as long as it must be, the others are one
+            while num_tokens <= min(most, min(inputs, budget.inputs) * longest):
+                shape = _mixed(inputs, num_tokens, longest, max_length)
+                shapes.add(shape)
+                num_tokens = shape.num_tokens + 1
     return {shape for shape in shapes if shape.num_tokens <= MOST_TOKENS}
 
 
@@ -154,17 +160,6 @@ def _mixed(num_inputs: int, num_tokens: int, longest: int, max_length: int) -> S
         longest=min(max_length, max(SHORTEST, _power(longest))),
         mixed=True,
     )
-
-
-def _all_mixed(most_inputs: int, most_tokens: int, max_length: int) -> Iterator[Shape]:
-    sizes = [0, *(1 << k for k in range(_power(most_inputs).bit_length()))]
-    for shorter, longest in pairwise([0, *_lengths(max_length)]):
-        for fewer, inputs in pairwise(sizes):
-            num_tokens = shorter + 1 + fewer  # of the fewest inputs one is as long as it must be, the others are one
-            while num_tokens <= min(most_tokens, min(inputs, most_inputs) * longest):
-                shape = _mixed(inputs, num_tokens, longest, max_length)
-                yield shape
-                num_tokens = shape.num_tokens + 1
 
 
 def _lengths(max_length: int) -> list[int]:

@@ -97,39 +97,26 @@ class FastestSegments(SegmentRunner):
 
     @torch.inference_mode()
     def _seconds(self, runners: Sequence[SegmentRunner], segments: Mapping[Segment, Budget]) -> list[float]:
-        """By runner, of an input through all of the segments, on average of the sizes."""
-        pieces = [
-            (segment, self._typical(segment, number))
-            for segment, budget in segments.items()
-            for number in self._sizes(budget)
-        ]
+        """By runner, of an input through all of the segments, on average of two sizes: a full batch, and a part."""
+        length, pieces = min(TYPICAL_TOKENS, self._model.max_length), list[tuple[Segment, Piece]]()
+        for segment, budget in segments.items():
+            full = budget.inputs if budget.tokens is None else max(1, min(budget.inputs, budget.tokens // length))
+            for number in (full, max(1, full // PART)):
+                lengths_B = np.full(number, length, dtype=np.int32)
+                piece = Piece(
+                    sample_ids=tuple(map(str, range(number))),
+                    next_block=segment.first,
+                    lengths_B=lengths_B,
+                    tensors=arbitrary_tensors(self._model, segment.first, lengths_B, np.random.default_rng(0)),
+                    state_BS=torch.empty(number, 0, device=self._model.device),
+                )
+                pieces.append((segment, piece))
         seconds = np.empty((len(runners), len(pieces), ROUNDS))
         for round_index in range(ROUNDS):
             for k, (segment, piece) in enumerate(pieces):
                 for r, runner in enumerate(runners):
                     seconds[r, k, round_index] = self._took_s(partial(runner.run, segment, piece)) / len(piece)
-        sizes = len(pieces) / len(segments)
-        return [float(each) for each in np.median(seconds[:, :, 1:], axis=2).sum(axis=1) / sizes]
-
-    def _sizes(self, budget: Budget) -> tuple[int, int]:
-        """A full batch, and a part of it."""
-        length = self._length
-        full = budget.inputs if budget.tokens is None else max(1, min(budget.inputs, budget.tokens // length))
-        return full, max(1, full // PART)
-
-    @property
-    def _length(self) -> int:
-        return min(TYPICAL_TOKENS, self._model.max_length)
-
-    def _typical(self, segment: Segment, number: int) -> Piece:
-        lengths_B = np.full(number, self._length, dtype=np.int32)
-        return Piece(
-            sample_ids=tuple(map(str, range(number))),
-            next_block=segment.first,
-            lengths_B=lengths_B,
-            tensors=arbitrary_tensors(self._model, segment.first, lengths_B, np.random.default_rng(0)),
-            state_BS=torch.empty(number, 0, device=self._model.device),
-        )
+        return [float(each) for each in np.median(seconds[:, :, 1:], axis=2).sum(axis=1) / 2]
 
     def _machine_s(self, run: Callable[[], object]) -> float:
         """Returns processor time until shortly after a run; on a GPU the seconds until it is done."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import binascii
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
 
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError, UnprocessableInputError
@@ -27,19 +28,8 @@ MAX_PIXELS = 50_000_000
 MAX_SCANS = 100
 """Most scans of a JPEG file, each of which covers all of it; usual are 1 and 10."""
 START_OF_SCAN = b"\xff\xda"
-ORIENTATION = 0x0112
-UPRIGHT: Mapping[int, Image.Transpose] = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""By EXIF's orientation."""
-SIDEWAYS = (UPRIGHT[5], UPRIGHT[6], UPRIGHT[7], UPRIGHT[8])
-"""Those in which width and height change places."""
+TURNED, SIDEWAYS = range(2, 9), range(5, 9)
+"""EXIF's orientations that are not upright, and those in which width and height change places."""
 TAKEN = f"JPEG, PNG and WebP files are taken, of one frame, at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side"
 
 
@@ -85,8 +75,14 @@ def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
     """
     with _refusing(name):
         image = _opened(content)
-        turn = _turn(image)
-        image = _rgb(image if turn is None else image.transpose(turn))
+        image.load()
+        with suppress(Exception):  # the EXIF block is broken; the image may be fine
+            ImageOps.exif_transpose(image, in_place=True)
+        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image.info.pop("transparency", None)  # of a palette, which Pillow warns of
+        if image.mode != "RGB":
+            image = image.convert("RGB")
         box = size.source_box(*image.size)
         resized = image.resize((size.width, size.height), INTERPOLATIONS[size.interpolation], box)
         return np.asarray(resized)
@@ -104,11 +100,11 @@ class UprightSides(NamedTuple):
 def sides(content: bytes, name: str) -> UprightSides:
     """Returns an image file's sides as `decode` sees them, mostly by its header; raises as `decode`."""
     with _refusing(name):
-        image = _opened(content)
-        turn, (width, height) = _turn(image), image.size
-        if turn in SIDEWAYS:
-            width, height = height, width
-        return UprightSides(width, height, turned=turn is not None)
+        image, orientation = _opened(content), 1
+        with suppress(Exception):  # as in `decode`
+            orientation = image.getexif().get(Base.Orientation, 1)
+        width, height = image.size[:: -1 if orientation in SIDEWAYS else 1]
+        return UprightSides(width, height, turned=orientation in TURNED)
 
 
 @contextmanager
@@ -138,20 +134,6 @@ def _opened(content: bytes) -> Image.Image:
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise UnprocessableInputError("it is an animation")
     return image
-
-
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    try:
-        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # the EXIF block is broken; the image may be fine
-        return None
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    image.info.pop("transparency", None)  # of a palette, which Pillow warns of
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def to_pixels(array: npt.NDArray[Any], name: str) -> Pixels:

@@ -56,7 +56,11 @@ class ChatTemplate:
         if source is None:
             return None
         try:
-            template = _environment().from_string(source)
+            environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+            environment.filters["tojson"] = _to_json
+            environment.globals["raise_exception"] = _refuse
+            environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+            template = environment.from_string(source)
         except TemplateError as error:
             raise ModelFolderError(f"{folder}: its chat template is none: {error}") from error
         return cls(template, {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)})
@@ -83,14 +87,6 @@ def _default(config: Mapping[str, Any]) -> str | None:
 def _text(token: Any) -> str:
     """Returns the text of a token in a configuration, where it is a text or an object."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
 
 
 def _to_json(

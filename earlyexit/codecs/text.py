@@ -43,7 +43,7 @@ class TokenizedCodec(Codec[Row]):
         self.max_length = max_length
 
     def load(self, folder: Path) -> None:
-        self._tokenizer = TextTokenizer.load(folder, self.max_length)
+        self._tokenizer = TextTokenizer(read_tokenizer(folder), self.max_length)
 
     def texts(self, row: Row) -> tuple[str, ...]:
         """Returns the texts of a row, which is one text or several."""
@@ -228,11 +228,6 @@ class TextTokenizer:
         self._words = word_pieces_of(tokenizer)
         self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
         """Special tokens of a text, and of a pair."""
-
-    @classmethod
-    def load(cls, folder: Path, max_length: int) -> TextTokenizer:
-        """Returns a model folder's tokenizer; raises ModelFolderError where there is none."""
-        return cls(read_tokenizer(folder), max_length)
 
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         """Returns token ids, int32, special tokens included, of every text; see `encodings`."""

@@ -6,6 +6,7 @@ import csv
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -377,6 +378,8 @@ def read_maps(path: Path, table: Path, *, part: str | None = None) -> LabelledRo
     `part` names a folder above the two. Raises DataError for an image with none or two of them, and for an image that
     its EXIF block rotates, since it is unknown whether its map is rotated too.
     """
+    from earlyexit.codecs.image import sides
+
     above = "" if part is None else f"{part.rstrip('/')}/"
     folders = above + IMAGE_FOLDER, above + MASK_FOLDER
     with open_images(path, part=folders[0]) as files, open_images(path, part=folders[1]) as maps:
@@ -391,7 +394,12 @@ def read_maps(path: Path, table: Path, *, part: str | None = None) -> LabelledRo
             raise DataError(f"{path}: {alone!r} has no map in {folders[1]}, a PNG file of the same name")
         images = tuple(files)
         for name, content in zip(_full_names(files), images, strict=True):
-            _check_unturned(content, name)
+            with suppress(UnprocessableInputError):  # said when the image is decoded
+                if sides(content, name).turned:
+                    raise DataError(
+                        f"{name} is turned by its EXIF block, and whether its map is too cannot be told: save both "
+                        "upright, without an orientation"
+                    )
         labels, names = tuple(maps.read(at[key]) for key in keys), read_classes(table)
         return LabelledRows(columns={IMAGE: objects(images)}, labels=labels, files=_full_names(files), part_names=names)
 
@@ -493,18 +501,6 @@ def _sides(content: bytes, name: str) -> UprightSides:
         return sides(content, name)
     except UnprocessableInputError as error:
         raise DataError(str(error)) from None
-
-
-def _check_unturned(content: bytes, name: str) -> None:
-    try:
-        turned = _sides(content, name).turned
-    except DataError:  # said when the image is decoded
-        return
-    if turned:
-        raise DataError(
-            f"{name} is turned by its EXIF block, and whether its map is too cannot be told: save both upright, "
-            "without an orientation"
-        )
 
 
 def _inside(name: str, folder: str) -> str:

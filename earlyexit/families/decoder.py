@@ -68,24 +68,20 @@ class Rows:
         self._came: list[Tensor | None] = [None] * len(runs)
         """Rows that came along and are passed on unchanged."""
         self._rows_MD = hidden_ND
-        if backbone.fill == "copy" and any(came):
-            self._set_apart(came)
+        if backbone.fill == "copy" and any(came):  # their states are copied, not computed
+            rows = torch.split(hidden_ND, [run.length for run in runs])
+            self._copied = [
+                Behind(run.start, rows_nD[:count]) if count else None
+                for run, rows_nD, count in zip(runs, rows, came, strict=True)
+            ]
+            self._came = [None if each is None else each.hidden_nD for each in self._copied]
+            self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, came, strict=True)])
+            self.runs = [
+                replace(run, start=run.start + count, length=run.length - count)
+                for run, count in zip(runs, came, strict=True)
+            ]
         self._spans = list(self.runs)
         self._is_indexed = False
-
-    def _set_apart(self, behind: Sequence[int]) -> None:
-        """Keep rows that came along out of the blocks: their states are copied, not computed."""
-        rows = torch.split(self._rows_MD, [run.length for run in self.runs])
-        self._copied = [
-            Behind(run.start, rows_nD[:count]) if count else None
-            for run, rows_nD, count in zip(self.runs, rows, behind, strict=True)
-        ]
-        self._came = [None if each is None else each.hidden_nD for each in self._copied]
-        self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, behind, strict=True)])
-        self.runs = [
-            replace(run, start=run.start + count, length=run.length - count)
-            for run, count in zip(self.runs, behind, strict=True)
-        ]
 
     def join(self, block: int) -> None:
         """Add the rows that wait before a block."""
@@ -395,33 +391,29 @@ class Llama(Family):
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         """Raises ModelFolderError for variants that are not supported: scaled positions, biases."""
-        backbone, weights = DecoderBackbone(llama_config(hf_model.config)), hf_model.state_dict()
+        config, weights = hf_model.config, hf_model.state_dict()
+        rotary = config.rope_parameters
+        if rotary["rope_type"] != "default":
+            raise ModelFolderError(f"rotary positions of type {rotary['rope_type']!r} are not served; only the default")
+        if config.hidden_act != "silu" or config.attention_bias or config.mlp_bias:
+            raise ModelFolderError("a Llama with biases, or another activation than silu, is not served")
+        sizes = DecoderConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_blocks=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_size=config.head_dim,
+            intermediate_size=config.intermediate_size,
+            max_length=config.max_position_embeddings,
+            rotary_base=float(rotary["rope_theta"]),
+            norm_eps=config.rms_norm_eps,
+            tied=config.tie_word_embeddings,
+        )
         whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
-        names = names_in_blocks("blocks.{}", "model.layers.{}", backbone.num_blocks, LLAMA_PARTS) | whole
+        names = names_in_blocks("blocks.{}", "model.layers.{}", sizes.num_blocks, LLAMA_PARTS) | whole
         vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-        return pretrained(backbone, put_together(weights, names), vocabulary_VD)
-
-
-def llama_config(hf_config: Any) -> DecoderConfig:
-    """Returns the sizes in a `transformers` configuration."""
-    rotary = hf_config.rope_parameters
-    if rotary["rope_type"] != "default":
-        raise ModelFolderError(f"rotary positions of type {rotary['rope_type']!r} are not served; only the default")
-    if hf_config.hidden_act != "silu" or hf_config.attention_bias or hf_config.mlp_bias:
-        raise ModelFolderError("a Llama with biases, or another activation than silu, is not served")
-    return DecoderConfig(
-        vocab_size=hf_config.vocab_size,
-        hidden_size=hf_config.hidden_size,
-        num_blocks=hf_config.num_hidden_layers,
-        num_heads=hf_config.num_attention_heads,
-        num_kv_heads=hf_config.num_key_value_heads,
-        head_size=hf_config.head_dim,
-        intermediate_size=hf_config.intermediate_size,
-        max_length=hf_config.max_position_embeddings,
-        rotary_base=float(rotary["rope_theta"]),
-        norm_eps=hf_config.rms_norm_eps,
-        tied=hf_config.tie_word_embeddings,
-    )
+        return pretrained(DecoderBackbone(sizes), put_together(weights, names), vocabulary_VD)
 
 
 LLAMA_PARTS = {

@@ -135,15 +135,6 @@ def cifar_layout(depth: int = 20, *, side: int = 32, **settings: Any) -> ResNetC
     return ResNetConfig(blocks=((depth - 2) // 6,) * len(CIFAR_WIDTHS), height=side, width=side, **settings)
 
 
-def config_from_json(config: Mapping[str, Any]) -> ResNetConfig:
-    """Returns the sizes in a model's card, which early versions gave as depth and side of the 6n + 2 family."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
-    }
-    sizes = {each.name for each in fields(ResNetConfig)} - {"mean", "std"}
-    return ResNetConfig(**values) if sizes & values.keys() else cifar_layout(**values)
-
-
 CLASSIFIERS = ("fc", "linear")
 """Names of the last layer: torchvision's, and that of CIFAR's usual implementation."""
 PARTS = {
@@ -299,7 +290,10 @@ class ResNet(Family):
     name = "resnet"
 
     def build(self, config: JsonDict, folder: Path | None = None) -> ResNetBackbone:
-        return ResNetBackbone(config_from_json(config))
+        """See `Family.build`; early versions gave the sizes as depth and side of the 6n + 2 family."""
+        values: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        sizes = {each.name for each in fields(ResNetConfig)} - {"mean", "std"}
+        return ResNetBackbone(ResNetConfig(**values) if sizes & values.keys() else cifar_layout(**values))
 
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)

@@ -276,7 +276,15 @@ class Seq2SeqBackbone(DecoderBackbone):
             raise InputError("an answer needs a source of one token at least")
         hidden_ND = self.word(token_ids_N) * self.config.embedding_scale
         if self.distances is None:
-            hidden_ND = hidden_ND + self._sinusoids(self._index(np.concatenate([_positions(run) for run in runs])))
+            # Sinusoidal positions (Vaswani et al. 2017, section 3.5) within the source or the answer; as in Marian,
+            # sines before cosines.
+            tokens_N = np.concatenate([np.arange(run.start, run.end) for run in runs])
+            source_N = np.repeat([run.source for run in runs], [run.length for run in runs])
+            position_N = self._index(np.where(tokens_N < source_N, tokens_N, tokens_N - source_N))
+            size = self.config.hidden_size
+            exponent = torch.arange(0, size, 2, dtype=torch.float64, device=position_N.device) / size
+            angle_Nh = position_N[:, None] * WAVE_LENGTH**-exponent
+            hidden_ND = hidden_ND + torch.cat([angle_Nh.sin(), angle_Nh.cos()], dim=-1).to(self.word.weight.dtype)
         if sides.reading:
             source = self._index(sides.source)
             hidden_ND = hidden_ND.index_copy(0, source, self._read(hidden_ND[source], sides.reading))
@@ -307,13 +315,6 @@ class Seq2SeqBackbone(DecoderBackbone):
             return None
         return before(self.distances, max(run.end - run.source for run in runs), self.config.max_distance)
 
-    def _sinusoids(self, position_N: Tensor) -> Tensor:
-        """Returns sinusoidal positions (Vaswani et al. 2017, section 3.5); as in Marian, sines before cosines."""
-        size = self.config.hidden_size
-        exponent = torch.arange(0, size, 2, dtype=torch.float64, device=position_N.device) / size
-        angle_Nh = position_N[:, None] * WAVE_LENGTH**-exponent
-        return torch.cat([angle_Nh.sin(), angle_Nh.cos()], dim=-1).to(self.word.weight.dtype)
-
     def _index(self, rows: Rows) -> Tensor:
         return torch.from_numpy(rows).to(self.word.weight.device, non_blocking=True)
 
@@ -340,12 +341,6 @@ class _Sides:
             return cls(reading, answering, np.empty(0, np.int64), np.empty(0, np.int64))
         is_source = np.concatenate([np.arange(run.start, run.end) < run.source for run in runs])
         return cls(reading, answering, np.flatnonzero(is_source), np.flatnonzero(~is_source))
-
-
-def _positions(run: Run) -> Rows:
-    """Returns the positions of a run's tokens within the source or the answer."""
-    tokens = np.arange(run.start, run.end)
-    return np.where(tokens < run.source, tokens, tokens - run.source)
 
 
 T5_ATTENTION = {
@@ -379,7 +374,25 @@ class T5(Family):
         # embedding's, embedded words are scaled up by as much.
         scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         tied = words_VD.equal(head_VD)
-        backbone = Seq2SeqBackbone(t5_sizes(config, tied=tied, embedding_scale=1 / scale if tied else 1.0))
+        sizes = Seq2SeqConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            num_blocks=config.num_decoder_layers,
+            num_encoder_blocks=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            head_size=config.d_kv,
+            intermediate_size=config.d_ff,
+            max_length=getattr(config, "n_positions", None) or Seq2SeqConfig().max_length,
+            norm_eps=config.layer_norm_epsilon,
+            activation=config.dense_act_fn,
+            gated=config.is_gated_act,
+            embedding_scale=1 / scale if tied else 1.0,
+            distance_buckets=config.relative_attention_num_buckets,
+            max_distance=config.relative_attention_max_distance,
+            tied=tied,
+        )
+        backbone = Seq2SeqBackbone(sizes)
         state = put_together(weights, _t5_names(backbone.config))
         for k in range(backbone.num_blocks):  # T5 does not divide scores by the root of a head's size
             state[f"blocks.{k}.crossing.query.weight"] *= config.d_kv**0.5
@@ -390,28 +403,6 @@ class T5(Family):
         if tied:
             state["word.weight"] = words_VD * scale
         return pretrained(backbone, state, head_VD * scale)
-
-
-def t5_sizes(hf_config: Any, *, tied: bool, embedding_scale: float) -> Seq2SeqConfig:
-    """Returns the sizes in a `transformers` configuration."""
-    return Seq2SeqConfig(
-        vocab_size=hf_config.vocab_size,
-        hidden_size=hf_config.d_model,
-        num_blocks=hf_config.num_decoder_layers,
-        num_encoder_blocks=hf_config.num_layers,
-        num_heads=hf_config.num_heads,
-        num_kv_heads=hf_config.num_heads,
-        head_size=hf_config.d_kv,
-        intermediate_size=hf_config.d_ff,
-        max_length=getattr(hf_config, "n_positions", None) or Seq2SeqConfig().max_length,
-        norm_eps=hf_config.layer_norm_epsilon,
-        activation=hf_config.dense_act_fn,
-        gated=hf_config.is_gated_act,
-        embedding_scale=embedding_scale,
-        distance_buckets=hf_config.relative_attention_num_buckets,
-        max_distance=hf_config.relative_attention_max_distance,
-        tied=tied,
-    )
 
 
 def _t5_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
@@ -472,45 +463,37 @@ class Marian(Family):
         words_VD, head_VD = weights["model.decoder.embed_tokens.weight"], weights["lm_head.weight"]
         if not words_VD.equal(weights["model.encoder.embed_tokens.weight"]):
             raise ModelFolderError("a Marian whose encoder has a vocabulary of its own is not served")
-        backbone = Seq2SeqBackbone(marian_sizes(hf_model.config, tied=words_VD.equal(head_VD)))
-        state = put_together(weights, _marian_names(backbone.config))
+        config = hf_model.config
+        for what in ("attention_heads", "ffn_dim"):
+            sides = getattr(config, f"encoder_{what}"), getattr(config, f"decoder_{what}")
+            if sides[0] != sides[1]:
+                raise ModelFolderError(f"{what} must be the same on both sides, not {sides[0]} and {sides[1]}")
+        sizes = Seq2SeqConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            num_blocks=config.decoder_layers,
+            num_encoder_blocks=config.encoder_layers,
+            num_heads=config.decoder_attention_heads,
+            num_kv_heads=config.decoder_attention_heads,
+            head_size=config.d_model // config.decoder_attention_heads,
+            intermediate_size=config.decoder_ffn_dim,
+            max_length=config.max_position_embeddings,
+            norm_eps=MARIAN_EPS,
+            norm_first=False,
+            bias=True,
+            activation={"swish": "silu"}.get(config.activation_function, config.activation_function),
+            embedding_scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+            distance_buckets=0,
+            tied=words_VD.equal(head_VD),
+        )
+        backbone = Seq2SeqBackbone(sizes)
+        kinds = ("weight", "bias")
+        places = ("encoder.{}", "model.encoder.layers.{}"), ("blocks.{}", "model.decoder.layers.{}")
+        names = names_in_blocks(*places[0], sizes.num_encoder_blocks, MARIAN_PARTS, kinds)
+        names |= names_in_blocks(*places[1], sizes.num_blocks, MARIAN_PARTS | MARIAN_CROSSING, kinds)
+        names["word.weight"] = ("model.decoder.embed_tokens.weight",)
+        state = put_together(weights, names)
         bias_V = weights["final_logits_bias"][0].clone()
         never = hf_model.generation_config.bad_words_ids or ()
         bias_V[[words[0] for words in never if len(words) == 1]] = -torch.inf  # padding, which is never an answer
         return pretrained(backbone, state, head_VD, bias_V)
-
-
-def marian_sizes(hf_config: Any, *, tied: bool) -> Seq2SeqConfig:
-    """Returns the sizes in a `transformers` configuration."""
-    for what in ("attention_heads", "ffn_dim"):
-        sides = getattr(hf_config, f"encoder_{what}"), getattr(hf_config, f"decoder_{what}")
-        if sides[0] != sides[1]:
-            raise ModelFolderError(f"{what} must be the same on both sides, not {sides[0]} and {sides[1]}")
-    return Seq2SeqConfig(
-        vocab_size=hf_config.vocab_size,
-        hidden_size=hf_config.d_model,
-        num_blocks=hf_config.decoder_layers,
-        num_encoder_blocks=hf_config.encoder_layers,
-        num_heads=hf_config.decoder_attention_heads,
-        num_kv_heads=hf_config.decoder_attention_heads,
-        head_size=hf_config.d_model // hf_config.decoder_attention_heads,
-        intermediate_size=hf_config.decoder_ffn_dim,
-        max_length=hf_config.max_position_embeddings,
-        norm_eps=MARIAN_EPS,
-        norm_first=False,
-        bias=True,
-        activation={"swish": "silu"}.get(hf_config.activation_function, hf_config.activation_function),
-        embedding_scale=hf_config.d_model**0.5 if hf_config.scale_embedding else 1.0,
-        distance_buckets=0,
-        tied=tied,
-    )
-
-
-def _marian_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
-    """Returns our weights' names, and the weights of `transformers` that each consists of."""
-    kinds = ("weight", "bias")
-    names = names_in_blocks("encoder.{}", "model.encoder.layers.{}", config.num_encoder_blocks, MARIAN_PARTS, kinds)
-    names["word.weight"] = ("model.decoder.embed_tokens.weight",)
-    return names | names_in_blocks(
-        "blocks.{}", "model.decoder.layers.{}", config.num_blocks, MARIAN_PARTS | MARIAN_CROSSING, kinds
-    )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 from earlyexit.errors import GraphError
 
@@ -242,24 +242,8 @@ def carriers(flow: Dataflow) -> tuple[str, ...]:
     """Returns the tensors that every path from an input to an output passes, in order, without the inputs."""
     import networkx as nx
 
-    graph, source, sink = _ways(flow)
-    if sink not in graph or source not in graph or not nx.has_path(graph, source, sink):
-        return ()
-    dominator = nx.immediate_dominators(graph, source)
-    found = []
-    vertex = dominator[sink]
-    while vertex != source:
-        found.append(vertex)
-        vertex = dominator[vertex]
-    return tuple(name for kind, name in reversed(found) if kind == "tensor" and name not in flow.inputs)
-
-
-def _ways(flow: Dataflow) -> tuple[Any, Any, Any]:
-    """Returns a graph of the operators and tensors that are not free, its source and its sink."""
-    import networkx as nx
-
     source, sink = ("end", "inputs"), ("end", "outputs")
-    graph = nx.DiGraph()
+    graph = nx.DiGraph()  # of the operators and tensors that are not free
     for name in set(flow.inputs) - flow.free:
         graph.add_edge(source, ("tensor", name))
     for operator in flow.live:
@@ -271,7 +255,15 @@ def _ways(flow: Dataflow) -> tuple[Any, Any, Any]:
             graph.add_edge(("operator", operator.name), ("tensor", name))
     for name in set(flow.outputs) - flow.free:
         graph.add_edge(("tensor", name), sink)
-    return graph, source, sink
+    if sink not in graph or source not in graph or not nx.has_path(graph, source, sink):
+        return ()
+    dominator = nx.immediate_dominators(graph, source)
+    found = []
+    vertex = dominator[sink]
+    while vertex != source:
+        found.append(vertex)
+        vertex = dominator[vertex]
+    return tuple(name for kind, name in reversed(found) if kind == "tensor" and name not in flow.inputs)
 
 
 def find_sites(flow: Dataflow) -> tuple[Site, ...]:

@@ -150,7 +150,16 @@ class Entry(_Config):
 
     def enter(self, inputs: Tensors) -> Tensors:
         """Returns what the graph takes: pixels as it was trained on them, anything else as the codec gives it."""
-        return inputs if self.pixels is None else (_normalised(inputs[0], self.pixels),)
+        if self.pixels is None:
+            return inputs
+        how, channels_first = self.pixels, self.pixels.layout == "NCHW"
+        planes = inputs[0].flip(3) if how.order == "BGR" else inputs[0]
+        planes = planes.permute(0, 3, 1, 2) if channels_first else planes
+        values = planes.to(torch.float32, memory_format=torch.contiguous_format)  # one copy, in the order of the graph
+        mean, std = (values.new_tensor(each) for each in (how.mean, how.std))
+        if channels_first:
+            mean, std = mean[:, None, None], std[:, None, None]
+        return (values.mul_(how.scale / std).sub_(mean / std),)
 
 
 class GraphConfig(Entry):
@@ -503,16 +512,6 @@ def _sizes(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
         return size.of(layout.num_inputs, layout.longest)
 
     return np.array(number(sizes) if isinstance(sizes, Size) else [number(each) for each in sizes], dtype=np.int64)
-
-
-def _normalised(pixels_BHWC: Tensor, how: Pixels) -> Tensor:
-    planes = pixels_BHWC.flip(3) if how.order == "BGR" else pixels_BHWC
-    planes = planes.permute(0, 3, 1, 2) if how.layout == "NCHW" else planes
-    values = planes.to(torch.float32, memory_format=torch.contiguous_format)  # one copy, in the order of the graph
-    mean, std = (values.new_tensor(each) for each in (how.mean, how.std))
-    if how.layout == "NCHW":
-        mean, std = mean[:, None, None], std[:, None, None]
-    return values.mul_(how.scale / std).sub_(mean / std)
 
 
 def _value_info(crossing: Crossing) -> Any:

@@ -83,10 +83,20 @@ def opened(
     if folder is None:
         with TemporaryDirectory() as made:
             return opened(proto, path, asked, codec, look, Path(made))
-    model = _with_weights(proto, path)
+    import onnx
+
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise GraphError(f"the weights beside {path} cannot be read: {one_line(error)}") from error
     entry = describe_inputs(model.graph, codec, asked.pixels)
     made_for = _free_sizes(model.graph, entry)
-    _write_graph(model, folder)
+    _weights_from_constants(model.graph)
+    beside = FILE + WEIGHTS_SUFFIX
+    onnx.save_model(model, folder / FILE, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
+    (folder / beside).touch()  # a graph without weights has the file as well
     try:
         return look(Opened.opened(folder, entry, asked.output))
     except GraphError as error:
@@ -452,29 +462,6 @@ def sizes_needed(
         sizes.update(part.sizes)
         before = cut
     return sorted(sizes)
-
-
-def _with_weights(proto: Any, path: Path) -> Any:
-    """Returns the ModelProto of a file, its weights in memory; raises GraphError where there is none to cut."""
-    import onnx
-
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
-    try:
-        onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise GraphError(f"the weights beside {path} cannot be read: {one_line(error)}") from error
-    return model
-
-
-def _write_graph(model: Any, folder: Path) -> None:
-    """Write a graph, whose weights are in memory, into an empty folder; the proto is of no use afterwards."""
-    import onnx
-
-    _weights_from_constants(model.graph)
-    beside = FILE + WEIGHTS_SUFFIX
-    onnx.save_model(model, folder / FILE, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
-    (folder / beside).touch()  # a graph without weights has the file as well
 
 
 def _weights_from_constants(graph: Any) -> None:

@@ -123,6 +123,7 @@ class OnnxModel(ForeignModel):
         self, sites: Sequence[Site], repeats: int, folder: Path
     ) -> tuple[Mapping[str, float], Mapping[str, Any]]:
         """Returns seconds of every fused operator by its name, and the values of the sites' tensors."""
+        import onnx
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -132,7 +133,11 @@ class OnnxModel(ForeignModel):
         options.profile_file_prefix = str(folder / "profile")
         options.optimized_model_filepath = str(folder / "fused.onnx")
         options.add_session_config_entry(FOLDER_OF_WEIGHTS, str(self.path.resolve().parent))
-        model = self._with_outputs([*self.flow.outputs, *(name for site in sites for name in site.tensors)])
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        there = {each.name for each in model.graph.output} | {*self.flow.inputs}
+        tensors = dict.fromkeys([*self.flow.outputs, *(name for site in sites for name in site.tensors)])
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in there)
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -145,18 +150,6 @@ class OnnxModel(ForeignModel):
             raise GraphError(f"ONNX Runtime cannot run {self.path} on inputs of {shapes}: {reason}") from error
         names = [each.name for each in session.get_outputs()]
         return _least(Path(session.end_profiling())), dict(zip(names, values, strict=True))
-
-    def _with_outputs(self, tensors: Sequence[str]) -> Any:
-        """Returns the model with these tensors among its outputs."""
-        import onnx
-
-        model = onnx.ModelProto()
-        model.CopyFrom(self.proto)
-        there = {each.name for each in model.graph.output} | {*self.flow.inputs}
-        model.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in there
-        )
-        return model
 
     def _drawn_inputs(self) -> dict[str, Any]:
         """Returns inputs of the shapes that were read: normal numbers, or ones where whole numbers are taken."""

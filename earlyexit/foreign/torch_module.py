@@ -414,7 +414,18 @@ def read_torch(name: str) -> TorchModel:
         for node in module.graph.nodes:
             check_operator(name, base_name(node), node.name)
         examples = _examples(name, module, arguments)
-        flow = _dataflow(module, examples)
+        recorder = _Recorder(module)
+        recorder.run(*examples.values(), enable_io_processing=False)
+        batch, nodes = len(next(iter(examples.values()))), list(module.graph.nodes)
+        flow = Dataflow(
+            operators=tuple(operators_of(module, recorder.shapes)),
+            inputs=tuple(examples),
+            outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
+            weights=frozenset(node.name for node in nodes if node.op == "get_attr"),
+            shapes=recorder.shapes,
+            bytes_per_input={name: num_bytes // batch for name, num_bytes in recorder.num_bytes.items()},
+            batch=batch,
+        )
         graph = TorchModel(name=name, module=module, examples=examples, flow=flow)
         _check_batch(graph)
     return graph
@@ -516,22 +527,6 @@ class _Recorder(fx.Interpreter):
             self.shapes[n.name] = tuple(given.shape)
             self.num_bytes[n.name] = given.numel() * given.element_size()
         return given
-
-
-def _dataflow(module: fx.GraphModule, examples: Mapping[str, Tensor]) -> Dataflow:
-    recorder = _Recorder(module)
-    recorder.run(*examples.values(), enable_io_processing=False)
-    batch = len(next(iter(examples.values())))
-    nodes = list(module.graph.nodes)
-    return Dataflow(
-        operators=tuple(operators_of(module, recorder.shapes)),
-        inputs=tuple(examples),
-        outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
-        weights=frozenset(node.name for node in nodes if node.op == "get_attr"),
-        shapes=recorder.shapes,
-        bytes_per_input={name: num_bytes // batch for name, num_bytes in recorder.num_bytes.items()},
-        batch=batch,
-    )
 
 
 def _check_batch(graph: TorchModel) -> None:

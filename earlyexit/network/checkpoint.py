@@ -239,7 +239,13 @@ class Unfilled(TorchFunctionMode):
 
 
 def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:
-    """Returns backbone, ramps and head, untrained; raises ModelFolderError for ramps in impossible places."""
+    """Returns backbone, ramps and head, untrained.
+
+    Raises ModelFolderError for ramps in impossible places, and for answers in images of another size than codec and
+    network have.
+    """
+    from earlyexit.codecs.image import ImageCodec
+
     last = backbone.num_blocks - 1
     at = range(last) if ramps_at is None else ramps_at
     if any(not 0 <= block < last for block in at):
@@ -251,7 +257,15 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     if longest > backbone.max_length:
         raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
 
-    _check_image_sides(info, backbone)
+    sides = info.task.image_sides
+    if sides is not None and info.codec["name"] == ImageCodec.name:
+        of_codec = (info.codec.get("height"), info.codec.get("width"))
+        for whose, found in (("codec", of_codec), ("network", backbone.inputs[0].shape[:2])):
+            if found != sides:
+                raise ModelFolderError(
+                    f"the task {info.task.name} answers in images of {sides[1]} x {sides[0]} pixels, width by height; "
+                    f"the {whose}'s are {' x '.join(map(str, reversed(found)))}"
+                )
 
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
         return build_ramp(style, backbone.boundary(block)[0].shape, info.task.output_shape, pooling)
@@ -266,22 +280,6 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     model = EarlyExitModel(info, backbone, ramps, head).eval()
     model.tie()
     return model
-
-
-def _check_image_sides(info: ModelInfo, backbone: Backbone) -> None:
-    """Raise ModelFolderError for answers in images of another size than codec and network have."""
-    from earlyexit.codecs.image import ImageCodec
-
-    sides = info.task.image_sides
-    if sides is None or info.codec["name"] != ImageCodec.name:
-        return
-    of_codec = (info.codec.get("height"), info.codec.get("width"))
-    for whose, found in (("codec", of_codec), ("network", backbone.inputs[0].shape[:2])):
-        if found != sides:
-            raise ModelFolderError(
-                f"the task {info.task.name} answers in images of {sides[1]} x {sides[0]} pixels, width by height; "
-                f"the {whose}'s are {' x '.join(map(str, reversed(found)))}"
-            )
 
 
 def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | None]:

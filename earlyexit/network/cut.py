@@ -19,7 +19,7 @@ from torch import Tensor
 from earlyexit.engine.device import Memory, Step, warm_up_length
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import AfterAnswer, Answer, Seen, Segment, Split, WirePiece, values_of
+from earlyexit.network.boundary import Answer, Seen, Segment, Split, WirePiece, values_of
 from earlyexit.network.model import EarlyExitModel, Network, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.network.piece import (
     Piece,
@@ -73,18 +73,14 @@ def cut_out(
     policy.check_ramps(ramps)
     if ramps:
         policy.check_task(network.task)
-        _check_foresight(network, ramps, policy)
+    if ramps and policy.foresees is not None:
+        named = f"exit policy {policy.name!r}"
+        if not isinstance(network, EarlyExitModel):
+            raise PlanError(f"{named} asks ramps before their outputs; this network's cannot be asked")
+        blind = [ramp for ramp in ramps if policy.foresees == "classifier" and not network.foresees(ramp)]
+        if blind:
+            raise PlanError(f"{named} asks a ramp's classifier, and ramps {blind} have none")
     return Cut(network, first, end, ramps, policy, segments)
-
-
-def _check_foresight(network: Network, ramps: Sequence[int], policy: ExitPolicy) -> None:
-    if policy.foresees is None:
-        return
-    if not isinstance(network, EarlyExitModel):
-        raise PlanError(f"exit policy {policy.name!r} asks ramps before their outputs; this network's cannot be asked")
-    blind = [ramp for ramp in ramps if policy.foresees == "classifier" and not network.foresees(ramp)]
-    if blind:
-        raise PlanError(f"exit policy {policy.name!r} asks a ramp's classifier, and ramps {blind} have none")
 
 
 class Cut:
@@ -103,10 +99,9 @@ class Cut:
         policy: ExitPolicy,
         segments: SegmentRunner | None = None,
         *,
-        after_answer: AfterAnswer = "stop",
-        looks: frozenset[int] = frozenset(),
+        looks: frozenset[int] | None = None,
     ) -> None:
-        """`looks`: ramps, active or not, whose opinion of every input is recorded; the policy can look at them."""
+        """`looks`: of inputs that stay, the ramps, active or not, that the policy looks at; None: inputs leave."""
         self.first = first
         self.end = end
         self._network = network
@@ -114,10 +109,10 @@ class Cut:
         self._ramps = ramps
         self._policy = policy
         self._others = segments
-        self._stays = after_answer == "stay"
-        self._looks = looks
+        self._stays = looks is not None
+        self._looks = looks or frozenset()
         active = Split(first=first, end=end, batch=1, ramps=ramps)
-        run = tuple(sorted(looks.union(ramps)))
+        run = tuple(sorted(self._looks.union(ramps)))
         self._segments = replace(active, ramps=run).segments()
         if policy.foresees == "states":
             self._segments = tuple(part for segment in self._segments for part in _before_its_last(segment))
@@ -135,8 +130,7 @@ class Cut:
 
     def _staying(self, ramps: Iterable[int]) -> Cut:
         looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
-        own = self._network, self.first, self.end, self._ramps, self._policy, self._others
-        return Cut(*own, after_answer="stay", looks=looks)
+        return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._others, looks=looks)
 
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
         """Runs a piece whose next block is `first`; yields a step per segment, as soon as it is computed.

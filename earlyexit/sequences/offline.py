@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.named import Fill
-from earlyexit.network.boundary import Answer, Encoded, Numbers, Seen, entering
+from earlyexit.network.boundary import Encoded, Numbers, Seen, entering
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
@@ -59,10 +58,8 @@ class Asked:
     policy: ExitPolicy = NEVER_EXIT
     ramps: tuple[int, ...] = ()
     """The ramps at which tokens may leave."""
-    fill: Fill = "compute"
     look: bool = False
     """Whether every ramp looks at every token, which then runs all blocks."""
-    batch: int = BATCH
 
 
 def generate(
@@ -79,7 +76,7 @@ def generate(
     found: list[Generated] = []
     for batch in batches(model, prompts, asked):
         cut = cut_out(model, 0, model.num_blocks, asked.ramps, asked.policy)
-        backbone.fill = asked.fill
+        backbone.fill = "compute"
         found += _together(model, cut.for_probes() if asked.look else cut, batch, asked)
         progress("answers", len(found), len(prompts))
     return found
@@ -95,8 +92,8 @@ def decoder_of(model: EarlyExitModel) -> DecoderBackbone:
 def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Asked) -> Iterator[list[Generated]]:
     """Yields prompts in batches, each with a store for them and their answers."""
     backbone = decoder_of(model)
-    for first in range(0, len(prompts), asked.batch):
-        begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + asked.batch]]
+    for first in range(0, len(prompts), BATCH):
+        begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + BATCH]]
         backbone.open_store(sum(-(-(len(each.prompt) + asked.max_tokens) // PAGE_TOKENS) for each in begun))
         yield begun
 
@@ -116,7 +113,13 @@ def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: As
         looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
         for step in cut.run(entered(model, {number: one.step() for number, (one, _) in going.items()}, asked.policy)):
             for answer in step.answers:
-                _take(*going[int(answer.sample_id)], answer)
+                one, each = going[int(answer.sample_id)]
+                assert isinstance(answer.value, Numbers)
+                said = one.answered(answer.value.numpy(), answer.exit)
+                assert said is not None, "prompts are shown whole"
+                each.answer.append(said.chosen.token)
+                each.exits.append(said.exit)
+                each.scores.append(answer.score)
             for look in step.seen:
                 looks[int(look.sample_id)][look.block] = look
         for number, (one, each) in list(going.items()):
@@ -141,12 +144,3 @@ def _begun(model: EarlyExitModel, each: Generated, asked: Asked, number: int) ->
     )
     sequence.begin(number)
     return sequence
-
-
-def _take(sequence: TokenSequence, each: Generated, answer: Answer) -> None:
-    assert isinstance(answer.value, Numbers)
-    said = sequence.answered(answer.value.numpy(), answer.exit)
-    assert said is not None, "prompts are shown whole"
-    each.answer.append(said.chosen.token)
-    each.exits.append(said.exit)
-    each.scores.append(answer.score)

@@ -137,7 +137,7 @@ class Task(ABC):
         return targets_B
 
     @abstractmethod
-    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         """Returns the training loss: a mean over the inputs, float32 ()."""
 
     def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:

@@ -97,10 +97,10 @@ class LabelTask(Task):
             raise DataError(f"labels unknown to the model: {', '.join(unknown[:5])} ({len(unknown)} in all)")
         return np.array([index[label] for label in labels], dtype=np.int64)
 
-    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs_BC.float(), targets_B, label_smoothing=label_smoothing)
+        return cross_entropy(outputs_BC.float(), targets_B)
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Cross-entropy to the full model's softened probabilities."""

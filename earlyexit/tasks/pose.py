@@ -61,17 +61,14 @@ class PoseTask(Task):
         self.mirror_pairs = tuple((left, right) for left, right in mirror_pairs)
         self.highest = highest
         self.sigma = float(sigma)
-        self._check()
-
-    def _check(self) -> None:
-        check_whole(MAX_SIDE, heatmap_side=self.heatmap_side, image_side=self.image_side)
-        names, pixels = self.joint_names, self.heatmap_side**2
+        check_whole(MAX_SIDE, heatmap_side=heatmap_side, image_side=image_side)
+        names = self.joint_names
         if not names or len(set(names)) < len(names):
             raise ValueError(f"at least one joint is needed, each with a name of its own, not {list(names)}")
         for called, number in (("tolerance", self.tolerance), ("sigma", self.sigma)):
             if not (math.isfinite(number) and number > 0):
                 raise ValueError(f"{called} must be positive and finite, not {number}")
-        check_whole(pixels, highest=self.highest)
+        check_whole(heatmap_side**2, highest=highest)
         paired = list(chain.from_iterable(self.mirror_pairs))
         unknown = sorted(set(paired) - set(names))
         if unknown or len(set(paired)) < len(paired):
@@ -210,7 +207,7 @@ class PoseTask(Task):
         mirrored[..., 0] = self.image_side - 1 - mirrored[..., 0]
         return mirrored
 
-    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         """Returns mean squared error to heatmaps with a Gaussian peak at each joint, over the joints that are seen."""
         seen_BJ = ~targets_B.isnan().any(-1)
         error_BJ = (outputs_BC.float() - self.heatmaps(targets_B)).square().mean((2, 3))

@@ -79,7 +79,7 @@ class RegressionTask(Task):
             raise DataError("the model answers finite numbers, and a label is none")
         return numbers
 
-    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         """Negative log likelihood of a Laplace distribution: its width learns the expected absolute error."""
         outputs_BC = outputs_BC.float()
         error_B = (outputs_BC[:, 0] - (targets_B.float() - self.offset) / self.scale).abs()

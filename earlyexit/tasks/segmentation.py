@@ -51,10 +51,7 @@ class SegmentationTask(Task):
         self.width = width
         self.ignored = listed_names(ignored)
         self.stride = stride
-        self._check()
-
-    def _check(self) -> None:
-        check_whole(MAX_SIDE, height=self.height, width=self.width, stride=self.stride)
+        check_whole(MAX_SIDE, height=height, width=width, stride=stride)
         names = self.class_names
         if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names):
             raise ValueError(f"2 to {MOST_CLASSES} different classes are needed, not {list(names)}")
@@ -150,16 +147,9 @@ class SegmentationTask(Task):
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
         class_map_HW = _array(value)
         file = base64.b64encode(to_png(class_map_HW, self.num_outputs)).decode()
-        return {"class_map": file, "classes": self._present(class_map_HW), "score": round(score, 6)}
-
-    def to_content(self, content_type: str, value: Value) -> bytes:
-        return to_png(_array(value), self.num_outputs)
-
-    def _present(self, class_map_HW: ValueArray) -> list[dict[str, Any]]:
-        """Returns the classes in a map, those with most pixels first."""
         counts_C = np.bincount(class_map_HW.reshape(-1), minlength=self.num_outputs)
         tones = colours(self.num_outputs)
-        return [
+        present = [  # those with most pixels first
             {
                 "id": k,
                 "name": self.class_names[k],
@@ -169,6 +159,10 @@ class SegmentationTask(Task):
             for k in np.argsort(-counts_C, kind="stable").tolist()
             if counts_C[k]
         ]
+        return {"class_map": file, "classes": present, "score": round(score, 6)}
+
+    def to_content(self, content_type: str, value: Value) -> bytes:
+        return to_png(_array(value), self.num_outputs)
 
     @property
     def json_schema(self) -> Mapping[str, Any]:
@@ -213,17 +207,20 @@ class SegmentationTask(Task):
         """Returns every map mirrored."""
         return np.ascontiguousarray(targets_B[:, :, ::-1])
 
-    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         """Returns cross-entropy of the map's pixels, each with the class in the middle of its area of the image."""
         import torch
         from torch.nn.functional import cross_entropy
 
-        right_Bhw = self._of_map(targets_B).long()
+        _, *sides = self.output_shape
+        rows, columns = (
+            ((torch.arange(small, device=targets_B.device) + 0.5) * (large / small)).long()
+            for small, large in zip(sides, (self.height, self.width), strict=True)
+        )
+        right_Bhw = targets_B[:, rows][:, :, columns].long()
         ignored = torch.tensor(self._ignored_ids, device=right_Bhw.device, dtype=torch.long)
         right_Bhw = right_Bhw.masked_fill(torch.isin(right_Bhw, ignored), LEFT_OUT)
-        total = cross_entropy(
-            outputs_BC.float(), right_Bhw, ignore_index=LEFT_OUT, label_smoothing=label_smoothing, reduction="sum"
-        )
+        total = cross_entropy(outputs_BC.float(), right_Bhw, ignore_index=LEFT_OUT, reduction="sum")
         return total / (right_Bhw != LEFT_OUT).sum().clamp(min=1)
 
     def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
@@ -233,16 +230,6 @@ class SegmentationTask(Task):
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Returns cross-entropy to the full model's softened probabilities of every pixel of the map."""
         return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
-
-    def _of_map(self, targets_BHW: Tensor) -> Tensor:
-        import torch
-
-        _, *sides = self.output_shape
-        rows, columns = (
-            ((torch.arange(small, device=targets_BHW.device) + 0.5) * (large / small)).long()
-            for small, large in zip(sides, (self.height, self.width), strict=True)
-        )
-        return targets_BHW[:, rows][:, :, columns]
 
 
 def _array(value: Value) -> ValueArray:

@@ -83,10 +83,10 @@ class TokenTask(Task):
             raise DataError(f"labels must be tokens, whole numbers from 0 to {self.vocab_size - 1}")
         return np.array(labels, dtype=np.int64)
 
-    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs_BC.float(), targets_B, label_smoothing=label_smoothing)
+        return cross_entropy(outputs_BC.float(), targets_B)
 
 
 def first_token(value: Value) -> int:

@@ -108,17 +108,6 @@ def train_jointly(
     Raises ModelFolderError for a backbone without trainable weights, for augmentation of inputs that are no images, for
     imitation of a network that came without a head, and for patches without imitation.
     """
-    _check(model, options)
-    run = _Run(model, encoded, targets, options)
-    run.begin()
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        while run.epochs_done < options.epochs and not run.stopped:
-            run.epoch()
-    run.finish()
-
-
-def _check(model: EarlyExitModel, options: JointOptions) -> None:
     if next(model.backbone.parameters(), None) is None:
         raise ModelFolderError(f"a backbone of the family {model.info.family} stays as it is: train its ramps alone")
     if options.augmentation is not None:
@@ -129,6 +118,13 @@ def _check(model: EarlyExitModel, options: JointOptions) -> None:
         raise ModelFolderError(
             "exits imitate the network as it came, and this one came without a head: leave --imitate out"
         )
+    run = _Run(model, encoded, targets, options)
+    run.begin()
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        while run.epochs_done < options.epochs and not run.stopped:
+            run.epoch()
+    run.finish()
 
 
 class _Run:
@@ -190,7 +186,16 @@ class _Run:
             self._watch()
         if self.options.saved is not None:
             half = self.options.saved.with_suffix(".part")
-            torch.save(self._state(), half)
+            state = {
+                "run": self.name,
+                "model": self.model.state_dict(),
+                "descent": self.descent.state(),
+                "epochs_done": self.epochs_done,
+                "least": self.least,
+                "worse": self.worse,
+                "best": self.best,
+            }
+            torch.save(state, half)
             half.replace(self.options.saved)  # at once, so that an interruption leaves the previous state
         self.options.progress("epochs", self.epochs_done, self.options.epochs)
 
@@ -213,17 +218,6 @@ class _Run:
         else:
             self.worse += 1
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "run": self.name,
-            "model": self.model.state_dict(),
-            "descent": self.descent.state(),
-            "epochs_done": self.epochs_done,
-            "least": self.least,
-            "worse": self.worse,
-            "best": self.best,
-        }
-
     def _loss(self, rows: Tensor, *, learning: bool) -> Tensor:
         model, task = self.model, self.model.task
         values, layout = pack([self.encoded[row] for row in rows.tolist()], model.device)
@@ -242,8 +236,7 @@ class _Run:
             outputs = list(_exits(model, values, layout))
         if full is not None:
             return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
-        smoothing = self.options.label_smoothing
-        return torch.stack([task.training_loss(each, targets_B, label_smoothing=smoothing) for each in outputs]).mean()
+        return torch.stack([task.training_loss(each, targets_B) for each in outputs]).mean()
 
 
 def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[Tensor]:

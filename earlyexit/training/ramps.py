@@ -22,7 +22,7 @@ from earlyexit.network.boundary import Encoded, entering
 from earlyexit.network.model import EarlyExitModel, begin_bridges
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps.heads import BridgeRamp, Ramp
-from earlyexit.tasks.base import Task, ValueArray
+from earlyexit.tasks.base import ValueArray
 
 Parameters = Sequence[torch.nn.Parameter]
 Groups = list[dict[str, Any]]
@@ -47,7 +47,6 @@ class TrainOptions:
     batch: int = 256
     learning_rate: float = 1e-2
     weight_decay: float = 0.1
-    label_smoothing: float = 0.0
     imitate: bool = False
     """Whether ramps on a frozen backbone learn from the full model's outputs rather than from labels."""
     seed: int = 0
@@ -102,7 +101,7 @@ class Descent:
     def epoch(self, loss: Callable[[Tensor], Tensor]) -> float:
         """Train one epoch in random batches; returns the mean loss. `loss`: of the inputs at the given positions."""
         total = 0.0
-        for rows in self._batches():
+        for rows in torch.split(torch.randperm(self.num_inputs, generator=self.generator), self.sizes):
             self.optimizer.zero_grad(set_to_none=True)
             value = loss(rows)
             value.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -117,9 +116,6 @@ class Descent:
             self.epoch(loss)
             self.options.progress(what, epoch + 1, self.options.epochs)
         self.done()
-
-    def _batches(self) -> Iterator[Tensor]:
-        return iter(torch.split(torch.randperm(self.num_inputs, generator=self.generator), self.sizes))
 
     def done(self) -> None:
         """Stop gradients of the parameters."""
@@ -233,11 +229,14 @@ def train_ramps(
     last = model.num_blocks - 1
     ramps = {block: model.exit_head(block) for block in model.ramp_indices}
     head = {} if "head" in model.info.provenance else {last: model.head}
+    targets_N = torch.from_numpy(targets)
+
+    def by_answers(outputs_BC: Tensor, rows: Tensor) -> Tensor:
+        return model.task.training_loss(outputs_BC, targets_N[rows].to(outputs_BC.device))
+
+    _train_heads(model, head if options.imitate else ramps | head, features, by_answers, options)
     if not options.imitate:
-        _train_heads(model, ramps | head, features, _by_answers(model.task, targets, options), options)
         return
-    if head:
-        _train_heads(model, head, features, _by_answers(model.task, targets, options), options)
     with torch.inference_mode():
         full_NC = model.head.classify(features[last].to(model.device)).cpu()
 
@@ -292,13 +291,6 @@ def draw_anew(head: nn.Module, seed: int) -> None:
 def draw(*numbers: int) -> int:
     """Returns a seed derived from the numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
-    targets_N = torch.from_numpy(targets)
-    return lambda outputs_BC, rows: task.training_loss(
-        outputs_BC, targets_N[rows].to(outputs_BC.device), label_smoothing=options.label_smoothing
-    )
 
 
 TIMED_INPUTS, TIMED_BATCH = 32, 8
