@@ -206,7 +206,10 @@ class OnnxSegments(SegmentRunner):
     def prepare(self, segments: Collection[Segment]) -> None:
         """Open a session for each, for seconds each if it was never exported; others may run at the same time."""
         if self._missing(segments):
-            with _alone(self._cache):
+            self._cache.mkdir(parents=True, exist_ok=True)
+            with (self._cache / "lock").open("w") as file:
+                # One process at a time, until the file is closed: replicas that start together need the same files.
+                fcntl.flock(file, fcntl.LOCK_EX)
                 if missing := self._missing(segments):
                     export_elsewhere(self._model, missing)
         self._sessions.prepare(segments)
@@ -240,15 +243,6 @@ class OnnxSegments(SegmentRunner):
         if not path.is_file():
             export(self._model, segment, path)
         return open_session(self._runtime, path, providers=self._providers, num_threads=self._num_threads)
-
-
-@contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    """Lets one process at a time export into a folder: replicas that start together need the same files."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
-        yield
 
 
 def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:

@@ -63,7 +63,9 @@ class ChatTemplate:
             template = environment.from_string(source)
         except TemplateError as error:
             raise ModelFolderError(f"{folder}: its chat template is none: {error}") from error
-        return cls(template, {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)})
+        named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # each a text or an object
+        texts = {name: str(each["content"] if isinstance(each, dict) else each) for name, each in named.items()}
+        return cls(template, texts)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Returns all messages and the beginning of the answer; raises InputError for messages that it refuses."""
@@ -82,11 +84,6 @@ def _default(config: Mapping[str, Any]) -> str | None:
     if isinstance(found, list):
         found = next((each["template"] for each in found if each["name"] == "default"), None)
     return None if found is None else str(found)
-
-
-def _text(token: Any) -> str:
-    """Returns the text of a token in a configuration, where it is a text or an object."""
-    return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
 def _to_json(

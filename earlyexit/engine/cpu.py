@@ -22,19 +22,16 @@ def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINF
     Some hypervisors do so. oneDNN then takes the tiles to be empty, and the first bfloat16 product ends the process by
     SIGILL. oneDNN reads the variable at its first use, so call this before. A variable that is set stays as it is.
     """
-    if ISA not in environ and cpuinfo.is_file() and hides_tiles(_first_processor(cpuinfo)):
-        environ[ISA] = WITHOUT_TILES
+    if ISA not in environ and cpuinfo.is_file():
+        fields = _first_processor(cpuinfo)
+        level = fields.get("cpuid level", "")
+        if "amx_tile" in fields.get("flags", "").split() and level.isdigit() and int(level) < TILE_LEAF:
+            environ[ISA] = WITHOUT_TILES
 
 
 def has_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
     """Whether products in bfloat16 are faster than in float32; false where it is unknown."""
     return cpuinfo.is_file() and bool(BFLOAT16 & set(_first_processor(cpuinfo).get("flags", "").split()))
-
-
-def hides_tiles(fields: dict[str, str]) -> bool:
-    """Whether a processor, as Linux describes it, has AMX without the CPUID leaf of its tiles."""
-    level = fields.get("cpuid level", "")
-    return "amx_tile" in fields.get("flags", "").split() and level.isdigit() and int(level) < TILE_LEAF
 
 
 def _first_processor(cpuinfo: Path) -> dict[str, str]:

@@ -171,22 +171,6 @@ def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
     )
 
 
-def _renamed(weights: Mapping[str, Tensor], config: ResNetConfig) -> dict[str, Tensor]:
-    """Returns the weights by our names, without the classifier: `layer2.0.bn1.bias` is `blocks.N.norm_1.bias`."""
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        part, _, kind = name.rpartition(".")
-        found = LAYER.fullmatch(part)
-        if part in STEM:
-            renamed[f"stem.{STEM[part]}.{kind}"] = tensor
-        elif found and found[3] in PARTS:
-            index = config.firsts[int(found[1]) - 1] + int(found[2])
-            renamed[f"blocks.{index}.{PARTS[found[3]]}.{kind}"] = tensor
-        elif part not in CLASSIFIERS:
-            renamed[name] = tensor
-    return renamed
-
-
 class Stem(nn.Module):
     """Pixels to the hidden state before the first block."""
 
@@ -302,7 +286,18 @@ class ResNet(Family):
         config = find_config(weights)
         with torch.device("meta"):
             backbone = ResNetBackbone(config)
-        fill(backbone, _renamed(weights, config), f"ResNet-{config.depth}")
+        renamed: dict[str, Tensor] = {}  # without the classifier: `layer2.0.bn1.bias` is `blocks.N.norm_1.bias`
+        for name, tensor in weights.items():
+            part, _, kind = name.rpartition(".")
+            found = LAYER.fullmatch(part)
+            if part in STEM:
+                renamed[f"stem.{STEM[part]}.{kind}"] = tensor
+            elif found and found[3] in PARTS:
+                index = config.firsts[int(found[1]) - 1] + int(found[2])
+                renamed[f"blocks.{index}.{PARTS[found[3]]}.{kind}"] = tensor
+            elif part not in CLASSIFIERS:
+                renamed[name] = tensor
+        fill(backbone, renamed, f"ResNet-{config.depth}")
         codec = image_codec(config, shortest_edge=256 if config.stem == "large" else None)
         return Pretrained(backbone=backbone, head=linear_head(weights, classifier), label_names=None, codec=codec)
 

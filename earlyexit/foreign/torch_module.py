@@ -280,7 +280,10 @@ class TorchModel(ForeignModel):
         node = self._nodes[name]
         if node.meta["val"].dtype not in (torch.int64, torch.int32):
             return self.spec(name)
-        return replace(self._spec(name, "int32"), below=self._rows_looked_up(node))
+        # The number of rows of the smallest table in which the numbers are looked up.
+        tables = [user.all_input_nodes[0].name for user in _lookups(node)]
+        below = min((self._tables[table].shape[0] for table in tables if table in self._tables), default=None)
+        return replace(self._spec(name, "int32"), below=below)
 
     def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
         shape = self._nodes[tensor].meta["val"].shape
@@ -291,11 +294,6 @@ class TorchModel(ForeignModel):
             described = " x ".join(str(size) for size in axes)
             raise ModelFolderError(f"{tensor!r} is {described}; what crosses has a row per input, or one per token")
         return TensorSpec(name=tensor, shape=tuple(row), dtype=dtype, per_token=per_token)
-
-    def _rows_looked_up(self, node: fx.Node) -> int | None:
-        """Returns the number of rows of the smallest table in which whole numbers are looked up."""
-        tables = [user.all_input_nodes[0].name for user in _lookups(node)]
-        return min((self._tables[name].shape[0] for name in tables if name in self._tables), default=None)
 
     def _block(self, before: Sequence[str], after: Sequence[str]) -> Graph:
         renamed = {name: self._first_names[tensor] for name, tensor in self._tables.items()}

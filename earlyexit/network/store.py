@@ -305,12 +305,13 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
     cards = [member.card for member in members]
     chain = joined([card.chain for card in cards])
     models = [os.path.relpath(member.folder.resolve(), folder.resolve()) for member in members]
-    reference = cards[-1]
+    reference, lengths = cards[-1], [card.codec["max_length"] for card in cards if "max_length" in card.codec]
+    longest = {"max_length": min(lengths)} if lengths else {}  # inputs are no longer than all of them take
     return ModelCard(
         name=name,
         family=CHAIN,
         backbone={"models": models, "names": list(chain.names), "blocks": list(chain.lengths)},
-        codec=_codec(models, cards),
+        codec={"name": CHAIN, "models": models, "members": [card.codec for card in cards], **longest},
         task=reference.task,
         # Nothing of a network crosses after its end, where another network follows.
         boundaries=tuple(each for card in cards[:-1] for each in (*card.boundaries[:-1], ())) + reference.boundaries,
@@ -338,13 +339,6 @@ def weights_file_sha256(folder: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _codec(models: Sequence[str], cards: Sequence[ModelCard]) -> dict[str, Any]:
-    """Returns the chain's codec: every model has its own; inputs are no longer than all of them take."""
-    lengths = [card.codec["max_length"] for card in cards if "max_length" in card.codec]
-    longest = {"max_length": min(lengths)} if lengths else {}
-    return {"name": CHAIN, "models": list(models), "members": [card.codec for card in cards], **longest}
-
-
 def check_members(members: Sequence[ModelFolder]) -> None:
     """Raise InputError, in one line, for models that cannot be a chain."""
     if len(members) < 2:
@@ -367,7 +361,10 @@ def check_members(members: Sequence[ModelFolder]) -> None:
     reference = members[-1]
     for member in members[:-1]:
         _check_labels(member, reference)
-        _check_inputs(member, reference)
+        ours, theirs = member.card.codec, reference.card.codec
+        if ours["name"] != theirs["name"] or _columns(ours) != _columns(theirs):
+            said = [f"{each.folder} takes {_in_words(each.card.codec)}" for each in (member, reference)]
+            raise InputError(f"{', '.join(said)}: the models of a chain take the same inputs")
 
 
 def _check_labels(member: ModelFolder, reference: ModelFolder) -> None:
@@ -389,14 +386,6 @@ def _check_labels(member: ModelFolder, reference: ModelFolder) -> None:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(map(repr, names[:SHOWN])) + more
-
-
-def _check_inputs(member: ModelFolder, reference: ModelFolder) -> None:
-    ours, theirs = member.card.codec, reference.card.codec
-    kinds = _columns(ours), _columns(theirs)
-    if ours["name"] != theirs["name"] or kinds[0] != kinds[1]:
-        said = [f"{each.folder} takes {_in_words(each.card.codec)}" for each in (member, reference)]
-        raise InputError(f"{', '.join(said)}: the models of a chain take the same inputs")
 
 
 def _columns(codec: Mapping[str, Any]) -> tuple[Column, ...]:

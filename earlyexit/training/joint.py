@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout, Tensors
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.ramps import Descent, TrainOptions, draw, pack
@@ -233,18 +232,14 @@ class _Run:
             if self.teacher is not None:
                 with torch.no_grad():
                     full = self.teacher.head(self.teacher.run_blocks(0, model.num_blocks, values, layout)[0], layout)
-            outputs = list(_exits(model, values, layout))
+            outputs = []  # of every exit, first to last, without temperatures
+            for block in range(model.num_blocks):
+                values = model.run_blocks(block, block + 1, values, layout)
+                if block in model.ramp_indices or block == model.num_blocks - 1:
+                    outputs.append(model.exit_head(block)(values[0], layout))
         if full is not None:
             return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
         return torch.stack([task.training_loss(each, targets_B) for each in outputs]).mean()
-
-
-def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[Tensor]:
-    """Yields the outputs of every exit, first to last, without temperatures."""
-    for block in range(model.num_blocks):
-        values = model.run_blocks(block, block + 1, values, layout)
-        if block in model.ramp_indices or block == model.num_blocks - 1:
-            yield model.exit_head(block)(values[0], layout)
 
 
 def _apart(num_inputs: int, options: JointOptions) -> tuple[Tensor, Tensor]:

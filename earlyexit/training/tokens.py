@@ -70,7 +70,13 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
     """
     ramps = {block: _shared(model.exit_head(block)) for block in model.ramp_indices}
     for block, ramp in ramps.items():
-        _begin(ramp, decoder_of(model).norm, options.seed + block)
+        draw_anew(ramp, options.seed + block)
+        norm = decoder_of(model).norm
+        with torch.no_grad():
+            if isinstance(norm, RmsNorm):
+                ramp.norm.weight.copy_(norm.weight)
+            if isinstance(ramp, AdaptedRamp):
+                ramp.widen.weight.zero_()
     words_W, target_N = torch.unique(learned.full_N, return_inverse=True)
     assert isinstance(model.head, VocabularyHead)
     some_WD = model.head.classifier.weight[words_W].float()
@@ -106,15 +112,6 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
 def _shared(ramp: object) -> NormedRamp:
     assert isinstance(ramp, NormedRamp), "a decoder's ramps share its head"
     return ramp
-
-
-def _begin(ramp: NormedRamp, norm: torch.nn.Module, seed: int) -> None:
-    draw_anew(ramp, seed)
-    with torch.no_grad():
-        if isinstance(norm, RmsNorm):
-            ramp.norm.weight.copy_(norm.weight)
-        if isinstance(ramp, AdaptedRamp):
-            ramp.widen.weight.zero_()
 
 
 @torch.no_grad()

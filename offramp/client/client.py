@@ -397,9 +397,14 @@ class Calls:
                 outcome, attempt=attempt, max_attempts=self._max_attempts, left_s=left_s, jitter=self._rng.random()
             )
             if wait_s is None:
-                return _answer(outcome, request.request_id)
+                break
             left_s -= wait_s
             await self._wire.sleep(wait_s)
+        if isinstance(outcome, Reply) and error_kind(outcome) is None:
+            return outcome.payload
+        error = error_of(outcome)
+        error.add_note(f"request id {request.request_id}")
+        raise error
 
     async def _asked_until(
         self, is_so: Callable[[Outcome], bool], operation: str, until_s: float, poll_s: float, **named: str
@@ -555,14 +560,6 @@ def _is_served(outcome: Outcome) -> bool:
     Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
     """
     return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
-
-
-def _answer(outcome: Outcome, request_id: str) -> Any:
-    if isinstance(outcome, Reply) and error_kind(outcome) is None:
-        return outcome.payload
-    error = error_of(outcome)
-    error.add_note(f"request id {request_id}")
-    raise error
 
 
 def _new_id() -> str:

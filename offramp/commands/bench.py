@@ -55,8 +55,12 @@ def run(job: BenchJob) -> None:
     api_key = find_api_key(job.api_key_file)
     if job.sustained:
         _search(config, job.seconds or PROBE_S, api_key, as_json=job.as_json)
-    else:
-        _run(config, api_key, as_json=job.as_json)
+        return
+    with progress_bars() as progress:
+        report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=api_key))
+    print_result(report.to_json(), lambda: [render(report)], as_json=job.as_json)
+    if report.num_answers == 0:
+        raise OfframpError(f"none of {report.num_requests} requests was answered by {config.url}")
 
 
 def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
@@ -78,14 +82,6 @@ def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float
     if not times_s:
         raise InputError(f"--arrivals {arrivals}: no request arrives in {seconds:g} s")
     return times_s
-
-
-def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
-    with progress_bars() as progress:
-        report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=api_key))
-    print_result(report.to_json(), lambda: [render(report)], as_json=as_json)
-    if report.num_answers == 0:
-        raise OfframpError(f"none of {report.num_requests} requests was answered by {config.url}")
 
 
 def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json: bool) -> None:

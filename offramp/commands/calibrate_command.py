@@ -29,7 +29,14 @@ from profiles.scores import SCORES, Score
 def run(job: CalibrateOptions) -> None:
     """Calibrates, and prints thresholds, their figures, and reasons against using them."""
     if job.records is not None:
-        card, report = _calibrate_records(job.records, job)
+        found = read_records(job.records, scale=job.scale)
+        if job.policy not in (None, found.score):
+            raise InputError(f"--policy {job.policy}: {job.records} holds scores of {found.score}")
+        card = calibrate_records(found, job)
+        if job.out is not None:
+            make_folder(job.out)
+            save_calibration(card, found, job.out)
+        report = _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
     else:
         assert job.model is not None, "the job checks it"
         assert job.data is not None, "the job checks it"
@@ -86,17 +93,6 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
 def _report(card: CalibrationCard) -> dict[str, Any]:
     confidences = {} if card.confidences is None else {"confidences": card.confidences}
     return {"thresholds": card.thresholds, **confidences, "tested": card.tested}
-
-
-def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    found = read_records(path, scale=job.scale)
-    if job.policy not in (None, found.score):
-        raise InputError(f"--policy {job.policy}: {path} holds scores of {found.score}")
-    card = calibrate_records(found, job)
-    if job.out is not None:
-        make_folder(job.out)
-        save_calibration(card, found, job.out)
-    return card, _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
 
 
 def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from offramp.commands.options import DoctorJob
@@ -20,28 +20,21 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 def run(job: DoctorJob) -> None:
-    """Print what was found; the exit status says whether something failed."""
+    """Print what was found, with what to do below it; the exit status says whether something failed."""
     findings = examine(job.targets, job.port or ())
     if job.as_json:
         print(json.dumps(doctor_document(findings), indent=2))
     else:
-        show(doctor_table(findings))
+        columns = Column("check", no_wrap=True), Column(no_wrap=True), Column("found", overflow="fold")
+        table = make_table(*columns, box=None, pad_edge=False)
+        for name, group in findings.items():
+            for each in group:
+                words = Text(each.found)
+                if each.advice is not None:
+                    words.append(f"\n-> {each.advice}", style="bold")
+                table.add_row(name, Text(each.verdict, style=STYLES[each.verdict]), words)
+        show(table)
     raise typer.Exit(1 if has_failed(findings) else 0)
-
-
-def doctor_table(findings: Mapping[str, tuple[Finding, ...]]) -> Table:
-    """A line for every finding, with what to do below it."""
-    table = make_table(box=None, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    for name, group in findings.items():
-        for each in group:
-            words = Text(each.found)
-            if each.advice is not None:
-                words.append(f"\n-> {each.advice}", style="bold")
-            table.add_row(name, Text(each.verdict, style=STYLES[each.verdict]), words)
-    return table
 
 
 def doctor_document(findings: Mapping[str, tuple[Finding, ...]]) -> list[dict[str, Any]]:

@@ -160,8 +160,12 @@ def run(job: ForecastJob) -> None:
     found, words = forecast_document(forecast_survival(history, coverage=job.coverage)), list[str]()
     if job.window_s is not None:
         rates_W = window_rates(history, job.window_s)
-        found["rate"] = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
-        words = [_rate_text(found["rate"], found["coverage"])]
+        rate = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
+        high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
+        interval = f"{found['coverage']:.0%} interval {rate['low'] or 0:.1f}-{high}"
+        method = ": ".join(filter(None, (rate["method"], rate["reason"])))
+        words = [f"rate: {rate['rate_rps']:.1f}/s, {interval} ({method})"]
+        found["rate"] = rate
     print_result(found, lambda: [forecast_table(found)], words, as_json=job.as_json)
 
 
@@ -189,10 +193,3 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
             "-" if ramp is None else ": ".join(filter(None, (ramp["method"], ramp["reason"]))),
         )
     return table
-
-
-def _rate_text(rate: dict[str, Any], coverage: float) -> str:
-    """Returns the rate in one line; `rate` as returned by `rate_document`."""
-    high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
-    method = ": ".join(filter(None, (rate["method"], rate["reason"])))
-    return f"rate: {rate['rate_rps']:.1f}/s, {coverage:.0%} interval {rate['low'] or 0:.1f}-{high} ({method})"

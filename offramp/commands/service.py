@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -57,7 +58,7 @@ def deploy(job: DeployJob) -> None:
         serve = dashboard.serve()
         check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
         dashboard.put(with_application(serve, _config(found)))
-        dashboard.wait_until_running(found.name, job.timeout_s, _tell)
+        dashboard.wait_until_running(found.name, job.timeout_s, partial(print, file=sys.stderr, flush=True))
         print(f"{found.name} runs; offramp status --address {job.address}")
 
 
@@ -88,10 +89,6 @@ def _read(job: OfService) -> Service:
     from offramp.spec.file import read_service  # which loads the planner: `status` and `delete` do without
 
     return read_service(job.service)
-
-
-def _tell(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
@@ -141,18 +138,7 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
 
 def status_tables(found: Mapping[str, Any]) -> list[Table]:
     """Returns tables of applications with their deployments, and of the plan in force if there is one."""
-    tables, plan = [_applications(found["applications"])], found["plan"]
-    chains = _chains(plan)
-    if chains:
-        title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
-        hops = plan.get("hops")
-        if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
-            title += "; hidden states between stages in float16"
-        tables.append(_plan(chains, title))
-    return tables
-
-
-def _applications(applications: list[dict[str, Any]]) -> Table:
+    applications, plan = found["applications"], found["plan"]
     table = make_table(
         "application", "deployment", "status", "replicas", title=None if applications else "Nothing is served"
     )
@@ -162,7 +148,14 @@ def _applications(applications: list[dict[str, Any]]) -> Table:
             name = f"{deployment['name']} (emulated)" if deployment["emulated"] else deployment["name"]
             replicas = f"{deployment['replicas']} of {deployment['wanted']}"
             table.add_row("", name, deployment["status"], replicas)
-    return table
+    tables, chains = [table], _chains(plan)
+    if chains:
+        title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
+        hops = plan.get("hops")
+        if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
+            title += "; hidden states between stages in float16"
+        tables.append(_plan(chains, title))
+    return tables
 
 
 def _chains(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:

@@ -70,8 +70,12 @@ def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
     shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
     if isinstance(document, Mapping) and "no_plan" in document:
         raise PlanError(f"{path}: holds the answer that there is no plan")
-    if isinstance(document, Mapping) and any(key in document for key in ANSWER_KEYS):
-        plan, policy = parse_plan(_of_answer(document), shape, where=str(path)), None
+    if isinstance(document, Mapping) and any(key in document for key in ANSWER_KEYS):  # which has no policy
+        keys = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
+        given = {key: document[key] for key in keys if key in document}
+        given["predicted"] = {key: document[key] for key in ANSWER_KEYS if key in document}
+        given["policy"] = {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}
+        plan, policy = parse_plan(given, shape, where=str(path)), None
     else:
         plan = read_plan(path, shape)
         policy = plan.policy
@@ -110,14 +114,6 @@ def thresholds_option(text: str) -> float | dict[int, float]:
     if len(found) < len(pairs):
         raise InputError(f"--thresholds {text!r}: a ramp is named twice")
     return found
-
-
-def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the plan of an answer as in a plan file; it has no policy."""
-    predicted = {key: document[key] for key in ANSWER_KEYS if key in document}
-    keys = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
-    plan = {key: document[key] for key in keys if key in document}
-    return {**plan, "policy": {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}, "predicted": predicted}
 
 
 NUM_ROWS = 100_000

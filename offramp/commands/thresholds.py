@@ -20,7 +20,7 @@ from optimizer.few_ramps import few_ramps
 from optimizer.plan import policy_of_score
 from optimizer.risk import Metric
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
-from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
+from optimizer.thresholds import design_rows, divide, learn_then_test
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords
 
@@ -73,6 +73,18 @@ class Recorded:
         design, tested = (promised.subset(rows) for rows in self.parts)
         seen = [each.subset(self.parts[1]) for each in others]
         found = learn_then_test(design, tested, job.guarantee, self.costs, others=seen)
+        # Figures of the test rows, with all ramps active and with the worst subset.
+        rows, worst = self.parts[1], found.worst_loss
+        outcome = own.subset(rows).outcome(found.thresholds)
+        dull = None if self.task is None or self.labels is None else constant_accuracy(self.task, self.labels[rows])
+        figures = {
+            **outcome_figures(outcome, self.task, job.metric),
+            **({"worst_harm": worst} if job.metric == "harm" else {"worst_agreement": 1 - worst}),
+            "mean_blocks": outcome.mean_blocks - entry,
+            "num_blocks": outcome.num_blocks - entry,
+            "work_share": work_share(outcome.survival, self.costs, first=self.first, entry=entry),
+            **({} if dull is None else {"constant_accuracy": dull}),
+        }
         return CalibrationCard(
             policy=own.score,
             thresholds=found.thresholds,
@@ -81,7 +93,7 @@ class Recorded:
             prune=None if prune is None else dict(prune),
             budget=job.guarantee.budget,
             confidence=job.guarantee.confidence,
-            tested=self._tested_figures(found, entry),
+            tested=figures,
             provenance=self.facts if job.guarantee.among == 1 else self.facts | {AMONG: job.guarantee.among},
         )
 
@@ -95,21 +107,6 @@ class Recorded:
             records = records.of_ramps([ramp for ramp in records.ramps if ramp >= first])
         design, num_tested = promised_of(records, self.job).subset(self.parts[0]), len(self.parts[1])
         return few_ramps(design, self.job.guarantee, num_tested, always, first=first, block_costs=self.costs)
-
-    def _tested_figures(self, found: Calibration, entry: int) -> dict[str, Any]:
-        """Returns figures of the thresholds on the test rows, with all ramps active and with the worst subset."""
-        rows, metric = self.parts[1], self.job.metric
-        outcome = self.views[0].subset(rows).outcome(found.thresholds)
-        worst = {"worst_harm": found.worst_loss} if metric == "harm" else {"worst_agreement": 1 - found.worst_loss}
-        dull = None if self.task is None or self.labels is None else constant_accuracy(self.task, self.labels[rows])
-        return {
-            **outcome_figures(outcome, self.task, metric),
-            **worst,
-            "mean_blocks": outcome.mean_blocks - entry,
-            "num_blocks": outcome.num_blocks - entry,
-            "work_share": work_share(outcome.survival, self.costs, first=self.first, entry=entry),
-            **({} if dull is None else {"constant_accuracy": dull}),
-        }
 
 
 def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:

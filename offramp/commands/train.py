@@ -152,13 +152,23 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
         codec: NamedSpec
         if job.task == TOKEN:
             task: Task = _token_task(job, backbone)
-            ramps = _decoder_ramps(ramps, backbone)
+            style = "adapted" if ramps.style == RampOptions().style else ramps.style
+            if style not in STYLES:
+                raise InputError(
+                    f"--ramp-style {style}: a decoder's ramps are {' or '.join(STYLES)}, which share its head"
+                )
+            ramps = replace(ramps, style=style, pooling="last", at=ramps.at or spread(backbone.num_blocks))
             options = job.training(TOKEN_OPTIONS, progress=progress)
             codec = {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
             facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
         else:
-            own = None if data.are_labelled else _own_task(job, pretrained)
-            task = own or early or task_for(job, data, backbone.inputs)
+            if data.are_labelled:
+                task = early or task_for(job, data, backbone.inputs)
+            elif job.imitate and not job.joint and pretrained.head and pretrained.label_names:
+                task = LabelTask(pretrained.label_names)  # of the checkpoint's own classifier, which ramps imitate
+            else:
+                source = job.source or "the data"
+                raise DataError(f"{source}: rows without labels; only ramps of a classifier learn without any")
             options = _options(job, task, pretrained, progress)
             if job.codec is None and pretrained.codec is not None:
                 codec = pretrained.codec
@@ -172,13 +182,6 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
             pretrained, name=job.name, family=family, codec=codec, task=task, ramps=ramps, provenance=facts
         )
     return model, options
-
-
-def _own_task(job: TrainJob, pretrained: Pretrained) -> LabelTask:
-    """Returns the task of a checkpoint's own classifier, which ramps imitate on rows without labels."""
-    if job.imitate and not job.joint and pretrained.head is not None and pretrained.label_names is not None:
-        return LabelTask(pretrained.label_names)
-    raise DataError(f"{job.source or 'the data'}: rows without labels; only ramps of a classifier learn without any")
 
 
 def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
@@ -218,13 +221,6 @@ def _token_task(job: TrainJob, backbone: Backbone) -> TokenTask:
     if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
         raise InputError("an encoder-decoder's ramps learn of its own answers: say of how many tokens by --answers")
     return TokenTask(backbone.config.vocab_size, ends_of(job.backbone), start_of(job.backbone))
-
-
-def _decoder_ramps(asked: RampOptions, backbone: Backbone) -> RampOptions:
-    style = "adapted" if asked.style == RampOptions().style else asked.style
-    if style not in STYLES:
-        raise InputError(f"--ramp-style {style}: a decoder's ramps are {' or '.join(STYLES)}, which share its head")
-    return replace(asked, style=style, pooling="last", at=asked.at or spread(backbone.num_blocks))
 
 
 def spread(num_blocks: int) -> tuple[int, ...]:

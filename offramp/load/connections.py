@@ -188,16 +188,14 @@ class Connection(asyncio.Protocol):
         elif status < 200:
             self._begin()
         else:
-            self._tell()
-
-    def _tell(self) -> None:
-        is_awaited = self._outcome is not None and not self._outcome.done()  # done: given up in this round of the loop
-        if self._parser.should_keep_alive() and self.is_open and is_awaited:
-            self.free_since_s = self._loop.time()
-            self._free.append(self)
-        else:
-            self.close()
-        self._end(self._reply())
+            # Done: given up in this round of the loop.
+            is_awaited = self._outcome is not None and not self._outcome.done()
+            if self._parser.should_keep_alive() and self.is_open and is_awaited:
+                self.free_since_s = self._loop.time()
+                self._free.append(self)
+            else:
+                self.close()
+            self._end(self._reply())
 
     def _begin(self) -> None:
         self._body, self._retry_after, self._json_length = [], None, None

@@ -34,6 +34,7 @@ def application_settings(
     """
     model, ingress, tracing, access = document.model, document.ingress, document.tracing, document.access
     folder = (base / model.folder).resolve()
+    keys = None if access is None or access.keys_file is None else str((base / access.keys_file).resolve())
     if model.dtype != "float32":
         for each in read_card(folder).members(folder):
             read_card(each).check_dtype(model.dtype)
@@ -46,16 +47,11 @@ def application_settings(
         repository=RepositorySettings(**document.repository.model_dump()),
         ingress_replicas=ingress.replicas,
         tracing=None if tracing is None else TracingSettings(**tracing.model_dump()),
-        access=None if access is None else _access(access, base),
+        access=None if access is None else AccessSettings(**access.model_dump() | {"keys_file": keys}),
         **model.model_dump(include=set(ModelSettings.model_fields)),
         **ingress.model_dump(include=set(IngressSettings.model_fields)),
         **planned,
     )
-
-
-def _access(said: AccessSettings, base: Path) -> AccessSettings:
-    keys_file = None if said.keys_file is None else str((base / said.keys_file).resolve())
-    return AccessSettings(**said.model_dump() | {"keys_file": keys_file})
 
 
 def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
