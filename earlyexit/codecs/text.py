@@ -165,15 +165,13 @@ class WordPieces:
         pieces, ids = self._pieces, self._first.copy()
         for word in _WORDS.findall(text.lower() if self._lowers else text):
             known = pieces.get(word)
-            ids += self._learn(word) if known is None else known
+            if known is None:
+                if len(pieces) >= MOST_WORDS:
+                    pieces.clear()
+                known = pieces[word] = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
+            ids += known
         ids += self._last
         return ids
-
-    def _learn(self, word: str) -> list[int]:
-        if len(self._pieces) >= MOST_WORDS:
-            self._pieces.clear()
-        found = self._pieces[word] = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
-        return found
 
 
 def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:

@@ -162,24 +162,19 @@ def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Sour
 
     `hint`: the end of the message "no such file", such as the command that makes the file.
     """
-    text = _read_text(path, raises, hint)
+    check_file(path, raises, hint=hint)
+    try:
+        stored = path.read_bytes()
+        text = stored.decode("utf-8")
+    except OSError as error:  # a file that may not be read
+        raise raises(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = stored.count(b"\n", 0, error.start) + 1
+        raise raises(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
     try:
         return _read_json(text, path, raises) if path.suffix == ".json" else _read_yaml(text, path, raises)
     except RecursionError as error:
         raise raises(f"{path}: nested too deeply") from error
-
-
-def _read_text(path: Path, raises: type[InputError], hint: str) -> str:
-    check_file(path, raises, hint=hint)
-    try:
-        stored = path.read_bytes()
-    except OSError as error:  # a file that may not be read
-        raise raises(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        return stored.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = stored.count(b"\n", 0, error.start) + 1
-        raise raises(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
 
 
 def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:

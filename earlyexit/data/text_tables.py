@@ -26,7 +26,15 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
     for rows that are no labelled texts.
     """
     check_file(path)
-    rows = list(_rows(path, text_columns, label_column, part))
+    if path.suffix in TABLES:
+        found = stream_table(path, text_columns, label_column)
+    elif path.suffix != ".json":
+        raise DataError(f"{path}: unknown ending {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
+    elif len(text_columns) > 1:
+        raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
+    else:
+        found = _clinc(path, part)
+    rows = list(found)
     if not rows:
         raise DataError(f"{path}: no rows")
     for line, texts, label in rows:
@@ -94,16 +102,6 @@ def open_csv(path: Path) -> Iterator[TextIO]:
     """Opens a table for reading; raises DataError, with the line, for text that is not UTF-8."""
     with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         yield file
-
-
-def _rows(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> Iterator[Row]:
-    if path.suffix in TABLES:
-        return stream_table(path, text_columns, label_column)
-    if path.suffix != ".json":
-        raise DataError(f"{path}: unknown ending {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
-    if len(text_columns) > 1:
-        raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
-    return _clinc(path, part)
 
 
 def csv_rows(

@@ -94,7 +94,16 @@ def load_state_file(path: Path) -> tuple[Pretrained, str]:
     The file holds a state dict alone, or as `state_dict` or `model` beside other facts. Raises ModelFolderError for
     other files, unknown networks and missing tensors.
     """
-    weights = {name.removeprefix("module."): tensor for name, tensor in _read(path).items()}
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader and pickle's fail in ways of their own
+        raise ModelFolderError(f"{path} cannot be read as weights: {error}") from error
+    inner = isinstance(state, dict) and next((state[key] for key in ("state_dict", "model") if key in state), state)
+    if not isinstance(inner, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()
+    ):
+        raise ModelFolderError(f"{path} holds no state dict")
+    weights: dict[str, Tensor] = {name.removeprefix("module."): tensor for name, tensor in inner.items()}
     for name in STATE_DICTS:
         try:
             pretrained = find_family(name).from_state(weights)
@@ -146,16 +155,3 @@ def tensor_of(weights: Mapping[str, Tensor], name: str, *, sides: int) -> Tensor
     if tensor.dim() != sides or not tensor.numel():
         raise ModelFolderError(f"holds {name} of shape {list(tensor.shape)}; one of {sides} sides is needed")
     return tensor
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's reader and pickle's fail in ways of their own
-        raise ModelFolderError(f"{path} cannot be read as weights: {error}") from error
-    inner = isinstance(state, dict) and next((state[key] for key in ("state_dict", "model") if key in state), state)
-    if not isinstance(inner, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()
-    ):
-        raise ModelFolderError(f"{path} holds no state dict")
-    return inner

@@ -297,7 +297,19 @@ class Opened:
             sizes={name: sizes_of(name, of_name[name]) for name in sizes},
         )
         longest_taken("the graph", self.entry.max_length, whole.runs, least=SHAPES[0][1], must=True)
-        check_blocks(OnnxBackbone(config, self.folder), whole, config, rows)
+        # Blocks give what the uncut graph does, and an input the same alone and together.
+        backbone, [last] = OnnxBackbone(config, self.folder), config.cuts[-1]
+        try:
+            trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
+        except TrialError as error:
+            raise GraphError(str(error)) from error
+        for trial in trials:
+            uncut = whole.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
+            expected = backbone.answer_of(uncut, trial.layout)
+            said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
+            if said is not None:
+                count = trial.layout.num_inputs
+                raise GraphError(f"the blocks give {count} inputs other values than the uncut graph {said}")
         return config
 
     def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
@@ -412,25 +424,6 @@ def _size(name: str, numbers: Sequence[int]) -> Size:
             if not rest and all(size.of(*shape) == number for shape, number in zip(shapes, numbers, strict=True)):
                 return size
     raise GraphError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
-
-
-def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig, rows: Sequence[Encoded] = ()) -> None:
-    """Raise GraphError unless blocks give what the uncut graph does, and an input the same alone and together.
-
-    `rows`: inputs of the user, as in `trial.check_alone`.
-    """
-    try:
-        trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
-    except TrialError as error:
-        raise GraphError(str(error)) from error
-    [last] = config.cuts[-1]
-    for trial in trials:
-        uncut = whole.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
-        expected = backbone.answer_of(uncut, trial.layout)
-        said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
-        if said is not None:
-            count = trial.layout.num_inputs
-            raise GraphError(f"the blocks give {count} inputs other values than the uncut graph {said}")
 
 
 def sizes_needed(

@@ -84,7 +84,10 @@ def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
     for name, op, args, kwargs in graph.calls:
         try:
             target = _operator(op)
-            _check_names(target, kwargs)
+            schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+            # These names become part of the code that runs.
+            if strange := kwargs.keys() - {each.name for each in schema if not iskeyword(each.name)}:
+                raise TypeError(f"it has no argument {sorted(strange)[0]!r}")
             by_name = {key: _from_json(value, nodes, device) for key, value in kwargs.items()}
             nodes[name] = built.call_function(target, tuple(_from_json(args, nodes, device)), by_name)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -124,14 +127,6 @@ def _only_computes(found: torch._ops.OpOverload[..., Any]) -> bool:
     """Whether an operator reads tensors, or makes one from sizes, and writes to none of its arguments."""
     takes_tensors = any("Tensor" in str(each.type) for each in found._schema.arguments)
     return (takes_tensors or str(found) in FACTORIES) and not found._schema.is_mutable
-
-
-def _check_names(target: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that an operator does not have: these names become part of the code that runs."""
-    schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
-    strange = kwargs.keys() - {each.name for each in schema if not iskeyword(each.name)}
-    if strange:
-        raise TypeError(f"it has no argument {sorted(strange)[0]!r}")
 
 
 def _to_json(value: Any, renamed: Mapping[str, str]) -> Any:

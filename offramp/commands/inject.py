@@ -349,24 +349,20 @@ def run(job: InjectOptions) -> None:
     rows = read_rows(job)
     with progress_bars() as progress:
         done = inject(job, rows, job.out, progress=progress, say=print)
-    _tell(done, job.out)
+    source = "the model's own answers" if done.model.info.provenance["imitate"] else "labels"
+    print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {job.out}")
+    if done.right is not None:
+        print(f"the model answers {done.right:.1%} of the rows as they are labelled")
+    for each in done.warnings:
+        warn(each)
+    kept = "FILE" if done.held_out is None else done.held_out
+    print(f"next: {command('calibrate', job.out, '--data', kept)}, then {command('serve', job.out)}")
 
 
 def read_rows(job: InjectOptions) -> LabelledRows:
     """Returns rows, with labels if there are any: they also name the model's answers."""
     without = job.label_column is None and has_labels(job.data, part=job.part)
     return job.read(job.data, label_column="label" if without else job.label_column)
-
-
-def _tell(done: Injected, out: Path) -> None:
-    source = "the model's own answers" if done.model.info.provenance["imitate"] else "labels"
-    print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {out}")
-    if done.right is not None:
-        print(f"the model answers {done.right:.1%} of the rows as they are labelled")
-    for each in done.warnings:
-        warn(each)
-    kept = "FILE" if done.held_out is None else done.held_out
-    print(f"next: {command('calibrate', out, '--data', kept)}, then {command('serve', out)}")
 
 
 def warn_of_reversed_means(job: InjectJob) -> None:

@@ -66,17 +66,6 @@ def run(job: PlanJob) -> None:
 
 def run_what_if(job: WhatIfJob) -> None:
     """Plans each value, and prints the results."""
-    axis = _axis(job)
-    asked = read_problem(job.problem).problem
-    rows = what_if(asked, axis, solve)
-    if job.as_json:
-        for value, decisions in rows:
-            print(json.dumps(what_if_document(asked, axis, value, decisions)), flush=True)
-        return
-    show(what_if_table(asked, axis, list(rows)))
-
-
-def _axis(job: WhatIfJob) -> Axis:
     given = {name.replace("_", "-"): value for name, value in job if name not in ("problem", "as_json")}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) != 1:
@@ -85,18 +74,25 @@ def _axis(job: WhatIfJob) -> Axis:
     [(name, value)] = named.items()
     match name:
         case "slo-ms":
-            return Axis(name="slo_s", values=tuple(each / 1000 for each in numbers(name, value)))
+            axis = Axis(name="slo_s", values=tuple(each / 1000 for each in numbers(name, value)))
         case "batch-limit":
-            return Axis(name="batch_limit", values=integers(name, value))
+            axis = Axis(name="batch_limit", values=integers(name, value))
         case "budget":
-            return Axis(name="usd_per_hour", values=numbers(name, value, zero=True))
+            axis = Axis(name="usd_per_hour", values=numbers(name, value, zero=True))
         case "rate":
-            return Axis(name="rate_per_s", values=numbers(name, value))
+            axis = Axis(name="rate_per_s", values=numbers(name, value))
         case _:
             device, _, counts = value.partition("=")
             if not device or not counts:
                 raise InputError(f"--count {value!r}; a device and its numbers are needed, like V100=4,8,16")
-            return Axis(name="count", values=integers("count", counts), device=device)
+            axis = Axis(name="count", values=integers("count", counts), device=device)
+    asked = read_problem(job.problem).problem
+    rows = what_if(asked, axis, solve)
+    if job.as_json:
+        for each, decisions in rows:
+            print(json.dumps(what_if_document(asked, axis, each, decisions)), flush=True)
+        return
+    show(what_if_table(asked, axis, list(rows)))
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:

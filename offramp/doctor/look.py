@@ -220,6 +220,8 @@ def look_at_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
 
 
 def _model(folder: Path) -> Finding:
+    from profiles.records import ExitRecords
+
     card = read_card(folder)
     for member in card.members(folder):
         _check_network(member)
@@ -229,7 +231,9 @@ def _model(folder: Path) -> Finding:
     words = f"{folder}: {card.name}, {kind}, {card.num_blocks} blocks, {answers}"
     if not (folder / CALIBRATION_FILE).is_file():
         return _without_exits(words, f"{calibrate_command(folder)}, or serve with --plan stock")
-    _check_calibration(folder, card.ramps)
+    found, records = read_calibration(folder), ExitRecords.load(folder / RECORDS_FILE)
+    if not {*found.thresholds, *records.ramps} <= set(card.ramps):
+        raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(card.ramps)}")
     return ok(words)
 
 
@@ -259,15 +263,6 @@ def _check_network(folder: Path) -> None:
     missing = [name for name in read_card(folder).network_files if not (folder / name).is_file()]
     if missing:
         raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
-
-
-def _check_calibration(folder: Path, ramps: tuple[int, ...]) -> None:
-    from profiles.records import ExitRecords
-
-    card = read_calibration(folder)
-    records = ExitRecords.load(folder / RECORDS_FILE)
-    if not set(card.thresholds) <= set(ramps) or not set(records.ramps) <= set(ramps):
-        raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(ramps)}")
 
 
 def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:

@@ -339,7 +339,12 @@ def _numbers(path: Path, lines: Sequence[str], reading: Reading | None) -> Count
     if reading is None:
         alone = len(words) == sum(map(bool, rows))
         reading = "times" if alone and not set().union(*words) <= set("+-0123456789") else "counts"
-    return _seconds(values) if reading == "times" else _per_second(values)
+    if reading == "times":
+        return _seconds(values)
+    counts_S = values.values_N
+    values.refuse(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is no whole number of requests")
+    values.refuse(counts_S < 0, "is negative; a second has 0 requests or more")
+    return _some(path, counts_S, bin_s=1.0)
 
 
 def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
@@ -348,13 +353,6 @@ def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
     except ValueError:
         index = next(index for index, word in enumerate(words) if _number(word) is None)
         raise _error(path, words, lines_N, index, f"is no number; allowed are {FORMS}") from None
-
-
-def _per_second(values: _Values) -> CountReplay:
-    counts_S = values.values_N
-    values.refuse(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is no whole number of requests")
-    values.refuse(counts_S < 0, "is negative; a second has 0 requests or more")
-    return _some(values.path, counts_S, bin_s=1.0)
 
 
 def _seconds(values: _Values) -> StampReplay:
