@@ -393,7 +393,15 @@ class T5(Family):
             tied=tied,
         )
         backbone = Seq2SeqBackbone(sizes)
-        state = put_together(weights, _t5_names(backbone.config))
+        names: dict[str, tuple[str, ...]] = {"word.weight": ("shared.weight",)}
+        for ours, theirs in (("encoder_", "encoder"), ("", "decoder")):
+            names[f"{ours}norm.weight"] = (f"{theirs}.final_layer_norm.weight",)
+            distances = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+            names[f"{ours}distances.weight"] = (distances,)
+        encoder, decoder = _t5_feed_forward(sizes, 1), T5_CROSSING | _t5_feed_forward(sizes, 2)
+        names |= names_in_blocks("encoder.{}", "encoder.block.{}", sizes.num_encoder_blocks, T5_ATTENTION | encoder)
+        names |= names_in_blocks("blocks.{}", "decoder.block.{}", sizes.num_blocks, T5_ATTENTION | decoder)
+        state = put_together(weights, names)
         for k in range(backbone.num_blocks):  # T5 does not divide scores by the root of a head's size
             state[f"blocks.{k}.crossing.query.weight"] *= config.d_kv**0.5
         width = config.num_heads * config.d_kv
@@ -403,21 +411,6 @@ class T5(Family):
         if tied:
             state["word.weight"] = words_VD * scale
         return pretrained(backbone, state, head_VD * scale)
-
-
-def _t5_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
-    """Returns our weights' names, and the weights of `transformers` that each consists of."""
-    names: dict[str, tuple[str, ...]] = {"word.weight": ("shared.weight",)}
-    for ours, theirs in (("encoder_", "encoder"), ("", "decoder")):
-        names[f"{ours}norm.weight"] = (f"{theirs}.final_layer_norm.weight",)
-        distances = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        names[f"{ours}distances.weight"] = (distances,)
-    encoder, decoder = (
-        T5_ATTENTION | _t5_feed_forward(config, 1),
-        T5_ATTENTION | T5_CROSSING | _t5_feed_forward(config, 2),
-    )
-    names |= names_in_blocks("encoder.{}", "encoder.block.{}", config.num_encoder_blocks, encoder)
-    return names | names_in_blocks("blocks.{}", "decoder.block.{}", config.num_blocks, decoder)
 
 
 def _t5_feed_forward(config: Seq2SeqConfig, layer: int) -> dict[str, tuple[str, ...]]:

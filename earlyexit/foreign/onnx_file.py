@@ -34,7 +34,19 @@ def with_shapes(proto: Any, open_size: int) -> Any:
     import onnx
     from onnxscript.optimizer import fold_constants
 
-    known = _structure(proto, open_size)
+    weights = {each.name: each for each in proto.graph.initializer}
+    inputs = [each for each in proto.graph.input if each.name not in weights]
+    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=inputs)
+    _close_axes(graph.input, open_size)
+    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    graph.initializer.extend(each for each in weights.values() if _is_small(each))
+    large = [each for each in weights.values() if not _is_small(each)]  # no shape depends on their values
+    graph.input.extend(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large)
+    for each in proto.graph.output:
+        graph.output.append(each)
+        graph.output[-1].type.tensor_type.ClearField("shape")
+    version = max(proto.ir_version, OWN_INITIALIZERS)
+    known = onnx.ModelProto(graph=graph, opset_import=proto.opset_import, ir_version=version)
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of operators that it cannot fold
     try:
         with np.errstate(all="ignore"):
@@ -55,25 +67,6 @@ def _should_fold(node: Any) -> bool | None:
     if math.prod(shape) > SMALL:
         return False
     return True if node.op_type == "ConstantOfShape" else None
-
-
-def _structure(proto: Any, open_size: int) -> Any:
-    """Returns the model with inputs in the place of large weights, whose values no shape depends on."""
-    import onnx
-
-    weights = {each.name: each for each in proto.graph.initializer}
-    inputs = [each for each in proto.graph.input if each.name not in weights]
-    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=inputs)
-    _close_axes(graph.input, open_size)
-    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    graph.initializer.extend(each for each in weights.values() if _is_small(each))
-    large = [each for each in weights.values() if not _is_small(each)]
-    graph.input.extend(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large)
-    for each in proto.graph.output:
-        graph.output.append(each)
-        graph.output[-1].type.tensor_type.ClearField("shape")
-    version = max(proto.ir_version, OWN_INITIALIZERS)
-    return onnx.ModelProto(graph=graph, opset_import=proto.opset_import, ir_version=version)
 
 
 def _close_axes(inputs: Sequence[Any], open_size: int) -> None:

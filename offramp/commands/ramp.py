@@ -49,7 +49,17 @@ def run(job: RampJob) -> None:
     if job.as_json:
         print(json.dumps({"saved": saved, "rows": len(rows), "thresholds": card.thresholds, "tested": card.tested}))
     else:
-        _tell(card, saved, len(rows), labelled=held.are_labelled)
+        tested = card.tested
+        print(
+            f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} of the model's processor time; at "
+            f"least {percent(1 - card.budget)} of the answers stay the same, with {percent(card.confidence)} confidence"
+        )
+        print(
+            f"tested on {tested['inputs']:,} of {len(rows):,} rows: {percent(tested['agreement'])} of the answers were "
+            f"the same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks"
+        )
+        if held.are_labelled:
+            print(f"{percent(tested['accuracy'])} as labelled, {percent(tested['full_accuracy'])} by the checkpoint")
         print(f"next: {command('serve', out)}")
     for each in calibration_warnings(card, {}, read_card(out).provenance, None, labelled=held.are_labelled):
         warn(each)
@@ -97,17 +107,3 @@ def saved_share(card: CalibrationCard, profile: LatencyProfile) -> float:
     survival = card.tested["survival"]
     spent_s = np.dot(survival, block_s) + sum(survival[ramp] * ramp_s[ramp] for ramp in card.thresholds)
     return float(1 - spent_s / block_s.sum())
-
-
-def _tell(card: CalibrationCard, saved: float, num_rows: int, *, labelled: bool) -> None:
-    tested = card.tested
-    print(
-        f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} of the model's processor time; at least "
-        f"{percent(1 - card.budget)} of the answers stay the same, with {percent(card.confidence)} confidence"
-    )
-    print(
-        f"tested on {tested['inputs']:,} of {num_rows:,} rows: {percent(tested['agreement'])} of the answers were the "
-        f"same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks"
-    )
-    if labelled:
-        print(f"{percent(tested['accuracy'])} as labelled, {percent(tested['full_accuracy'])} by the checkpoint")

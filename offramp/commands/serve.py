@@ -73,7 +73,15 @@ def _serve_until_stopped(
 
     The process ends, or restarts itself, when Ray's head is lost.
     """
-    stopping = _stop_once()
+    stopping: list[int] = []  # for an interrupt may be lost where Python can raise nothing, as in a destructor
+
+    def stop(number: int, _: FrameType | None) -> None:  # later ones are ignored, since the end takes seconds
+        if not stopping:
+            stopping.append(number)
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     environment = dict(os.environ)  # before Ray, and its switches, are put into it
     settings = with_environment(settings)
     listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
@@ -96,23 +104,6 @@ def _serve_until_stopped(
     except KeyboardInterrupt:
         pass
     print("stopped", flush=True)
-
-
-def _stop_once() -> list[int]:
-    """Makes the first Ctrl-C or SIGTERM raise KeyboardInterrupt; later ones are ignored, since the end takes seconds.
-
-    Returns where its number will be, for an interrupt may be lost where Python can raise nothing, as in a destructor.
-    """
-    stopping: list[int] = []
-
-    def stop(number: int, _: FrameType | None) -> None:
-        if not stopping:
-            stopping.append(number)
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    return stopping
 
 
 def example_of(card: ModelCard) -> str:

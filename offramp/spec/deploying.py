@@ -54,7 +54,11 @@ class Dashboard:
         """
         said = ""
         for application in self._looks(name, limit_s):
-            status, words = application.get("status"), progress_words(application)
+            status, deployments = application.get("status"), application.get("deployments", {}).values()
+            healthy = sum(each["status"] == "HEALTHY" for each in deployments)
+            wanted = sum(each["target_num_replicas"] for each in deployments)
+            replicas = f"{sum(map(num_running, deployments))} of {wanted} replicas running"
+            words = f"{status or 'NOT_STARTED'}: {healthy} of {len(deployments)} deployments healthy, {replicas}"
             if words != said:
                 tell(words)
                 said = words
@@ -124,15 +128,6 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
     if not token or not token.isascii() or not token.isprintable():  # httpx would print it as it complains
         raise InputError("RAY_AUTH_MODE is token, and the token is empty or holds what no HTTP header can")
     return {"Authorization": f"Bearer {token}"}
-
-
-def progress_words(application: Mapping[str, Any]) -> str:
-    """Returns the progress of an application in words."""
-    deployments = application.get("deployments", {}).values()
-    healthy = sum(each["status"] == "HEALTHY" for each in deployments)
-    running, wanted = sum(map(num_running, deployments)), sum(each["target_num_replicas"] for each in deployments)
-    status = application.get("status", "NOT_STARTED")
-    return f"{status}: {healthy} of {len(deployments)} deployments healthy, {running} of {wanted} replicas running"
 
 
 def num_running(deployment: Mapping[str, Any]) -> int:
