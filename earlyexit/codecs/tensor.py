@@ -42,8 +42,11 @@ class TensorCodec(Codec[Arrays]):
 
     def from_json(self, inputs: object) -> tuple[list[Arrays], bool]:
         """Returns rows: nested lists for one column, objects with an array by column name for several."""
-        depth = len(self._columns[0].shape) if len(self._columns) == 1 else 0
-        many = isinstance(inputs, list) and _depth(inputs) > depth
+        depth, value = 0, inputs
+        while isinstance(value, list):
+            depth += 1
+            value = value[0] if value else None
+        many = depth > (len(self._columns[0].shape) if len(self._columns) == 1 else 0)
         rows = inputs if isinstance(inputs, list) and many else [inputs]
         if not rows:
             raise InputError("inputs: at least one row is needed")
@@ -87,14 +90,6 @@ def _column(*, name: str, datatype: str, shape: Sequence[int]) -> Column:
     if any(not isinstance(size, int) or size < 1 for size in shape):
         raise ValueError(f"{name!r} has the shape {list(shape)}; sizes of at least 1 are needed")
     return Column(name=name, datatypes=(datatype,), shape=tuple(shape))
-
-
-def _depth(value: object) -> int:
-    depth = 0
-    while isinstance(value, list):
-        depth += 1
-        value = value[0] if value else None
-    return depth
 
 
 def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]:

@@ -114,21 +114,17 @@ class Augmentation:
         share, where = torch.rand(2).tolist(), torch.rand(2).tolist()
         if share[0] >= self.patch:
             return images_BHWC
-        (top, end), (left, right) = (
-            _stretch(side, share[1] ** 0.5, at) for side, at in zip(images_BHWC.shape[1:3], where, strict=True)
-        )
+        stretches = []
+        for side, at in zip(images_BHWC.shape[1:3], where, strict=True):
+            length = round(side * share[1] ** 0.5)
+            first = round((side - length) * at)
+            stretches.append(slice(first, first + length))
+        rectangle = (slice(None), *stretches)
         patched = images_BHWC.clone()
-        patched[:, top:end, left:right] = images_BHWC.roll(1, 0)[:, top:end, left:right]
+        patched[rectangle] = images_BHWC.roll(1, 0)[rectangle]
         return patched
 
 
 def _around_zero(*shape: int) -> Tensor:
     """Returns uniform numbers from -1 to 1."""
     return torch.rand(shape) * 2 - 1
-
-
-def _stretch(side: int, share: float, at: float) -> tuple[int, int]:
-    """Returns the first pixel and the end of a share of a side, at a position from 0 to 1."""
-    length = round(side * share)
-    first = round((side - length) * at)
-    return first, first + length

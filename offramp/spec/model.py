@@ -225,19 +225,6 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
 
 
-def _check_models(file: ServiceFile) -> None:
-    """Raises InputError if the file names other models than the folder's chain consists of."""
-    names = file.document.model.models
-    if names is None:
-        return
-    with file.source.said_at(("model", "models")):
-        said = [(file.base / each).resolve() for each in names]
-        found = [each.resolve() for each in file.card.members(file.model)]
-        if said != found:
-            consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
-            raise InputError(f"{file.model} {consists}, not of {_told(said)}; `offramp chain` makes that")
-
-
 def _told(folders: list[Path]) -> str:
     return " and ".join(map(str, folders))
 
@@ -302,8 +289,14 @@ def read_parts(path: Path) -> ServiceParts:
     model = (base / document.model.folder).resolve()
     with source.said_at(("model", "folder")):
         card = read_card(model)
+    if document.model.models is not None:
+        with source.said_at(("model", "models")):
+            said = [(base / each).resolve() for each in document.model.models]
+            found = [each.resolve() for each in card.members(model)]
+            if said != found:
+                consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
+                raise InputError(f"{model} {consists}, not of {_told(said)}; `offramp chain` makes that")
     file = ServiceFile(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
-    _check_models(file)
     _check_memory(file)
     read = {each.name: getattr(file, each.name) for each in fields(file)}
     return ServiceParts(**read, tables=_tables(file), exits=_exits(file))

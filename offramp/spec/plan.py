@@ -15,7 +15,7 @@ from optimizer.lengths_file import lengths_of, stayers_length_N
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, order_of, read_plan
-from optimizer.problem import Link, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
+from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
 from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
@@ -33,14 +33,21 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
     ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
     with parts.source.said_at(("planner", "objective")):
         objective = objective_of(document.planner.objective, "planner.objective")
-    supply = _supply(parts, objective)
+    devices, by_price = parts.inventory.devices, isinstance(objective, MinimizeCost) or budget is not None
+    unpriced = [name for name in parts.inventory.counts if devices[name].usd_per_hour is None]
+    with parts.source.said_at(("cluster", "devices", *unpriced[:1])):
+        if by_price and unpriced:
+            raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
     with parts.source.said_at(("model",)):
         problem = PlanProblem(
             num_blocks=card.num_blocks,
             ramps=ramps,
             survival_N=parts.exits.records.outcome(thresholds).survival,
             latency={name: with_rows(table, card.ramps, ramps) for name, table in parts.tables.items()},
-            devices=supply,
+            devices={
+                name: Supply(count=count, usd_per_hour=devices[name].usd_per_hour or 0.0)
+                for name, count in parts.inventory.counts.items()
+            },
             link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s),
             bytes_per_sample_N=bytes_per_sample(document.model, card),
             slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
@@ -97,18 +104,6 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
         problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
         in_tokens(problem)  # whether batches that hold such inputs were measured
     return problem
-
-
-def _supply(parts: ServiceParts, objective: Objective) -> dict[str, Supply]:
-    by_price = isinstance(objective, MinimizeCost) or parts.document.planner.budget is not None
-    unpriced = [name for name in parts.inventory.counts if parts.inventory.devices[name].usd_per_hour is None]
-    with parts.source.said_at(("cluster", "devices", *unpriced[:1])):
-        if by_price and unpriced:
-            raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
-    return {
-        name: Supply(count=count, usd_per_hour=parts.inventory.devices[name].usd_per_hour or 0.0)
-        for name, count in parts.inventory.counts.items()
-    }
 
 
 def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
