@@ -330,9 +330,7 @@ def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
             except ValueError as error:
                 why = f": {error}"
     allowed = " or ".join(f"{'/'.join(form.datatypes)} of the shape {list(form.shape)}" for form in forms)
-    raise DataError(
-        f"{name!r} holds {column.dtype.name} of the shape {list(row)}; the model takes {allowed}{why}"
-    )
+    raise DataError(f"{name!r} holds {column.dtype.name} of the shape {list(row)}; the model takes {allowed}{why}")
 
 
 def objects(values: Iterable[Any]) -> Array:

@@ -26,6 +26,7 @@ from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside
 from profiles.records_table import read_records
 from profiles.scores import SCORES, Score
 
+
 def run(job: CalibrateOptions) -> None:
     """Calibrates, and prints thresholds, their figures, and reasons against using them."""
     if job.records is not None:

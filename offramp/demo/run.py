@@ -137,9 +137,7 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
 def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
     """What exits are worth where a batch of many takes nearly as many times as long."""
     calibration, texts = prepared.calibration, prepared.test.texts
-    problem, _ = measured_problem(
-        prepared.folder, texts, prepared.expected, calibration.thresholds, MACHINE, "float32"
-    )
+    problem, _ = measured_problem(prepared.folder, texts, prepared.expected, calibration.thresholds, MACHINE, "float32")
     problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
     plans = _plans(problem, calibration.policy_spec(), prepared)
     dispatch = dispatch_for(MACHINE.workers, plans["planned"].predicted["rate_per_s"] / MACHINE.workers)

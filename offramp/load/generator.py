@@ -193,9 +193,7 @@ class Generator:
             for _ in range(self.config.concurrency):
                 group.create_task(self._work(request_indices, start_s, done, pause_s))
 
-    async def _request(
-        self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord
-    ) -> RequestRecord:
+    async def _request(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> RequestRecord:
         """See one request through: its attempts, under one id, until an answer or a failure that stays."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
