@@ -25,7 +25,7 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.ramps.pooling import Pooling
-from earlyexit.ramps.vocabulary import ForeseeingRamp, NormedRamp, VocabularyHead
+from earlyexit.ramps.vocabulary import NormedRamp, VocabularyHead
 from earlyexit.tasks.base import Task
 
 
@@ -251,7 +251,7 @@ class EarlyExitModel(nn.Module):
 
     def foresees(self, ramp: int) -> bool:
         """Whether this ramp has a classifier that says beforehand how sure it is."""
-        return isinstance(self.exit_head(ramp), ForeseeingRamp)
+        return isinstance(self.exit_head(ramp), NormedRamp)
 
     def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
         """Returns what the ramp's head looks at, (B, ...), from what crosses before or after its block."""
@@ -260,7 +260,7 @@ class EarlyExitModel(nn.Module):
     def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
         """Returns log-odds that the ramp will answer as the full model, float32 (B,)."""
         head = self.exit_head(ramp)
-        assert isinstance(head, ForeseeingRamp)
+        assert isinstance(head, NormedRamp)
         return head.foresee(gathered).float()
 
     def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ R rank.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -48,15 +47,7 @@ class BiasedVocabularyHead(VocabularyHead):
         return super().classify(gathered) + self.bias_V
 
 
-class ForeseeingRamp(Ramp):
-    """A ramp whose score is known before its answer."""
-
-    @abstractmethod
-    def foresee(self, gathered: Tensor) -> Tensor:
-        """Returns the log-odds that its answer is the full model's, (B,), from what `gather` returns."""
-
-
-class NormedRamp(ForeseeingRamp):
+class NormedRamp(Ramp):
     """A norm and the full model's head, as in CALM. It learns the norm's weights and the classifier."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
@@ -87,6 +78,7 @@ class NormedRamp(ForeseeingRamp):
         return self._shared[0].classify(self.prepared(gathered))
 
     def foresee(self, gathered: Tensor) -> Tensor:
+        """Returns the log-odds that its answer is the full model's, (B,), from what `gather` returns."""
         log_odds_B: Tensor = self.sureness(gathered).squeeze(-1)
         return log_odds_B
 
