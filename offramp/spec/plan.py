@@ -130,8 +130,13 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
         with parts.source.said_at(("slo",)):
             raise InputError(found.message)
     figures, scale = found.planned.figures, parts.inventory.time_scale
-    latencies = {name: getattr(figures, name) * scale for name in ("latency_s", "mean_latency_s")}
-    predicted = promised(problem, replace(figures, rate_per_s=figures.rate_per_s / scale, **latencies))
+    on_clock = replace(
+        figures,
+        rate_per_s=figures.rate_per_s / scale,
+        latency_s=figures.latency_s * scale,
+        mean_latency_s=figures.mean_latency_s * scale,
+    )
+    predicted = promised(problem, on_clock)
     return Plan(
         stages=found.planned.stages,
         shares=figures.shares,
