@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from earlyexit.backends.onnx import onnx_segments
-from earlyexit.codecs.text import TextTokenizer
+from earlyexit.codecs.text import TextTokenizer, read_tokenizer
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import Budget, Encoded, Segment, entering
 from earlyexit.network.layers import reorder_linears
@@ -122,7 +122,7 @@ class StockModel:
             logits = packed_logits(model)
         else:
             logits = onnx_logits(model, options.model, options.threads)
-        tokenizer = TextTokenizer.load(options.model, model.max_length)
+        tokenizer = TextTokenizer(read_tokenizer(options.model), model.max_length)
         return cls(tokenizer, logits, label_task(model).label_names, model.num_blocks - 1)
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:

@@ -406,7 +406,8 @@ def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_output
     if _are_numbers(data, num_outputs) or len(labels) != num_outputs:
         return tuple(map(str, range(num_outputs)))
     counts_CC = np.eye(len(labels)) / 2
-    np.add.at(counts_CC, (answers.numpy(), [labels.index(label) for label in data.labels]), 1)
+    label_N = np.array([labels.index(label) for label in data.labels])
+    np.add.at(counts_CC, (answers.numpy(), label_N), 1)
     _, label_of_C = linear_sum_assignment(counts_CC, maximize=True)
     return tuple(labels[k] for k in label_of_C)
 

@@ -310,11 +310,8 @@ def _predict_few(given: Sequence[str], job: PredictJob, api_key: str | None) -> 
         said = found.said if files is None else files.put(str(one.shown["image"]), found.said)
         if job.as_json:
             print(json.dumps({**one.shown, **plain(said), "exit": found.exit}))
-            continue
-        values = ", ".join(_in_words(value) for name, value in said.items() if name != "score")
-        score = "" if "score" not in found.said else f"score {found.score:.3f}, "
-        given_as = " | ".join(map(str, one.shown.values()))
-        print(f"{values}  ({score}left after block {found.exit})  {given_as}")
+        else:
+            print(f"{_told(said, found)}  {' | '.join(map(str, one.shown.values()))}")
 
 
 def _map_files(maps: Path | None, wanted: Mapping[str, str], inputs: Sequence[Path]) -> MapFiles | None:
@@ -349,6 +346,12 @@ def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
     if set(wanted.values()) != {"BYTES"}:
         raise InputError(f"the model takes {' and '.join(wanted)}, arrays: give a .npy or .npz file with --data")
     return tuple(wanted)
+
+
+def _told(said: Mapping[str, Any], found: Prediction) -> str:
+    values = ", ".join(_in_words(value) for name, value in said.items() if name != "score")
+    score = "" if "score" not in found.said else f"score {found.score:.3f}, "
+    return f"{values}  ({score}left after block {found.exit})"
 
 
 def _in_words(value: Any) -> str:

@@ -180,7 +180,7 @@ class Generator:
         async with asyncio.TaskGroup() as group:
             for request_index, send_time_s in enumerate(send_times_s):
                 await self.pace(max(0.0, start_s + send_time_s - self.clock.now_s()))
-                group.create_task(self._request(request_index, start_s, send_time_s, done))
+                group.create_task(self._report(request_index, start_s, send_time_s, done))
 
     async def closed_loop(self, request_indices: Iterator[int], done: OnRecord, *, pause_s: float = 0.0) -> None:
         """Send back to back from `concurrency` workers, each pausing after a failure, until the indices end.
@@ -193,7 +193,7 @@ class Generator:
             for _ in range(self.config.concurrency):
                 group.create_task(self._work(request_indices, start_s, done, pause_s))
 
-    async def _request(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> RequestRecord:
+    async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
         """See one request through: its attempts, under one id, until an answer or a failure that stays."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
@@ -201,7 +201,7 @@ class Generator:
         outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
         done_s = self.clock.now_s() - start_s
         predictions, error = _read(outcome, len(input_indices), request_id)
-        record = RequestRecord(
+        return RequestRecord(
             request_id=request_id,
             input_indices=input_indices,
             scheduled_s=scheduled_s,
@@ -211,8 +211,6 @@ class Generator:
             predictions=predictions,
             error=error,
         )
-        done(record)
-        return record
 
     async def _attempts(
         self, request_id: str, input_indices: Sequence[int], scheduled_at_s: float
@@ -239,9 +237,13 @@ class Generator:
                 return outcome, num_attempts
             await self.sleep(wait_s)
 
+    async def _report(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> None:
+        done(await self.request(request_index, start_s, scheduled_s))
+
     async def _work(self, request_indices: Iterator[int], start_s: float, done: OnRecord, pause_s: float) -> None:
         for request_index in request_indices:
-            record = await self._request(request_index, start_s, self.clock.now_s() - start_s, done)
+            record = await self.request(request_index, start_s, self.clock.now_s() - start_s)
+            done(record)
             if record.error is not None and pause_s:
                 await self.sleep(pause_s)
 

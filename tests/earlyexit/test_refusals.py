@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from earlyexit.codecs import find_codec
-from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
+from earlyexit.codecs.image import ImageCodec, ImageSize
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextCodec
@@ -427,7 +427,7 @@ def classes(change: Callable[[Path], object], codec: ImageCodec = FULL) -> Calla
 
 def write_turned(path: Path) -> None:
     exif = Image.Exif()
-    exif[ORIENTATION] = 6
+    exif[ExifTags.Base.Orientation] = 6
     Image.fromarray(np.zeros((24, 32, 3), np.uint8)).save(path, exif=exif)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from earlyexit.codecs import find_codec
-from earlyexit.codecs.image import MAX_SCANS, ORIENTATION, ImageCodec, ImageRow, ImageSize, decode, to_pixels
+from earlyexit.codecs.image import MAX_SCANS, ImageCodec, ImageRow, ImageSize, decode, to_pixels
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.errors import UnprocessableInputError
 from earlyexit.network.boundary import DATATYPES, as_numbers, fitting
@@ -106,7 +106,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
         "90": np.rot90(PHOTO),
     }
     exif = Image.Exif()
-    exif[ORIENTATION] = orientation
+    exif[ExifTags.Base.Orientation] = orientation
     expected = upright[turns[orientation]] if orientation > 1 else PHOTO
     size = ImageSize(height=expected.shape[0], width=expected.shape[1])
     np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), size, "it"), expected)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from pydantic import Field
 
-from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
+from earlyexit.codecs.image import ImageCodec, ImageSize
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.data import source_file
 from earlyexit.data.images import LARGEST_BYTES, check_file, is_images, open_images
@@ -388,7 +388,7 @@ def test_maps_are_cut_as_their_images_are(tmp_path: Path) -> None:
 def write_turned(path: Path, pixels: np.ndarray) -> None:
     """As a camera does that is held sideways: to be seen turned right by 90 degrees."""
     exif = Image.Exif()
-    exif[ORIENTATION] = 6
+    exif[ExifTags.Base.Orientation] = 6
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, exif=exif)
 
