@@ -41,11 +41,11 @@ def _asked(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
 
         found = read_service(job.model)
         return found.settings, found.ingress.model_copy(update=job.ports)
-    folder = model_folder_of(job.model)
+    document, folder = job.document, model_folder_of(job.model)
     if folder != job.model:
         exits = command("ramp", job.model, "--data", "LOG")
         print(f"{job.model} is served as it is, without exits; for exits: {exits}")
-    return folder_settings(job.document, folder, partial(print, flush=True)), job.document.ingress
+    return folder_settings(document, folder, partial(print, flush=True)), document.ingress
 
 
 def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str], None]) -> ServeSettings:

@@ -100,21 +100,21 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
         predicted = evaluate(file.problem, played.plan.stages)
     drawn = exit_inputs(file, played, job.records, thresholds, np.random.default_rng([job.seed, 1]))
     inputs = lengthened(drawn, file, given, job.seed)
-    scenario = Scenario(
-        problem=file.problem,
-        plan=played.plan,
-        decisions=inputs.decisions,
-        rows_N=inputs.rows_N,
-        lengths_R=inputs.lengths_R,
-        arrivals_s=np.empty(0),
-        duration_s=job.duration_s,
-        warm_up_s=job.warm_up_s,
-        inputs_per_request=job.inputs_per_request,
-        slo_s=file.problem.slo.latency_s,
-        admission=job.admission,
-        num_ingresses=job.num_ingresses,
-    )
     with said_of(played):  # so that a plan that does not fit is refused before arrivals are drawn
+        scenario = Scenario(
+            problem=file.problem,
+            plan=played.plan,
+            decisions=inputs.decisions,
+            rows_N=inputs.rows_N,
+            lengths_R=inputs.lengths_R,
+            arrivals_s=np.empty(0),
+            duration_s=job.duration_s,
+            warm_up_s=job.warm_up_s,
+            inputs_per_request=job.inputs_per_request,
+            slo_s=file.problem.slo.latency_s,
+            admission=job.admission,
+            num_ingresses=job.num_ingresses,
+        )
         scenario = in_sequences(scenario, file.problem, job)
     arrivals_s = arrivals.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
