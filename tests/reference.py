@@ -70,7 +70,7 @@ def policies() -> Iterator[str]:
     """Rows of Markdown: an exit policy, when an input leaves, and which fields it takes."""
     yield from ("| exit policy | an input leaves when | takes |", "|---|---|---|")
     for name, kind in POLICIES.items():
-        takes = [*sorted(kind.takes), *kind.may_take]
+        takes = [*sorted(kind.takes), *["weights"] * kind.mixes, *["decay"] * kind.decays]
         yield f"| `{name}` | {kind.leaves} | {', '.join(f'`{field}`' for field in takes)} |"
 
 

@@ -28,11 +28,6 @@ class PolicyKind:
     decays: bool
     """Whether its scores are from 0 to 1, larger is surer. It then also takes a `decay` where answers are tokens."""
 
-    @property
-    def may_take(self) -> tuple[str, ...]:
-        """The optional fields."""
-        return (*(["weights"] if self.mixes else []), *(["decay"] if self.decays else []))
-
 
 def _kind(make: str, *takes: str, leaves: str, mixes: bool = False, decays: bool = False) -> PolicyKind:
     make = f"earlyexit.policies.{make}"

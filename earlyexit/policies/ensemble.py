@@ -166,10 +166,8 @@ class RecordedPolicy(ExitPolicy):
         return torch.from_numpy(self._answers.answers_NE[self._rows(sample_ids), -1])
 
     def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:
-        return np.array([self._row(sample_id) for sample_id in sample_ids])
-
-    def _row(self, sample_id: str) -> int:
-        known = sample_id.rpartition("#")[0] or sample_id
-        if known not in self._answers.row_of:
-            raise UnprocessableInputError(f"no exit records of the id {known!r}; send the `ids` of recorded inputs")
-        return self._answers.row_of[known]
+        row_of, ids = self._answers.row_of, [each.rpartition("#")[0] or each for each in sample_ids]
+        unknown = next((each for each in ids if each not in row_of), None)
+        if unknown is not None:
+            raise UnprocessableInputError(f"no exit records of the id {unknown!r}; send the `ids` of recorded inputs")
+        return np.array([row_of[each] for each in ids])

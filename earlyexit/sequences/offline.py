@@ -108,7 +108,19 @@ def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPol
 
 
 def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked) -> list[Generated]:
-    going = {number: (_begun(model, each, asked, number), each) for number, each in enumerate(batch, 1)}
+    going: dict[int, tuple[TokenSequence, Generated]] = {}
+    for number, each in enumerate(batch, 1):
+        sequence = TokenSequence(
+            each.prompt,
+            Unread(),
+            max_tokens=asked.max_tokens,
+            max_length=model.max_length,
+            ends=tuple(asked.ends),
+            sampling=Sampling(),
+            chunk=len(each.prompt),  # prompts are shown whole
+        )
+        sequence.begin(number)
+        going[number] = sequence, each
     while going:
         looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
         for step in cut.run(entered(model, {number: one.step() for number, (one, _) in going.items()}, asked.policy)):
@@ -129,18 +141,3 @@ def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: As
                 decoder_of(model).memory.end(number)
                 del going[number]
     return batch
-
-
-def _begun(model: EarlyExitModel, each: Generated, asked: Asked, number: int) -> TokenSequence:
-    """Returns a prompt's sequence, which is shown in one step and whose text is not decoded."""
-    sequence = TokenSequence(
-        each.prompt,
-        Unread(),
-        max_tokens=asked.max_tokens,
-        max_length=model.max_length,
-        ends=tuple(asked.ends),
-        sampling=Sampling(),
-        chunk=len(each.prompt),
-    )
-    sequence.begin(number)
-    return sequence

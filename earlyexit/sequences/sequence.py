@@ -62,7 +62,11 @@ class TextStream:
         """Returns the text that has become certain; it may be empty."""
         if self.stopped:
             return ""
-        self._held += self._new(self._stream.step(self._tokenizer, token) or "")
+        new = self._stream.step(self._tokenizer, token) or ""
+        if new and self._again:  # without the repeated prompt
+            new = new.removeprefix(self._again if new.startswith(self._again) else self._again.rstrip(HALF))
+            self._again = ""
+        self._held += new
         found = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
         if found is not None:
             self.stopped = True
@@ -73,14 +77,6 @@ class TextStream:
     def finish(self) -> str:
         """Returns the text that was held back, after the last token."""
         return self._let_go(len(self._held))
-
-    def _new(self, text: str) -> str:
-        """Returns text without the repeated prompt."""
-        if text and self._again:
-            whole = self._again.rstrip(HALF)
-            text = text.removeprefix(self._again if text.startswith(self._again) else whole)
-            self._again = ""
-        return text
 
     def _let_go(self, length: int) -> str:
         given, self._held = self._held[:length], self._held[length:]

@@ -68,12 +68,14 @@ def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: 
         sized = {"binary_data_size": len(tail)}
         inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
         tails.append(tail)
+    described = metadata.get("outputs", ())  # of which those of many numbers come as bytes
+    wanted = tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in described)
     return TensorBody(
         model=metadata["name"],
         inputs=tuple(inputs),
         tail=b"".join(tails),
         parameters=parameters,
-        outputs=_outputs(metadata.get("outputs", ())),
+        outputs=wanted if answers_are_large(metadata) else None,
     )
 
 
@@ -87,13 +89,6 @@ def files_as_json(rows: Sequence[Input]) -> list[str] | None:
 def answers_are_large(metadata: Mapping[str, Any]) -> bool:
     """Returns whether a model's outputs have many numbers per input, as class maps and keypoints do."""
     return any(map(_is_large, metadata.get("outputs", ())))
-
-
-def _outputs(described: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, object], ...] | None:
-    """Returns the wanted outputs, with those of many numbers as bytes; None if there are no such outputs."""
-    if not any(map(_is_large, described)):
-        return None
-    return tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in described)
 
 
 def _is_large(described: Mapping[str, Any]) -> bool:

@@ -148,21 +148,16 @@ def status_tables(found: Mapping[str, Any]) -> list[Table]:
             name = f"{deployment['name']} (emulated)" if deployment["emulated"] else deployment["name"]
             replicas = f"{deployment['replicas']} of {deployment['wanted']}"
             table.add_row("", name, deployment["status"], replicas)
-    tables, chains = [table], _chains(plan)
-    if chains:
+    tables, within = [table], plan
+    while isinstance(within, Mapping) and "chains" not in within:  # another server may listen there
+        within = within.get("plan")
+    if isinstance(within, Mapping) and within["chains"]:
         title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
         hops = plan.get("hops")
         if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
             title += "; hidden states between stages in float16"
-        tables.append(_plan(chains, title))
+        tables.append(_plan(list(within["chains"]), title))
     return tables
-
-
-def _chains(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Returns the chains of a plan document, also of one inside a service's report."""
-    while isinstance(plan, Mapping) and "chains" not in plan:  # another server may listen there
-        plan = plan.get("plan")
-    return list(plan["chains"]) if isinstance(plan, Mapping) else []
 
 
 def _plan(chains: list[dict[str, Any]], title: str) -> Table:

@@ -77,6 +77,8 @@ def _exits(file: ServiceFile, beside: Path | None = None) -> Exits:
     What the file leaves out is the calibration's: the model's own, or the one in the folder `beside` it. Raises
     InputError at the line of what does not fit the model.
     """
+    from profiles.records import ExitRecords
+
     document, model, card, source = file.document.accuracy, file.model, file.card, file.source
     with source.said_at(("accuracy",)):
         complete = document.policy is not None and document.thresholds is not None
@@ -85,7 +87,12 @@ def _exits(file: ServiceFile, beside: Path | None = None) -> Exits:
     name = "recorded" if file.is_recorded else score
     path = (file.base / document.records).resolve() if document.records is not None else records_of(model, beside)
     with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
-        records = _records(path, card)
+        records = ExitRecords.load(path)
+        if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+            raise InputError(
+                f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+                f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+            )
         check_members(records.provenance, model, path)
         if score != "recorded" and score != records.score:
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
@@ -129,18 +136,6 @@ def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int
     outcome = records.outcome(thresholds)
     at_end_N = outcome.exits_N == outcome.num_blocks - 1
     return max(0.0, budget - float(outcome.losses_N[at_end_N].sum()) / len(records))
-
-
-def _records(path: Path, card: ModelCard) -> ExitRecords:
-    from profiles.records import ExitRecords
-
-    records = ExitRecords.load(path)
-    if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
-        raise InputError(
-            f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
-            f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
-        )
-    return records
 
 
 def _check_of_calibration(path: Path, records: ExitRecords, calibration: CalibrationCard) -> None:
