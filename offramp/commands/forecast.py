@@ -53,7 +53,19 @@ def read_series(path: Path) -> SurvivalHistory:
     known = [window for window in windows if window is not None]
     if not any(window.inputs for window in known):
         raise DataError(f"{path}: no window with values and inputs; at least one is needed")
-    return _history(path, windows, len(known[0].survival))
+    num_blocks = len(known[0].survival)
+    uneven = next((k for k, each in enumerate(windows) if each and len(each.survival) != num_blocks), None)
+    if uneven is not None:
+        raise DataError(f"{path}: window {uneven} has another number of blocks than the first, {num_blocks}")
+    missing = Window(survival=[1.0] * num_blocks, inputs=0.0)
+    try:
+        return SurvivalHistory(
+            survival_WK=np.array([(window or missing).survival for window in windows]),
+            inputs_WK=np.array([[(window or missing).inputs] * num_blocks for window in windows]),
+            missing_W=np.array([window is None or window.inputs == 0 for window in windows]),
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
@@ -135,23 +147,6 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
     if values[at] > MOST_INPUTS:
         raise DataError(f"{where}: {values[at]:g} inputs; at most {MOST_INPUTS:g} are taken")
     return Window.model_construct(survival=values[:at] + values[at + 1 :], inputs=values[at])
-
-
-def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> SurvivalHistory:
-    uneven = [
-        index for index, window in enumerate(windows) if window is not None and len(window.survival) != num_blocks
-    ]
-    if uneven:
-        raise DataError(f"{path}: window {uneven[0]} has another number of blocks than the first, {num_blocks}")
-    missing = Window(survival=[1.0] * num_blocks, inputs=0.0)
-    try:
-        return SurvivalHistory(
-            survival_WK=np.array([(window or missing).survival for window in windows]),
-            inputs_WK=np.array([[(window or missing).inputs] * num_blocks for window in windows]),
-            missing_W=np.array([window is None or window.inputs == 0 for window in windows]),
-        )
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def run(job: ForecastJob) -> None:

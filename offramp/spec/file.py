@@ -23,7 +23,6 @@ from offramp.spec.plan import first_plan, service_problem, stretched
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
 
-_Planned = tuple[ServiceParts, PlanProblem, Plan]
 MODEL = "model"
 """Name of the model's folder in the folder that all nodes have."""
 
@@ -52,23 +51,18 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
     """
     from optimizer import planner
 
-    parts, problem, plan = _planned(read_parts(path), solve or planner.solve)
-    return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
-
-
-def _planned(parts: ServiceParts, solve: Solve) -> _Planned:
-    """Returns the first plan, the best one of a chain with several calibrations."""
-    found: list[_Planned] = []
+    found: list[tuple[ServiceParts, PlanProblem, Plan]] = []
     refused: list[InputError] = []
-    for each in calibrated_parts(parts):
+    for each in calibrated_parts(read_parts(path)):  # the best plan of a chain with several calibrations
         try:
             problem = service_problem(each)
-            found.append((each, problem, first_plan(each, problem, solve)))
+            found.append((each, problem, first_plan(each, problem, solve or planner.solve)))
         except InputError as error:  # no plan within the SLO, for instance
             refused.append(error)
     if not found:
         raise refused[0]
-    return found[most_worth(found[0][1].objective, [plan.predicted for _, _, plan in found])]
+    parts, problem, plan = found[most_worth(found[0][1].objective, [each.predicted for _, _, each in found])]
+    return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
 
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
