@@ -30,14 +30,14 @@ from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
 from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of
-from deployments.ingress.core.calls import LATENCY_ENDS_S, IngressCounts, latencies_within
+from deployments.ingress.core.calls import IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
-from deployments.metrics import SECONDS, Told, histogram, le
+from deployments.metrics import SECONDS, Told, histogram
 from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
@@ -106,8 +106,7 @@ class IngressMetrics:
             self._hop_s.observe(seconds, {"slot": slot})
         total("offramp_inputs", "Inputs that arrived, refused ones too", report.arrived)
         total("offramp_answers_in_slo", "Answers inside the SLO; all of them where there is none", report.in_slo)
-        times = "offramp_latency_seconds_bucket", "Answers by latency, at most `le`"
-        _tell_times(self.told, *times, report.latencies)
+        _tell_times(self.told, "offramp_latency_seconds_bucket", "Answers by latency, at most `le`", report.latencies)
         total("offramp_answered_tokens", "Tokens of answered inputs", report.answered_tokens)
         for name, description, totals in (
             ("offramp_crossings", "Inputs that went on to another network", report.crossings),
@@ -119,36 +118,28 @@ class IngressMetrics:
                 total(name, description, amount, network=self._chain.name_of(block))
         level("offramp_waiting", "Inputs that no stage has been sent yet", report.waiting)
         level("offramp_unanswered", "Inputs that wait or are under way", report.unanswered)
-        tokens = "offramp_unanswered_tokens", "Tokens of inputs that wait or are under way"
-        level(*tokens, report.unanswered_tokens)
+        level("offramp_unanswered_tokens", "Tokens of inputs that wait or are under way", report.unanswered_tokens)
         self._lengths |= report.oldest_s.keys()
         oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that no stage has been sent yet"
         for length in self._lengths:
             level(*oldest, report.oldest_s.get(length, 0.0), tokens=str(length))
 
 
-class GenerationMetrics:
-    """Told of totals once a second, as `IngressMetrics` is."""
-
-    def __init__(self) -> None:
-        self.told = Told()
-
-    def tell(self, loop: GenerationLoop) -> None:
-        """Tell Ray what has come since the last time."""
-        total, counts = self.told.total, loop.counts
-        running = "offramp_sequences_running", "Sequences that were let in and have not ended"
-        self.told.level(*running, loop.num_running)
-        for reason, number in counts.ended.items():
-            total("offramp_sequences_ended", "Sequences that ended, by why", number, ended=reason)
-        total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
-        total("offramp_sequences_in_slo", "Sequences that ended by themselves, both SLOs kept", counts.in_slo)
-        total("offramp_sequences_lost", "Times that a sequence began anew on another replica", counts.lost)
-        total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
-        total("offramp_prompt_tokens", "Tokens of prompts that were let in", counts.prompt_tokens)
-        for block, number in counts.exits.items():
-            total("offramp_generated_tokens", "Tokens, by the block they left after", number, exit=str(block))
-        _tell_times(self.told, "offramp_ttft_seconds_bucket", "Sequences by time to first token", counts.ttft)
-        _tell_times(self.told, "offramp_tpot_seconds_bucket", "Sequences by time per output token", counts.tpot)
+def tell_sequences(told: Told, loop: GenerationLoop) -> None:
+    """Tell Ray what has come of sequences since the last time."""
+    total, counts = told.total, loop.counts
+    told.level("offramp_sequences_running", "Sequences that were let in and have not ended", loop.num_running)
+    for reason, number in counts.ended.items():
+        total("offramp_sequences_ended", "Sequences that ended, by why", number, ended=reason)
+    total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
+    total("offramp_sequences_in_slo", "Sequences that ended by themselves, both SLOs kept", counts.in_slo)
+    total("offramp_sequences_lost", "Times that a sequence began anew on another replica", counts.lost)
+    total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
+    total("offramp_prompt_tokens", "Tokens of prompts that were let in", counts.prompt_tokens)
+    for block, number in counts.exits.items():
+        total("offramp_generated_tokens", "Tokens, by the block they left after", number, exit=str(block))
+    _tell_times(told, "offramp_ttft_seconds_bucket", "Sequences by time to first token", counts.ttft)
+    _tell_times(told, "offramp_tpot_seconds_bucket", "Sequences by time per output token", counts.tpot)
 
 
 class VersionMetrics:
@@ -175,8 +166,8 @@ class VersionMetrics:
 
 
 def _tell_times(told: Told, name: str, description: str, buckets: Mapping[int, int]) -> None:
-    for end_s, number in zip(LATENCY_ENDS_S, latencies_within(buckets, LATENCY_ENDS_S), strict=True):
-        told.total(name, description, number, le=le(end_s))
+    for le, number in latencies_within(buckets).items():
+        told.total(name, description, number, le=le)
 
 
 @serve.ingress()
@@ -248,18 +239,17 @@ class Ingress(RpcMethods):
         )
 
     def __serve_build_asgi_app__(self) -> Router:
-        access = self._settings.access
+        settings = self._settings
         self._background.start("start", self._start())
         if self._gate is not None and self._gate.ring is not None:
             self._background.start("read keys", self._gate.ring.watch())
         self._background.start("tell metrics", self._keep_telling())
         self._background.start("follow versions", self.versions.run())
-        settings = self._settings
         api = build_api(
             self,
             VersionRoutes(self, self.versions, self._repository),
             gate=self._gate,
-            cors_origins=() if access is None else access.cors_origins,
+            cors_origins=() if settings.access is None else settings.access.cors_origins,
             tracer=self._tracer,
             prefix=settings.route_prefix,
         )
@@ -294,12 +284,11 @@ class Ingress(RpcMethods):
         self._ready = True
 
     async def _keep_telling(self) -> None:
-        of_sequences = None if self._generation is None else GenerationMetrics()
         while True:
             await asyncio.sleep(TELL_S)
             self._metrics.tell(self._peek(), self._core.counts)
-            if self._generation is not None and of_sequences is not None:
-                of_sequences.tell(self._generation.loop)
+            if self._generation is not None:
+                tell_sequences(self._metrics.told, self._generation.loop)
 
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more requests."""

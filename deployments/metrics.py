@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import Any
 
@@ -35,11 +34,6 @@ class Told:
             self.gauges[name] = Gauge(name, description, tags(*labels))
         if value is not None:
             self.gauges[name].set(value, labels)
-
-
-def le(end_s: float) -> str:
-    """Returns the label of a bucket by its upper end."""
-    return "+Inf" if math.isinf(end_s) else f"{end_s:g}"
 
 
 def histogram(name: str, description: str, boundaries: tuple[float, ...], *names: str) -> Histogram:

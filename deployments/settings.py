@@ -137,3 +137,8 @@ class ServeSettings(IngressSettings, ModelSettings):
     """Times an input is sent from the start, when replicas die under it, before its owner is told."""
     access: AccessSettings | None = None
     """Keys, rates and origins. None: every caller that reaches the service may use it."""
+
+    @property
+    def starting_policy(self) -> PolicySpec | None:
+        """The exit policy that the application begins with: its plan's, or else its controller's."""
+        return self.plan.policy or (None if self.control is None else self.control.policy)

@@ -12,10 +12,10 @@ from typing import Any
 
 from ray.util.metrics import Metric
 
-from deployments.controller.controller import ControlMetrics
+from deployments.controller.controller import tell
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
-from deployments.ingress_deployment import GenerationMetrics, IngressMetrics, VersionMetrics
+from deployments.ingress_deployment import IngressMetrics, VersionMetrics, tell_sequences
 from deployments.replica.replica import StageMetrics
 from deployments.versions.choice import Tally
 from deployments.wire.messages import COUNTED, IngressReport
@@ -36,14 +36,14 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
     ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts)
-    generation, control, versions, tally = GenerationMetrics(), ControlMetrics(), VersionMetrics(), Tally()
+    versions, tally = VersionMetrics(), Tally()
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
-    generation.tell(loop)
-    control.show(DESCRIBED)
+    tell_sequences(ingress.told, loop)
+    tell(ingress.told, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.show(tally)
     found = [each for each in (vars(ingress) | vars(StageMetrics("cpu"))).values() if isinstance(each, Metric)]
-    for told in (ingress.told, generation.told, control.told, versions.told):
+    for told in (ingress.told, versions.told):
         found += [*told.counters.values(), *told.gauges.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 

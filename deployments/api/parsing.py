@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -149,14 +150,10 @@ def _explained(error: ValidationError) -> list[str]:
         return [f"the body is not valid JSON: {found[0]['ctx']['error']}"]
     said: dict[str, dict[str, None]] = {}
     for each in found:
-        said.setdefault(_path(each["loc"]) or "the body", {})[each["msg"]] = None
+        # Behind the field pydantic names the alternatives of its type.
+        path = takewhile(lambda part: part not in KINDS and "[" not in part, map(str, each["loc"]))
+        said.setdefault(".".join(path) or "the body", {})[each["msg"]] = None
     return [f"{path}: {' or '.join(messages)}" for path, messages in list(said.items())[:3]]
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """The field, without the alternatives of its type, which pydantic names behind it."""
-    alternative = next((k for k, each in enumerate(loc) if str(each) in KINDS or "[" in str(each)), len(loc))
-    return ".".join(map(str, loc[:alternative]))
 
 
 class Live(Body):

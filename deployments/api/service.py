@@ -83,24 +83,18 @@ class InferService:
         )
         late = partial(waiter.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
         last_resort = self.later(max(0.0, deadline_s - self.clock.now_s()) + LAST_RESORT_S, late)
-        try:
-            outcomes = await self._outcomes(waiter, flights)
-        finally:
-            last_resort.cancel()
-        return [outcomes[flight] for flight in flights]
-
-    async def _outcomes(self, waiter: _Waiter, flights: Sequence[PendingInput]) -> dict[PendingInput, Answer]:
-        """Returns all answers, or raises the first error; inputs without an outcome are then given up."""
         reason = ABANDONED
         try:
             if self.trace is not None:
                 self.trace(flights)
-            return await waiter.outcomes
-        except OfframpError as error:
+            outcomes = await waiter.outcomes
+        except OfframpError as error:  # the first one; inputs without an outcome are then given up
             reason = error.kind
             raise
         finally:
+            last_resort.cancel()
             self.dispatcher.give_up(flights, reason)
+        return [outcomes[flight] for flight in flights]
 
     async def _encode(
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool

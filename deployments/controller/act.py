@@ -118,13 +118,7 @@ class ControlLoop:
         now_s = clock.now_s()
         self.settings = settings
         self.state = State.first(first, now_s)
-        self.stream = ObservedStream(
-            settings.problem,
-            thresholds_of(settings.policy, settings.problem),
-            period_s=settings.period_s,
-            coverage=settings.coverage,
-            since_s=now_s,
-        )
+        self.stream = ObservedStream(settings, now_s)
         complain = partial(self._say, "error")
         self.tuning = Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem)
         self.observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)

@@ -53,7 +53,7 @@ class Controller:
         self._settings = ServeSettings.model_validate(settings)
         self._chain = read_card(Path(self._settings.model)).chain
         self._clock = WallClock()
-        self._metrics = ControlMetrics()
+        self._told = Told()
         control = self._settings.control
         assert control is not None, "settings with a controller"
         self._watch_s = control.watch_s
@@ -108,7 +108,7 @@ class Controller:
     async def _show(self) -> None:
         while True:
             try:
-                self._metrics.show(await self.describe())
+                tell(self._told, await self.describe())
             except Exception as error:  # figures that cannot be shown must not end planning
                 logger.warning("metrics are missing", exc_info=error)
             await asyncio.sleep(self._watch_s)
@@ -189,36 +189,29 @@ class RayFleet(Fleet):
         return await self._handles.ask(deployment, "report", REPORT_S) or []
 
 
-class ControlMetrics:
-    """Prometheus metrics of what `describe` returns; every name starts with `offramp_`."""
-
-    def __init__(self) -> None:
-        self.told = Told()
-
-    def show(self, described: Mapping[str, Any]) -> None:
-        """Sets every figure that is known."""
-        level, tuning, observed = self.told.level, described["tuning"], described["observed"]
-        level("offramp_plan_epoch", "The plan in force", described["epoch"])
-        slow = len(described["stragglers"])
-        level("offramp_stragglers", "Replicas that get no work because they are slow", slow)
-        for phase, seconds in described["phases_s"].items():
-            level("offramp_replan_seconds", "Time of the last planning, by phase", seconds, phase=phase)
-        for device, accelerator in described["accelerators"].items():
-            level("offramp_accelerators", "Accelerators alive", accelerator["alive"], device=device)
-        for ramp, threshold in tuning["thresholds"].items():
-            level("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
-        predicted_per_s = described["predicted"].get("rate_per_s")
-        level("offramp_predicted_rate", "Inputs per second that the plan should do", predicted_per_s)
-        level("offramp_observed_rate", "Inputs per second that arrive", observed["rate_per_s"])
-        level("offramp_goodput", "Answers per second inside the SLO", observed["goodput_per_s"])
-        level("offramp_agreement", "Share of probes answered as by the full model", observed["agreement"])
-        pruned = "Share of probes that lost words whose last answer is that to the whole text"
-        level("offramp_pruned_agreement", pruned, observed["pruned_agreement"])
-        level("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1", tuning["evidence"])
-        survivals = {"observed": observed["survival"], "forecast": (described["forecast"] or {}).get("survival")}
-        survives = "Share of inputs that no ramp before the block would let out"
-        for kind, survival in survivals.items():
-            for block, share in enumerate(survival or ()):
-                level("offramp_survival", survives, share, block=str(block), kind=kind)
-        for reason, total in described["plan_changes"].items():
-            self.told.total("offramp_plan_changes", "Changes of the plan, by reason", total, reason=reason)
+def tell(told: Told, described: Mapping[str, Any]) -> None:
+    """Tells Ray every figure that is known of what `describe` returns."""
+    level, tuning, observed = told.level, described["tuning"], described["observed"]
+    level("offramp_plan_epoch", "The plan in force", described["epoch"])
+    level("offramp_stragglers", "Replicas that get no work because they are slow", len(described["stragglers"]))
+    for phase, seconds in described["phases_s"].items():
+        level("offramp_replan_seconds", "Time of the last planning, by phase", seconds, phase=phase)
+    for device, accelerator in described["accelerators"].items():
+        level("offramp_accelerators", "Accelerators alive", accelerator["alive"], device=device)
+    for ramp, threshold in tuning["thresholds"].items():
+        level("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
+    predicted = described["predicted"]
+    level("offramp_predicted_rate", "Inputs per second that the plan should do", predicted.get("rate_per_s"))
+    level("offramp_observed_rate", "Inputs per second that arrive", observed["rate_per_s"])
+    level("offramp_goodput", "Answers per second inside the SLO", observed["goodput_per_s"])
+    level("offramp_agreement", "Share of probes answered as by the full model", observed["agreement"])
+    pruned = "Share of probes that lost words whose last answer is that to the whole text"
+    level("offramp_pruned_agreement", pruned, observed["pruned_agreement"])
+    level("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1", tuning["evidence"])
+    survivals = {"observed": observed["survival"], "forecast": (described["forecast"] or {}).get("survival")}
+    survives = "Share of inputs that no ramp before the block would let out"
+    for kind, survival in survivals.items():
+        for block, share in enumerate(survival or ()):
+            level("offramp_survival", survives, share, block=str(block), kind=kind)
+    for reason, total in described["plan_changes"].items():
+        told.total("offramp_plan_changes", "Changes of the plan, by reason", total, reason=reason)

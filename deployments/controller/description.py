@@ -21,7 +21,8 @@ def describe(
 ) -> dict[str, Any]:
     """Returns what `GET /v1/plan` shows; `chain`: that of the served model."""
     state, ground = loop.state, loop.ground
-    period_s = loop.settings.period_s
+    period_s, bytes_N = loop.settings.period_s, loop.settings.problem.bytes_per_sample_N
+    bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in state.placed.plan.stages[:-1]]
     return {
         "epoch": state.placed.epoch,
         **placed_document(state.placed),
@@ -34,7 +35,7 @@ def describe(
         "predicted": dict(state.placed.plan.predicted),
         "forecast": None if ground is None else _forecast(ground.forecast),
         "observed": _observed(loop, now_s, chain),
-        "hops": _hops(loop, settings),
+        "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
         "fill": _fill(loop),
         "accelerators": _accelerators(loop, settings),
         "stragglers": dict(avoided_by(state.resting)),
@@ -43,13 +44,6 @@ def describe(
         "tuning": _tuning(loop),
         "events": history.events(LAST_EVENTS),
     }
-
-
-def _hops(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
-    """In what hidden states travel, and how many bytes an input has after each stage but the last, as was planned."""
-    bytes_N = loop.settings.problem.bytes_per_sample_N
-    after = [stage.splits[-1].end - 1 for stage in loop.state.placed.plan.stages[:-1]]
-    return {"dtype": settings.hop_dtype, "bytes_per_input": [bytes_N[block] for block in after]}
 
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:

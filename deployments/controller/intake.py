@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -126,10 +127,10 @@ def _sum(counts: Sequence[Any]) -> Any:
     """Returns the sum of numbers, or of counts by key."""
     if isinstance(counts[0], int):
         return sum(counts)
-    summed: dict[Any, Any] = {}
-    for key, count in (item for each in counts for item in each.items()):
-        summed[key] = summed.get(key, 0) + count
-    return summed
+    summed: Counter[Any] = Counter()
+    for each in counts:
+        summed.update(each)
+    return dict(summed)
 
 
 def network_figures(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:

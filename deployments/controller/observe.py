@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, total
 from deployments.controller.remember import KEEP_S, History, State
+from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
@@ -127,23 +128,12 @@ class ObservedStream:
     What depends on thresholds, or on when the stream changed, takes the controller's `State`.
     """
 
-    def __init__(
-        self,
-        problem: PlanProblem,
-        thresholds: Mapping[int, float],
-        *,
-        period_s: float,
-        coverage: float,
-        since_s: float,
-    ) -> None:
-        """`thresholds`: those of the settings, for which the problem says the survival.
-
-        `since_s`: when the recording began.
-        """
-        self.problem = problem
-        self._calibrated = {ramp: thresholds[ramp] for ramp in problem.ramps}
-        self._period_s = period_s
-        self._coverage = coverage
+    def __init__(self, settings: ControlSettings, since_s: float) -> None:
+        """`since_s`: when the recording began."""
+        self.problem = settings.problem
+        self._calibrated = thresholds_of(settings.policy, settings.problem)
+        """The thresholds for which the problem says the survival."""
+        self._period_s, self._coverage = settings.period_s, settings.coverage
         self.began_s = since_s
         self._stream: ExitStream | None = None
         self._counts: list[Interval] = []

@@ -49,7 +49,7 @@ def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:
     """Of a chain, what encodes rows for the network that they enter under the plan of that moment; else None."""
     if not isinstance(codec, ChainCodec):
         return None
-    return lambda rows, *, truncate: codec.encode_for(rows, core.route.used, truncate=truncate)
+    return lambda rows, *, truncate: codec.encode_for(rows, core.placed.plan.used, truncate=truncate)
 
 
 def check_staying(plan: Plan) -> None:
@@ -70,8 +70,7 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
     is_wanted = settings.probe_share > 0 or settings.plan.after_answer == "stay"
     if not is_wanted and settings.control is None:  # with a controller another plan may want it
         return None
-    of_control = None if settings.control is None else settings.control.policy
-    policy = settings.plan.policy or of_control or NO_RAMPS
+    policy = settings.starting_policy or NO_RAMPS
     if policy.records is not None:
         # Only what the records hold can be decided, whatever ramps the model has.
         return shape_of(ExitRecords.load(Path(policy.records)))

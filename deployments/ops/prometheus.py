@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from deployments.ingress.core.calls import LATENCY_ENDS_S, latencies_within
+from deployments.ingress.core.calls import latencies_within
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.network.chain import Chain
 
@@ -52,9 +52,8 @@ def _of_ingresses(reports: Iterable[IngressReport], chain: Chain) -> Iterator[tu
             yield "offramp_answers_total", (own | {"exit": str(block), "network": chain.name_of(block)}, count)
         for reason, count in sorted(report.drops.items()):
             yield "offramp_drops_total", (own | {"reason": reason}, count)
-        for end_s, count in zip(LATENCY_ENDS_S, latencies_within(report.latencies, LATENCY_ENDS_S), strict=True):
-            end = "+Inf" if end_s == float("inf") else f"{end_s:g}"
-            yield "offramp_latency_seconds_bucket_total", (own | {"le": end}, count)
+        for le, count in latencies_within(report.latencies).items():
+            yield "offramp_latency_seconds_bucket_total", (own | {"le": le}, count)
         yield "offramp_answered_tokens_total", (own, report.answered_tokens)
         yield "offramp_waiting", (own, report.waiting)
         yield "offramp_unanswered", (own, report.unanswered)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 def build_runner(
     settings: ServeSettings,
     device: str,
-    spec: PolicySpec | None,
     *,
     clock: Clock,
     sleep: Callable[[float], None] = time.sleep,
@@ -44,14 +43,14 @@ def build_runner(
     Raises PlanError where the settings contradict the device, and ModelFolderError where the model cannot be read.
     """
     if not find_device(device).emulated:
-        return _torch_runner(settings, device, spec)
+        return _torch_runner(settings, device)
     emulated = _emulation_of(settings, device)
     card = read_card(Path(settings.model))
     if is_recorded(settings, device):
-        records = ExitRecords.load(Path(_records_of(device, spec)))
+        records = ExitRecords.load(Path(_records_of(device, settings.starting_policy)))
         inner: Runner[Any] = RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
     else:
-        inner = _torch_runner(settings, device, spec)
+        inner = _torch_runner(settings, device)
     return PacedRunner(
         inner,
         _table_of(device, emulated, card),
@@ -68,7 +67,7 @@ def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> Non
     if find_device(device).emulated:
         _table_of(device, _emulation_of(settings, device), card)
         if is_recorded(settings, device):
-            path = Path(_records_of(device, starting_policy(settings)))
+            path = Path(_records_of(device, settings.starting_policy))
             try:
                 ExitRecords.load(path).answers()
             except DataError as error:
@@ -94,15 +93,9 @@ def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, sp
         return policy
     if spec is None:
         return None
-    if _records_of(device, spec) != _records_of(device, starting_policy(settings)):
+    if _records_of(device, spec) != _records_of(device, settings.starting_policy):
         raise PlanError(f"a running replica keeps its exit records; {spec.records} are others")
     return spec.thresholds
-
-
-def starting_policy(settings: ServeSettings) -> PolicySpec | None:
-    """Returns the exit policy that an application begins with: its plan's, or else its controller's."""
-    policy = settings.plan.policy
-    return settings.control.policy if policy is None and settings.control is not None else policy
 
 
 def build_policy(spec: PolicySpec | None) -> ExitPolicy:
@@ -181,7 +174,7 @@ def _sizes(split: Split) -> list[int]:
     )
 
 
-def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
+def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
     import torch
 
     from earlyexit.network.chain_network import load_network, open_memory, open_network
@@ -195,7 +188,7 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     segments = open_network(settings.backend, network, folder, settings.threads_per_replica)
     free_bytes = torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
     memory = open_memory(network, settings.kv_tokens, settings.kv_fill, free_bytes)
-    return TorchRunner(network, build_policy(spec), segments, memory)
+    return TorchRunner(network, build_policy(settings.starting_policy), segments, memory)
 
 
 def _records_of(device: str, spec: PolicySpec | None) -> str:

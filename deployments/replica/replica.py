@@ -19,7 +19,7 @@ from ray.serve.metrics import Counter, Gauge
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, histogram, tags
 from deployments.process_setup import Supervised, settle
-from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.build import build_runner
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
@@ -47,8 +47,7 @@ class StageReplica:
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
         self._metrics = StageMetrics(device)
-        policy = starting_policy(self._settings)
-        runner = await asyncio.to_thread(build_runner, self._settings, device, policy, clock=clock)
+        runner = await asyncio.to_thread(build_runner, self._settings, device, clock=clock)
         self._host = StageHost(
             self._settings,
             device,
@@ -59,7 +58,10 @@ class StageReplica:
             on_death=_end_replica,
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
-        await self._host.prepare_first(await self._plans())
+        # The controller's plans or, if there are none or it does not answer, the settings'.
+        documents = [] if self._settings.control is None else await ControllerLink(self._settings.app).coming()
+        plans = [parse_placed(each) for each in documents] or [PlacedPlan(plan=self._settings.plan)]
+        await self._host.prepare_first(plans)
         settle()
         self._host.threads.start()
         self._background = Supervised()
@@ -98,12 +100,6 @@ class StageReplica:
         """From the device's thread."""
         self._server.deliver(releases)
         self._metrics.record(releases)
-
-    async def _plans(self) -> list[PlacedPlan]:
-        """Returns the controller's plans or, if there are none or it does not answer, the settings'."""
-        settings = self._settings
-        documents = [] if settings.control is None else await ControllerLink(settings.app).coming()
-        return [parse_placed(each) for each in documents] or [PlacedPlan(plan=settings.plan)]
 
 
 def _end_replica() -> None:

@@ -32,8 +32,12 @@ class LeaveOut:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Returns None, so that other hooks find the module; raises ModuleNotFoundError for the one left out."""
-        if name == LEFT_OUT and _importing() == ASKING:
-            raise ModuleNotFoundError(f"{ASKING} is to do without {LEFT_OUT}", name=LEFT_OUT)
+        if name == LEFT_OUT:
+            frame = sys._getframe().f_back
+            while frame is not None and "importlib" in frame.f_code.co_filename:
+                frame = frame.f_back
+            if frame is not None and frame.f_globals.get("__name__") == ASKING:  # its import statement is running
+                raise ModuleNotFoundError(f"{ASKING} is to do without {LEFT_OUT}", name=LEFT_OUT)
         return None
 
 
@@ -61,17 +65,6 @@ def run_the_next_one() -> None:
     spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != here])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))
-
-
-def _importing() -> str | None:
-    """Returns the name of the module whose import statement is running."""
-    frame = sys._getframe()
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__") == __name__ or "importlib" in frame.f_code.co_filename
-    ):
-        frame = frame.f_back
-    name = frame.f_globals.get("__name__")
-    return name if isinstance(name, str) else None
 
 
 if __name__ == "sitecustomize":

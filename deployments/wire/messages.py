@@ -61,25 +61,20 @@ class Assignment:
         """The splits that calls of this plan may ask for."""
         return (*self.stage.splits, *self.detours)
 
-    @classmethod
-    def of(cls, plan: Plan, stage: Stage, slot: str) -> Assignment:
-        """Returns what a plan has one of its stages do."""
-        return cls(
-            epoch=plan.epoch,
-            slot=slot,
-            stage=stage,
-            policy=plan.policy,
-            dispatch=plan.dispatch,
-            order=plan.order,
-            detours=_detours(plan, stage),
-        )
-
 
 def assignments_of(placed: PlacedPlan) -> dict[str, Assignment]:
     """Returns the assignment of every slot of a plan."""
     chains = [chain for chain in placed.plan.chains for _ in chain.stages]
     return {
-        slot: Assignment.of(chain, stage, slot)
+        slot: Assignment(
+            epoch=chain.epoch,
+            slot=slot,
+            stage=stage,
+            policy=chain.policy,
+            dispatch=chain.dispatch,
+            order=chain.order,
+            detours=_detours(chain, stage),
+        )
         for chain, (slot, stage) in zip(chains, placed.stage_of.items(), strict=True)
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
@@ -18,9 +17,6 @@ class AnnouncingRouter(FIFOMixin, RequestRouter):
     class by value, and what it uses by reference.
     """
 
-    def initialize_state(self, **kwargs: Any) -> None:
-        self._board = members.board_of(self._deployment_id.name)
-
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
@@ -30,6 +26,5 @@ class AnnouncingRouter(FIFOMixin, RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._board.announce(
-            {replica.replica_id.unique_id: Address(**replica.replica_metadata) for replica in replicas}
-        )
+        addresses = {replica.replica_id.unique_id: Address(**replica.replica_metadata) for replica in replicas}
+        members.board_of(self._deployment_id.name).announce(addresses)

@@ -12,7 +12,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
-from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.build import build_runner
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
@@ -52,7 +52,7 @@ async def built(settings: ServeSettings, placed: PlacedPlan, starts: Sequence[in
     """One replica for every stage, prepared for the plan."""
     replicas = []
     for slot, stage in placed.stage_of.items():
-        runner = build_runner(settings, stage.device, starting_policy(settings), clock=MonotonicClock())
+        runner = build_runner(settings, stage.device, clock=MonotonicClock())
         replicas.append(Replica(f"{slot}-r", settings, stage.device, runner, starts))
         await replicas[-1].host.prepare([*assignments_of(placed).values()])
     return replicas

@@ -295,12 +295,13 @@ def bucket_of(seconds: float) -> int:
     return math.floor(math.log(max(seconds, SHORTEST_S)) * PER_BUCKET)
 
 
-def latencies_within(latencies: Mapping[int, int], ends_s: Sequence[float]) -> list[int]:
-    """Returns how many answers have a bucket whose longest latency is at most each of `ends_s`."""
-    between = [0] * len(ends_s)
+def latencies_within(latencies: Mapping[int, int]) -> dict[str, int]:
+    """Returns how many answers have a bucket that ends at each of `LATENCY_ENDS_S` or before, by Prometheus' label."""
+    between = [0] * len(LATENCY_ENDS_S)
     for bucket, count in latencies.items():
-        between[bisect_left(ends_s, BUCKET ** (bucket + 1))] += count
-    return list(accumulate(between))
+        between[bisect_left(LATENCY_ENDS_S, BUCKET ** (bucket + 1))] += count
+    labels = ["+Inf" if math.isinf(end_s) else f"{end_s:g}" for end_s in LATENCY_ENDS_S]
+    return dict(zip(labels, accumulate(between), strict=True))
 
 
 class IngressCounts:
@@ -508,8 +509,11 @@ class Outcomes:
         if not fresh:
             return []
         error, reason = (None, why) if isinstance(why, str) else (why, why.kind)
-        if reason == LATE:
-            self._learn_lateness(fresh, now_s)
+        for each in fresh if reason == LATE else ():  # had they waited, they would have taken longer still
+            chain = each.chain.present
+            if chain.admission is not None:
+                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
+                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
         self._leave(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]
@@ -524,14 +528,6 @@ class Outcomes:
             chain.unanswered_tokens -= cost
             num_tokens += cost
         return num_tokens
-
-    def _learn_lateness(self, inputs: Inputs, now_s: float) -> None:
-        """Inputs that missed their deadline would have taken longer still: without them only the quick are known."""
-        for each in inputs:
-            chain = each.chain.present
-            if chain.admission is not None:
-                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
-                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
 
 
 def _settled_now(inputs: Sequence[PendingInput]) -> list[bool]:

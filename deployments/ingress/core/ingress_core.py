@@ -224,7 +224,7 @@ class IngressCore:
         for chain in self._chains.active:
             first = chain.route.first
             while chain.is_due:
-                inputs = chain.queue.leave(first.budgets[0], self.route.order, now_s)
+                inputs = chain.queue.leave(first.budgets[0], self.placed.plan.order, now_s)
                 if inputs[0].placement is not None:
                     actions += self._steps.begin(chain.route, inputs, now_s)
                     continue

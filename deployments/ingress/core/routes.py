@@ -440,9 +440,7 @@ class PlanRoute:
     def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute, ...]) -> None:
         self.placed = placed
         self.chains = chains
-        self.order = placed.plan.order
         self.stays = placed.plan.after_answer == "stay"
-        self.used = placed.plan.used
         self._num_blocks = placed.plan.num_blocks
 
     @property

@@ -221,7 +221,9 @@ class TracedLink(ReplicaLink):
 
 def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:
     """Returns a tracer of the settings, and of the SDK's environment variables for what they leave out."""
-    ratio = _ratio(settings)
+    ratio = settings.ratio
+    if ratio is None and "OTEL_TRACES_SAMPLER" not in os.environ:
+        ratio = DEFAULT_RATIO
     sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` samples requests without a parent
     resource = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
     if str(resource.attributes[SERVICE_NAME]).startswith(NAMELESS):
@@ -229,13 +231,6 @@ def build_tracer(settings: TracingSettings, application: str, clock: Clock, star
     provider = TracerProvider(sampler=sampler, resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
     return Tracer(provider, clock, ratio=ratio, starts=starts)
-
-
-def _ratio(settings: TracingSettings) -> float | None:
-    """Returns the sampled share; None if only the environment names a sampler."""
-    if settings.ratio is None and "OTEL_TRACES_SAMPLER" in os.environ:
-        return None
-    return DEFAULT_RATIO if settings.ratio is None else settings.ratio
 
 
 def traces_url(endpoint: str | None) -> str | None:

@@ -14,6 +14,7 @@ from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake
 from deployments.controller.observe import BELIEVED_S, ObservedStream, window_rates, worth
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
+from deployments.settings import ControlSettings
 from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import DataError
@@ -111,9 +112,9 @@ PERIOD_S = 120.0
 STATE = State.first(PlacedPlan(plan=PLAN), START_S)
 
 
-def known(asked: PlanProblem | None = None, **changes: float) -> ObservedStream:
-    times = {"period_s": PERIOD_S, "coverage": 0.95, "since_s": START_S} | changes
-    return ObservedStream(asked or problem(), dict.fromkeys((0, 1, 2), 0.5), **times)
+def known(asked: PlanProblem | None = None, since_s: float = START_S) -> ObservedStream:
+    settings = {"problem": asked or problem(), "policy": POLICY, "state": "", "period_s": PERIOD_S}
+    return ObservedStream(ControlSettings.model_validate(settings), since_s)
 
 
 def seen(at_s: float, *, leaving: int, staying: int) -> Observations:

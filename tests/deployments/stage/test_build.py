@@ -15,15 +15,7 @@ import numpy as np
 import pytest
 
 from cluster.emulated import PacedRunner
-from deployments.replica.build import (
-    build_policy,
-    build_runner,
-    check_emulated,
-    expect_no_loss,
-    policy_for,
-    starting_policy,
-    warm_up,
-)
+from deployments.replica.build import build_policy, build_runner, check_emulated, expect_no_loss, policy_for, warm_up
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
@@ -79,14 +71,14 @@ def settings_of(folder: Path, policy: PolicySpec | None = None, **changed: Any) 
 
 
 def runner_of(settings: ServeSettings, device: str = V100) -> PacedRunner[Any]:
-    runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock())
+    runner = build_runner(settings, device, clock=ManualClock())
     assert isinstance(runner, PacedRunner)
     return runner
 
 
 def test_a_real_device_computes(folder: Path) -> None:
     settings = settings_of(folder)
-    assert isinstance(build_runner(settings, "cpu", starting_policy(settings), clock=MonotonicClock()), TorchRunner)
+    assert isinstance(build_runner(settings, "cpu", clock=MonotonicClock()), TorchRunner)
 
 
 @pytest.mark.gpu
@@ -96,7 +88,7 @@ def test_a_gpu_answers_as_the_cpu_does_from_graphs(folder: Path) -> None:
     splits = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
     found = []
     for device in ("cpu", "cuda"):
-        runner = build_runner(settings, device, None, clock=MonotonicClock())
+        runner = build_runner(settings, device, clock=MonotonicClock())
         runner.prepare(splits)
         runner.follow(policy)
         warm_up(runner, [splits], clock=MonotonicClock())
@@ -114,8 +106,6 @@ def test_what_an_emulated_replica_would_fail_on_is_told_before_it_starts(folder:
         check_emulated(entropy, V100, card)
     with pytest.raises(PlanError, match=f"{said} 'entropy'"):
         runner_of(entropy)
-    with pytest.raises(PlanError, match=f"{said} none"):
-        build_runner(entropy, V100, None, clock=ManualClock())
     with pytest.raises(PlanError, match="no latency profile says how fast emulated:T4 is"):
         check_emulated(settings_of(folder), "emulated:T4", card)
 
@@ -155,14 +145,15 @@ def test_without_ramps_in_its_plan_an_application_begins_with_its_controllers_po
     policy = {"name": "recorded", "thresholds": {"0": 0.25}, "records": "records.npz"}
     control = {"problem": problem(), "policy": policy, "state": "state.sqlite"}
     settings = settings_of(folder, plan=plan, control=control)
-    assert starting_policy(settings) == PolicySpec(name="recorded", thresholds={0: 0.25}, records="records.npz")
-    assert starting_policy(settings_of(folder, plan=plan)) is None
+    assert settings.starting_policy == PolicySpec(name="recorded", thresholds={0: 0.25}, records="records.npz")
+    with pytest.raises(PlanError, match=f"{V100} takes its decisions from exit records.* 'recorded', not none"):
+        runner_of(settings_of(folder, plan=plan))
 
 
 def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folder: Path) -> None:
     slept: list[float] = []
     settings = settings_of(folder)
-    runner = build_runner(settings, V100, starting_policy(settings), clock=ManualClock(), sleep=slept.append)
+    runner = build_runner(settings, V100, clock=ManualClock(), sleep=slept.append)
     runner.follow(0.4)
     split = Split(first=0, end=2, batch=4, ramps=(0,))
     times = warm_up(runner, [(split, Split(first=2, end=4, batch=4))], clock=ManualClock())
@@ -181,7 +172,7 @@ def test_warming_an_emulated_device_teaches_what_inputs_without_tokens_take_by_t
     written["inputs"] = [each | {"per_token": False} for each in written["inputs"]]
     (without / "model.json").write_text(json.dumps(written))
     settings = settings_of(without)
-    runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock())
+    runner = build_runner(settings, device, clock=ManualClock())
     split = Split(first=0, end=2, batch=4)
     times = warm_up(runner, [(split,)], clock=ManualClock())
     assert times.mean_tokens(split) == 1.0
@@ -202,7 +193,7 @@ class SteppingClock:
 def test_warming_a_real_device_teaches_how_long_its_splits_take(folder: Path) -> None:
     settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
     clock = SteppingClock()
-    runner = build_runner(settings, "cpu", starting_policy(settings), clock=clock)
+    runner = build_runner(settings, "cpu", clock=clock)
     splits = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=4, batch=2, ramps=(1, 2)))
     times = warm_up(runner, [splits], clock=clock)
     assert all(0 < times.soonest_s(split) <= times.batch_s(split, 2) for split in splits)
@@ -213,14 +204,14 @@ def test_a_recorded_replica_loads_no_torch(folder: Path) -> None:
     code = f"""
 import sys
 import deployments.replica.replica
-from deployments.replica.build import build_runner, policy_for, starting_policy, warm_up
+from deployments.replica.build import build_runner, policy_for, warm_up
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.network.boundary import Split
 
 settings = ServeSettings.model_validate({settings.model_dump()!r})
-spec = starting_policy(settings)
-runner = build_runner(settings, {V100!r}, spec, clock=MonotonicClock())
+spec = settings.starting_policy
+runner = build_runner(settings, {V100!r}, clock=MonotonicClock())
 runner.follow(policy_for(settings, {V100!r}, spec))
 warm_up(runner, [(Split(first=0, end=4, batch=4, ramps=(0, 1)),)], clock=MonotonicClock())
 assert not {{"torch", "transformers", "scipy"}} & set(sys.modules)
@@ -273,7 +264,7 @@ def chain_settings(chain_folder: Path, device: str, **changed: Any) -> ServeSett
 
 def test_every_split_of_every_network_is_warmed_and_none_crosses(chain_folder: Path) -> None:
     settings = chain_settings(chain_folder, "cpu", attention="padded")
-    runner = build_runner(settings, "cpu", NEVER, clock=MonotonicClock())
+    runner = build_runner(settings, "cpu", clock=MonotonicClock())
     assert isinstance(runner, TorchRunner)
     times = warm_up(runner, [SPLITS], clock=MonotonicClock(), starts=read_card(chain_folder).chain.starts)
     assert all(0 < times.batch_s(split, 4) < math.inf for split in SPLITS)
@@ -282,7 +273,7 @@ def test_every_split_of_every_network_is_warmed_and_none_crosses(chain_folder: P
 def test_an_emulated_accelerator_takes_the_rows_of_the_whole_chain(chain_folder: Path) -> None:
     settings, card = chain_settings(chain_folder, V100), read_card(chain_folder)
     check_emulated(settings, V100, card)
-    runner = build_runner(settings, V100, NEVER, clock=ManualClock())
+    runner = build_runner(settings, V100, clock=ManualClock())
     assert isinstance(runner, PacedRunner)
     assert [runner.pace.split_s(split, 1) for split in SPLITS] == [(2.5, 2.5), (3.5, 6.5), (3.0, 3.0)]
     with pytest.raises(PlanError, match="has 3 rows of block_s and 4 of ramp_s; large has 5 blocks and 4 ramps"):
@@ -322,7 +313,7 @@ def test_a_replica_of_a_decoder_warms_up_and_reports_its_free_pages(model: Early
     save_model(model, tmp_path)
     settings = ServeSettings(model=str(tmp_path), plan=PLAN, kv_tokens=100, kv_fill="copy")
     clock = MonotonicClock()
-    runner = build_runner(settings, "cpu", None, clock=clock)
+    runner = build_runner(settings, "cpu", clock=clock)
     times = warm_up(runner, [STAGE.splits], clock=clock)
     assert all(times.batch_s(split, 16.0) > 0 for split in STAGE.splits)
     host = StageHost(settings, "cpu", runner, clock, expect_no_loss)

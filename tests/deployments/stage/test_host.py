@@ -15,7 +15,7 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from deployments.choices import TracingSettings
-from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.build import build_runner
 from deployments.replica.host import BROKEN_AFTER, NOTHING, OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
@@ -43,8 +43,7 @@ class Replica:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        policy = starting_policy(settings)
-        runner = build_runner(settings, V100, policy, clock=MonotonicClock())
+        runner = build_runner(settings, V100, clock=MonotonicClock())
         assert isinstance(runner, PacedRunner)
         self.runner: PacedRunner[Any] = runner
         self.host = StageHost(settings, V100, runner, MonotonicClock(), self.deliver)

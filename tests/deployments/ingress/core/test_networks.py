@@ -9,7 +9,7 @@ import pytest
 
 from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import WHOLE
-from deployments.wire.messages import Assignment
+from deployments.wire.messages import assignments_of
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import Seen
 from optimizer.placement import PlacedPlan
@@ -92,7 +92,7 @@ def probing(served_by: PlacedPlan = PRUNES, **rules: float) -> CoreWorld:
 
 def test_a_stage_knows_the_networks_that_are_left_out_before_its_own() -> None:
     def detours(served_by: PlacedPlan, stage: int = 0) -> list[tuple[int, int]]:
-        assignment = Assignment.of(served_by.plan, served_by.plan.stages[stage], "slot")
+        assignment = list(assignments_of(served_by).values())[stage]
         assert assignment.known == (*served_by.plan.stages[stage].splits, *assignment.detours)
         return [(each.first, each.end) for each in assignment.detours]
 

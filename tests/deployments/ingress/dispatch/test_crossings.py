@@ -41,7 +41,7 @@ class ChainScene(Scene):
         self.chain = codec
 
     def submit_texts(self, *texts: str, truncate: bool = False) -> list[PendingInput]:
-        encoded = self.chain.encode_for(texts, self.core.route.used, truncate=truncate)
+        encoded = self.chain.encode_for(texts, self.core.placed.plan.used, truncate=truncate)
         return self.dispatcher.submit(list(zip(texts, encoded, strict=True)), 10.0, self._settle)
 
     def follow(self, plan: Plan) -> None:
