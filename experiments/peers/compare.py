@@ -75,7 +75,6 @@ class Asked:
     sides: tuple[str, ...] = (*OURS, *PEERS)
     backend: BackendName = "auto"
     """Of our sides, as `offramp serve` chooses it; peers' are swept."""
-    """Of our plans, as `offramp serve` sets it."""
     port: int = 8000
     seed: int = 0
 

@@ -14,7 +14,7 @@ from earlyexit.codecs.text import TextTokenizer, read_tokenizer
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.machine import processor_problem
+from offramp.commands.machine import ProcessorClock, processor_problem
 from offramp.commands.profile import profile_model
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.catalogue import published_profile
@@ -57,7 +57,8 @@ def measured_problem(
     encoded = TextTokenizer(read_tokenizer(folder), read_card(folder).max_length).encode(texts, truncate=True)
     lengths = (round(np.mean([each.length for each in encoded])),)
     job = ProfileJob(dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=5)
-    profile, _ = profile_model(folder, job)
+    clock = ProcessorClock() if machine.threads == 1 else None  # of several threads it would be the sum
+    profile, _ = profile_model(folder, job, clock=clock)
     ramps = tuple(sorted(thresholds))
     return processor_problem(profile, records.nested_survival(thresholds), ramps, machine.workers), profile.backend
 

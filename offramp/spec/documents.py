@@ -72,8 +72,8 @@ class PlanOptions(StrictDocument, OfOrder):
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
-    """When a batch starts: work-conserving, at once; filling, at once, but one replica is filled before the next;
-    deferred, when it is full or deadlines press. None: as a plan file says, else what suits the machine."""
+    """When a batch starts: at once (work-conserving), at once but with one replica filled before the next (filling), or
+    when it is full or deadlines press (deferred). None: as a plan file says, else what suits the machine."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):
