@@ -8,9 +8,9 @@ import torch
 from earlyexit.data.rows import LabelledRows
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
+from examples.cascade.models import first_blocks, make_cascade
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
-from offramp.demo.prepare import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 
@@ -26,14 +26,14 @@ def test_a_models_first_blocks_answer_as_its_exits_do(tmp_path: Path, num_blocks
 
 
 def test_the_demos_cascade_is_half_of_its_model_before_all_of_it_without_ramps(tmp_path: Path) -> None:
-    make_model(tmp_path / MODEL)
+    make_model(tmp_path / "model")
     texts = some_texts(60)
     rows = LabelledRows.of_texts(texts=texts, labels=(LABELS[at % len(LABELS)] for at in range(len(texts))))
     folder = make_cascade(tmp_path, rows, CalibrateJob(budget=0.3, confidence=0.5))
     card, half = read_card(folder), NUM_BLOCKS // 2
-    assert folder == tmp_path / CASCADE
-    assert card.name == read_card(tmp_path / LARGE).name, "it is loaded as a version of the large model"
+    assert folder == tmp_path / "cascade"
+    assert card.name == read_card(tmp_path / "large").name, "it is loaded as a version of the large model"
     assert card.chain.networks == (half, half + NUM_BLOCKS)
-    assert card.members(folder) == (tmp_path / SMALL, tmp_path / LARGE)
+    assert card.members(folder) == (tmp_path / "small", tmp_path / "large")
     assert card.ramps == tuple(range(half)), "those of the small model, its end among them"
     assert set(read_calibration(folder).thresholds) <= set(card.ramps)
