@@ -22,21 +22,24 @@ def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINF
     Some hypervisors do so. oneDNN then takes the tiles to be empty, and the first bfloat16 product ends the process by
     SIGILL. oneDNN reads the variable at its first use, so call this before. A variable that is set stays as it is.
     """
-    if ISA not in environ and cpuinfo.is_file():
-        fields = _first_processor(cpuinfo)
+    if ISA not in environ:
+        fields = first_processor(cpuinfo)
         level = fields.get("cpuid level", "")
         if "amx_tile" in fields.get("flags", "").split() and level.isdigit() and int(level) < TILE_LEAF:
             environ[ISA] = WITHOUT_TILES
 
 
-def has_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
+def has_bfloat16() -> bool:
     """Whether products in bfloat16 are faster than in float32; false where it is unknown."""
-    return cpuinfo.is_file() and bool(BFLOAT16 & set(_first_processor(cpuinfo).get("flags", "").split()))
+    return bool(BFLOAT16 & set(first_processor().get("flags", "").split()))
 
 
-def _first_processor(cpuinfo: Path) -> dict[str, str]:
-    fields = {}
-    with cpuinfo.open(encoding="utf-8") as lines:
+def first_processor(cpuinfo: Path = CPUINFO) -> dict[str, str]:
+    """Returns what Linux says of the first processor, by its words; nothing on other systems."""
+    fields: dict[str, str] = {}
+    if not cpuinfo.is_file():
+        return fields
+    with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             name, colon, value = line.partition(":")
             if not colon:  # an empty line: the next processor, which is the same

@@ -291,12 +291,16 @@ class Seq2SeqBackbone(DecoderBackbone):
         return hidden_ND, run_B5, run_B5.new_zeros(len(run_B5))
 
     def where(self, runs: Sequence[Run]) -> SidedPlaces:
-        sides = _Sides.of(runs)
-        own = self.memory.kv.places(sides.answering, bias_DH=self._bias(sides.answering)) if sides.answering else None
-        crossing = self.memory.kv.places(sides.answering, source=True) if sides.answering else None
+        sides, kv = _Sides.of(runs), self.memory.kv
+        own = crossing = bias_DH = None
+        if sides.answering:
+            if self.distances is not None:
+                longest = max(run.end - run.source for run in sides.answering)
+                bias_DH = before(self.distances, longest, self.config.max_distance)
+            own, crossing = kv.places(sides.answering, bias_DH=bias_DH), kv.places(sides.answering, source=True)
         if not sides.reading:
             return SidedPlaces(own, crossing, None, None, None)
-        places = np.concatenate([self.memory.kv.place_of(run, run.start) for run in sides.reading])
+        places = np.concatenate([kv.place_of(run, run.start) for run in sides.reading])
         return SidedPlaces(own, crossing, self._index(sides.own), self._index(sides.source), self._index(places))
 
     def _read(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:
@@ -309,11 +313,6 @@ class Seq2SeqBackbone(DecoderBackbone):
             hidden_ND = block(hidden_ND, layout, masks)
         normed_ND: Tensor = self.encoder_norm(hidden_ND)
         return normed_ND
-
-    def _bias(self, runs: Sequence[Run]) -> Tensor | None:
-        if self.distances is None:
-            return None
-        return before(self.distances, max(run.end - run.source for run in runs), self.config.max_distance)
 
     def _index(self, rows: Rows) -> Tensor:
         return torch.from_numpy(rows).to(self.word.weight.device, non_blocking=True)

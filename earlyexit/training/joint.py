@@ -137,7 +137,11 @@ class _Run:
         self.targets_N = torch.from_numpy(targets)
         self.options = options
         self.name = fingerprint(model.state_dict(), model.task, encoded, targets, options) if options.saved else ""
-        self.learned_K, self.apart_K = _apart(len(encoded), options)
+        order, num_apart = torch.arange(len(encoded)), 0
+        if options.patience is not None:
+            order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(options.seed))
+            num_apart = min(len(encoded) - 1, max(1, round(len(encoded) * options.kept_apart)))
+        self.learned_K, self.apart_K = order[num_apart:].sort().values, order[:num_apart].sort().values
         self.teacher = copy.deepcopy(model).eval() if options.imitate else None
         self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
         came, new = list(model.backbone.parameters()), list(model.ramps.parameters())
@@ -240,15 +244,6 @@ class _Run:
         if full is not None:
             return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
         return torch.stack([task.training_loss(each, targets_B) for each in outputs]).mean()
-
-
-def _apart(num_inputs: int, options: JointOptions) -> tuple[Tensor, Tensor]:
-    """Returns the positions of the rows to learn from, and of the held-out rows."""
-    if options.patience is None:
-        return torch.arange(num_inputs), torch.arange(0)
-    order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(options.seed))
-    num_apart = min(num_inputs - 1, max(1, round(num_inputs * options.kept_apart)))
-    return order[num_apart:].sort().values, order[:num_apart].sort().values
 
 
 def _is_faster_mixed(device: torch.device) -> bool:

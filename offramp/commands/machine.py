@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.output import in_own_process
 from offramp.commands.profile import cpu_name, profile_model
+from offramp.commands.progress import num_cores
 from offramp.spec.model import with_rows
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.decision import NoPlan, Strategy
@@ -272,8 +272,3 @@ def mean_tokens(folder: Path, card: ModelCard) -> int:
     tokens_N = ExitRecords.load(path).tokens_N if path.is_file() else None
     mean = TYPICAL_TOKENS if tokens_N is None else round(float(tokens_N.mean()))
     return max(1, min(mean, card.max_length))
-
-
-def num_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

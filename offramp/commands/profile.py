@@ -16,6 +16,7 @@ from rich.table import Table
 from cluster.devices import find_device
 from earlyexit.backends import computed_by
 from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.engine.cpu import first_processor
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
 from offramp.commands.jobs import ProfileJob, ProfileOptions
@@ -69,7 +70,6 @@ def block_sizes(folder: Path) -> dict[int, float]:
     return dict(sorted(sizes.items()))
 
 
-CPU_FACTS = Path("/proc/cpuinfo")
 USUAL_LENGTHS = (16, 32, 64)
 STEPS_AND_PROMPTS = (1, 16)
 """Default lengths for decoders: a step of each sequence, and prompts of so many tokens times the batch."""
@@ -253,9 +253,7 @@ def cpu_name() -> str:
     """Returns the processor's name by the kernel, or else by the platform."""
     import platform
 
-    lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return first_processor().get("model name") or platform.processor() or platform.machine()
 
 
 NOISY = 0.05

@@ -46,6 +46,11 @@ def provenance(**facts: Any) -> dict[str, Any]:
     }
 
 
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def installed_version(package: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
     try:

