@@ -16,7 +16,6 @@ from deployments.controller.controller import Controller
 from deployments.controller.settings import check_control
 from deployments.ingress.build import check_staying
 from deployments.ingress_deployment import Ingress
-from deployments.ops.tracing.start import check_tracing
 from deployments.replica.build import check_emulated
 from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings
@@ -49,7 +48,8 @@ def build(settings: dict[str, Any]) -> Application:
     logging_config = LoggingConfig(encoding="JSON", enable_access_log=logs, log_level=level)
     check_control(checked, shape)
     check_staying(plan)
-    check_tracing(checked)
+    if checked.tracing is not None:
+        checked.tracing.check()
     replicas = first_replicas(checked)
     for device in replicas:
         check_emulated(checked, device, card)

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from earlyexit.backends import BackendName
 from earlyexit.engine.queue import Attention
+from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN, Fill, HopDtype
 
 
@@ -35,6 +36,16 @@ class TracingSettings(Settings):
     says, else 0.01."""
     service_name: str | None = None
     """None: what OTEL_SERVICE_NAME says, else the application's name."""
+
+    def check(self) -> None:
+        """Raises InputError if the exporter is not installed."""
+        try:
+            import opentelemetry.exporter.otlp.proto.http  # noqa: F401 # only whether it is there
+        except ImportError as error:
+            raise InputError(
+                "tracing needs OpenTelemetry's exporter over OTLP/HTTP: install Offramp with its extra 'tracing', "
+                f"pip install '.[tracing]' ({error})"
+            ) from error
 
 
 class VersionSettings(Settings):

@@ -41,7 +41,6 @@ from deployments.metrics import SECONDS, Told, histogram
 from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
-from deployments.ops.tracing.start import start_tracing
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally
@@ -193,7 +192,11 @@ class Ingress(RpcMethods):
         self.task = find_task(self.card.task)
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
-        self._tracer = start_tracing(self._settings, self._clock, self.card.chain.starts)
+        self._tracer = None
+        if self._settings.tracing is not None:
+            from deployments.ops.tracing.tracer import build_tracer  # with all of OpenTelemetry
+
+            self._tracer = build_tracer(self._settings.tracing, self._settings.app, self._clock, self.card.chain.starts)
         self._core = build_core(self._settings, self.card)
         link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._handles, phase=random.random(), link=link)

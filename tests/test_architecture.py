@@ -204,7 +204,7 @@ LIGHT: dict[str, list[tuple[str, set[str]]]] = {
             "earlyexit.network.store, earlyexit.codecs.text, earlyexit.codecs.image, earlyexit.codecs.tensor",
             {"torch", "transformers", "ray"},
         ),
-        ("deployments.ops.tracing.start, deployments.api.http", {"opentelemetry", "ray", "torch"}),
+        ("deployments.choices, deployments.api.http", {"opentelemetry", "ray", "torch"}),
         ("deployments.ingress_deployment", {"torch", "transformers"}),
     ],
     "the replica": [("earlyexit.engine.device, earlyexit.network.model", {"transformers", "ray"})],

@@ -10,7 +10,6 @@ from deployments.wire.messages import Address
 Listener = Callable[[Mapping[str, Address]], object]
 
 _BOARDS: dict[str, ReplicaDirectory] = {}
-_LOCK = threading.Lock()
 
 
 class ReplicaDirectory:
@@ -37,5 +36,4 @@ class ReplicaDirectory:
 
 def board_of(deployment: str) -> ReplicaDirectory:
     """Returns the directory of a deployment in this process."""
-    with _LOCK:
-        return _BOARDS.setdefault(deployment, ReplicaDirectory())
+    return _BOARDS.setdefault(deployment, ReplicaDirectory())  # of two threads both get the first one's

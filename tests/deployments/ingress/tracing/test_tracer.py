@@ -20,14 +20,11 @@ from deployments.api.parsing import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing.spans import MOST_INPUTS, InputSpan, RequestRecord, Span
-from deployments.ops.tracing.start import check_tracing, start_tracing
 from deployments.ops.tracing.tracer import Tracer, traces_url
-from deployments.settings import ServeSettings
 from deployments.versions.choice import Fork, Tally
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.network.boundary import Answer, Encoded
-from optimizer.plan import stock_plan
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
 from tests.deployments.wire_fakes import answered, call_of, going_on, piece_of
 
@@ -142,26 +139,14 @@ def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them()
 
 
 ROOT = Path(__file__).parents[4]
-UNTRACED = ServeSettings(model="m", plan=stock_plan(1, batch=1))
-TRACED = UNTRACED.model_copy(update={"tracing": TracingSettings()})
-
-
-def test_what_traces_is_there_where_it_is_asked_for() -> None:
-    check_tracing(TRACED)
-    check_tracing(UNTRACED)
-    assert start_tracing(UNTRACED, ManualClock()) is None
 
 
 def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
+    TracingSettings().check()
     code = (
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
-        "from deployments.ops.tracing.start import check_tracing\n"
         "from deployments.choices import TracingSettings\n"
-        "from deployments.settings import ServeSettings\n"
-        "from optimizer.plan import stock_plan\n"
-        "settings = ServeSettings(model='m', plan=stock_plan(1, batch=1))\n"
-        "check_tracing(settings)\n"
-        "check_tracing(settings.model_copy(update={'tracing': TracingSettings()}))"
+        "TracingSettings().check()"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 1

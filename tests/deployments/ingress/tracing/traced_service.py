@@ -18,8 +18,7 @@ from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.link import ReplicaLink
-from deployments.ops.tracing.start import start_tracing
-from deployments.ops.tracing.tracer import Tracer
+from deployments.ops.tracing.tracer import Tracer, build_tracer
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address
@@ -100,7 +99,7 @@ class Traced:
 @asynccontextmanager
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     placed, clock = PlacedPlan(plan=settings.plan), MonotonicClock()
-    tracer = start_tracing(settings, clock)
+    tracer = None if settings.tracing is None else build_tracer(settings.tracing, settings.app, clock, ())
     rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
     link = ReplicaLink if tracer is None else tracer.link
     async with connected(placed, await built(settings, placed), rules, link=link) as running:
