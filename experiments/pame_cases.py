@@ -13,7 +13,7 @@ from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
 from optimizer.pame.batches import Batching, BatchTimes, Seconds, seconds_of
-from optimizer.pame.checks import TEN_CONFIDENCES, GivenChecks, SearchedChecks, normalised
+from optimizer.pame.checks import TEN_CONFIDENCES, Checks, given_checks, normalised, searched_checks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, divide, learn_then_test
@@ -92,13 +92,14 @@ class Case:
     def seconds(self) -> Seconds:
         return seconds_of(self.table, self.search.ramps)
 
-    def checks(self) -> SearchedChecks:
+    def checks(self) -> Checks:
         """Ten thresholds for each exit, precision by the truth.
 
         A label's confidence has the paper's; what maps are sure of lies elsewhere, so theirs are tenths of the inputs.
         """
         tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
-        return SearchedChecks.of(self.search, by_truth=True, grid=TEN_CONFIDENCES if self.search.zero_one else tenths)
+        grid = TEN_CONFIDENCES if self.search.zero_one else tenths
+        return searched_checks({None: self.search}, by_truth=True, grid=grid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +150,7 @@ def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
         return None
     if not thresholds:
         return None
-    checks = GivenChecks(batches=recorded_batches(case.search, thresholds, batch))
+    checks = given_checks(recorded_batches(case.search, thresholds, batch))
     found = find_exits(case.seconds, checks, batch, SearchOptions(kept=None))
     return judged_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
 

@@ -8,7 +8,7 @@ solved to its end, the plan is proven best over all chains; else its gap is that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -27,7 +27,7 @@ from optimizer.columns import (
     least_prices,
     search,
 )
-from optimizer.decision import Decision, Found, Planned, gap_between, kept, nearest_slo_s, rate_of, why_none
+from optimizer.decision import Decision, Found, kept, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact.solve import num_splits
 from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
@@ -210,14 +210,8 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(bound, best.bound) if complete else bound
     is_proven = abs(value - bound) <= SOLVED * abs(bound)
-    return Planned(
-        strategy=space.strategy,
-        stages=best.found.chain,
-        figures=best.found.figures,
-        bound=value if is_proven else bound,
-        gap=0.0 if is_proven else gap_between(value, bound),
-        candidates=tuple(dict.fromkeys(each.chain for each in search.others if each.chain != best.found.chain)),
-    )
+    others = (each.chain for each in search.others)
+    return best.found.planned(problem, space.strategy, value if is_proven else bound, others)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -405,23 +399,20 @@ class ChainSearch:
     def _mixed(self, candidates: Sequence[PricedChain], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
         several = candidates if len(candidates) <= self._most_chains * MOST_COLUMNS else chosen(candidates)
-        for found in self._mixtures(list(dict.fromkeys([*self._of_types, *several]))):
+        tried = list(dict.fromkeys([*self._of_types, *several]))
+        # Of several chains, and, where the search for these may end early, of one.
+        for most_chains in sorted({1, self._most_chains}):
+            found = mixed(self.problem, tried, self.names, most_chains)
+            if found is None:
+                continue
             self.others.append(found.found)
             if best is None or merit(self.problem, found.found.figures) > merit(self.problem, best.found.figures):
                 best = found
         return best
 
-    def _mixtures(self, candidates: Sequence[PricedChain]) -> Iterator[Mixed]:
-        """Of several chains, and, where the search for these may end early, of one."""
-        for most_chains in sorted({1, self._most_chains}):
-            found = mixed(self.problem, candidates, self.names, most_chains)
-            if found is not None:
-                yield found
-
     def _is_proven(self, best: Mixed) -> bool:
-        assert self.bounded is not None, "asked for its bound first"
         value = sought(self.problem, best.found.figures)
-        return abs(value - self.bounded.value) <= SOLVED * abs(self.bounded.value)
+        return abs(value - self._whole.value) <= SOLVED * abs(self._whole.value)
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:

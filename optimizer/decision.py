@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.evaluate import Evaluation, evaluate, sought, violations
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 
@@ -39,6 +39,19 @@ class Found:
     chain: tuple[Stage, ...]
     """Stages of all chains, one chain after the other."""
     figures: Evaluation
+
+    def planned(
+        self, problem: PlanProblem, strategy: Strategy, bound: float, others: Iterable[tuple[Stage, ...]] = ()
+    ) -> Planned:
+        """The plan as the best of a strategy's space, of which no plan is better than `bound`."""
+        return Planned(
+            strategy=strategy,
+            stages=self.chain,
+            figures=self.figures,
+            bound=bound,
+            gap=gap_between(sought(problem, self.figures), bound),
+            candidates=tuple(dict.fromkeys(each for each in others if each != self.chain)),
+        )
 
 
 def kept(problem: PlanProblem, chain: tuple[Stage, ...], shares: Sequence[float] = ()) -> Found | None:

@@ -48,8 +48,6 @@ class Explanation:
     """What is to say of a plan beside the plan."""
 
     binds: tuple[Bind, ...]
-    fills: tuple[float, ...]
-    """Mean expected batch over its batch size, per split."""
     comparisons: tuple[Comparison, ...]
     answered_by: Mapping[int, float]
     """Of a chain, by network that the plan uses: the share of the inputs that it answers. Of one network: nothing."""
@@ -59,7 +57,6 @@ def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy,
     """Explain a plan; `decisions` holds what other strategies reach, and `best`, which they are compared with."""
     return Explanation(
         binds=tuple(binds(problem, planned.stages, planned.figures)),
-        fills=tuple(split.fill for split in planned.figures.splits),
         comparisons=compare(problem, decisions),
         answered_by=answered_by(problem, planned.stages),
     )

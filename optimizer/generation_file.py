@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +152,5 @@ def generation_document(generation: Generation, slo: Slo, tables: Mapping[str, A
         "slack": slo.slack,
         **{name: getattr(generation, name) for name in NAMED},
         **({"prefill": dict(tables)} if tables else {}),
-        **({} if kv is None else {"kv": _kv_document(kv)}),
-    }
-
-
-def _kv_document(kv: KvMemory) -> dict[str, Any]:
-    return {
-        "bytes_per_token": kv.bytes_per_token,
-        "memory_bytes": dict(kv.memory_bytes),
-        "weights_bytes": kv.weights_bytes,
-        "page_tokens": kv.page_tokens,
-        "reserved_tokens": kv.reserved_tokens,
+        **({} if kv is None else {"kv": asdict(kv)}),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,12 +13,11 @@ from pydantic import Field
 
 from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import ModelFolderError, PlanError
+from optimizer.latency_file import latency_table
 from optimizer.problem import MOST_NETWORKS, check_seconds
 from optimizer.problem_shape import MAX_BLOCKS, BytesDocument, LatencyDocument
 from profiles.table import LatencyTable
 
-ReadTable = Callable[[tuple[str | int, ...], Any, int, tuple[int, ...]], LatencyTable]
-"""From an entry's place in the file, the entry, and a model's blocks and ramps to its seconds."""
 OF_MODELS = ("blocks", "ramps", "latency", "bytes_per_sample", "networks", "network_tokens", "crossing_tokens")
 """What a file with `models` does not say beside them."""
 
@@ -59,7 +58,7 @@ class _Model:
     ramps: tuple[int, ...]
 
 
-def as_chain(source: Source, folder: Path, read: ReadTable) -> Source:
+def as_chain(source: Source, folder: Path) -> Source:
     """The source with the fields of a chain in the place of `models`; as it is where it has none.
 
     Raises PlanError at the line of what does not fit together.
@@ -79,7 +78,7 @@ def as_chain(source: Source, folder: Path, read: ReadTable) -> Source:
         if models[0].document.kept != 1:
             raise PlanError("models.0.kept: nothing crosses into the first model; the one behind a crossing says it")
     rest = {name: value for name, value in document.items() if name != "models"}
-    return replace(source, document={**rest, **_chain(source, models, read)})
+    return replace(source, document={**rest, **_chain(source, models, folder)})
 
 
 def _model(source: Source, index: int, document: ModelDocument, folder: Path) -> _Model:
@@ -118,7 +117,7 @@ def _check_names(models: Sequence[_Model]) -> None:
         raise PlanError(f"models: {twice!r} is there twice")
 
 
-def _chain(source: Source, models: Sequence[_Model], read: ReadTable) -> dict[str, Any]:
+def _chain(source: Source, models: Sequence[_Model], folder: Path) -> dict[str, Any]:
     ends = list(accumulate(each.num_blocks for each in models))
     starts = [0, *ends[:-1]]
     end_ramps = [end - 1 for end in ends[:-1]]
@@ -126,7 +125,7 @@ def _chain(source: Source, models: Sequence[_Model], read: ReadTable) -> dict[st
     chain: dict[str, Any] = {
         "blocks": ends[-1],
         "ramps": sorted(inner + end_ramps),
-        "latency": _latencies(source, models, read),
+        "latency": _latencies(source, models, folder),
         "bytes_per_sample": [size for index, each in enumerate(models) for size in _bytes(source, index, each)],
     }
     if len(models) > 1:
@@ -151,13 +150,13 @@ def _bytes(source: Source, index: int, model: _Model) -> list[float]:
     return [*inside, model.document.crossing_bytes]
 
 
-def _latencies(source: Source, models: Sequence[_Model], read: ReadTable) -> dict[str, Any]:
+def _latencies(source: Source, models: Sequence[_Model], folder: Path) -> dict[str, Any]:
     """Written out, at the batch sizes that all models were measured with."""
     tables: dict[str, list[LatencyTable]] = {}
     for index, model in enumerate(models):
         for device, entry in model.document.latency.items():
             at = ("models", index, "latency", device)
-            table = read(at, entry, model.num_blocks, model.ramps)
+            table = latency_table(at, entry, model.num_blocks, model.ramps, source, folder)
             with source.said_at(at):
                 check_seconds(device, table)
             tables.setdefault(device, []).append(table)

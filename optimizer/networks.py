@@ -18,7 +18,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import used_of
 from optimizer.plan import Stage
-from optimizer.problem import PlanProblem
+from optimizer.problem import PlanProblem, nested_shares
 from profiles.records import RecordedBatches
 from profiles.table import FloatArray, LatencyTable
 
@@ -50,13 +50,7 @@ def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
     """Survival with the ramps of these networks alone, in the chain's numbers."""
     given = (problem.survival_of or {}).get(used)
-    if given is not None:
-        return given
-    survival_N, share, ramps = list[float](), 1.0, set(ramps_of(problem, used))
-    for block in range(problem.num_blocks):
-        survival_N.append(share)
-        share = problem.survival_N[block + 1] if block in ramps else share
-    return tuple(survival_N)
+    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if given is None else given
 
 
 @dataclass(frozen=True, kw_only=True)

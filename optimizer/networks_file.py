@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: Source) -> PlanProblem:
     """The problem with its networks and what a crossing takes; raises PlanError at the line of what does not fit."""
-    with source.said_at(("networks",)):
-        problem = replace(problem, networks=tuple(document.networks))
-    for name in ("crossing_s", "crossing_tokens"):
+    for name in ("networks", "crossing_s", "crossing_tokens", "network_tokens"):
+        given = getattr(document, name)
         with source.said_at((name,)):
-            if getattr(document, name) and not document.networks:
+            if given and name.startswith("crossing") and not document.networks:
                 raise PlanError(f"{name} is of a chain; this problem has one network")
-    with source.said_at(("crossing_tokens",)):
-        problem = replace(problem, crossing_tokens=tuple(document.crossing_tokens))
-    with source.said_at(("network_tokens",)):
-        problem = replace(problem, network_tokens=tuple(document.network_tokens))
-    with source.said_at(("crossing_s",)):
-        return replace(problem, crossing_s=document.crossing_s)
+            problem = replace(problem, **{name: tuple(given) if isinstance(given, list) else given})
+    return problem
 
 
 def survival_of_networks(

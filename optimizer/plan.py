@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -17,7 +17,6 @@ from earlyexit.network.chain import check_ends, check_networks, check_weights, u
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
-from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
 ON_PROCESSORS = "cpu"
 """The accelerator type of replicas that run on the machine's own processors."""
@@ -208,8 +207,7 @@ class Plan:
         for chain in chains:
             splits = [split for stage in chain for split in stage.splits]
             for end, split in zip((None, *(split.end for split in splits)), splits, strict=False):
-                check_begins(split, end, self.networks)
-                check_crossings(split, self.networks)
+                check_split(split, end, self.networks)
         check_end(self.num_blocks, self.networks)
         check_shares(self.shares, len(chains))
         check_prune(self.prune, self.networks)
@@ -291,22 +289,16 @@ class Plan:
         """Inputs left in a running batch below which a device may run its next one beside it; None: never."""
         return self.stages[0].splits[0].overlap_below
 
-    def with_after_answer(self, after_answer: AfterAnswer) -> Plan:
-        """The same plan, whose inputs stop or stay; what was predicted of it is kept."""
-        return self._with_splits(lambda split: replace(split, after_answer=after_answer))
-
     @property
     def planned_stages(self) -> tuple[Stage, ...]:
         """The stages as planners make them, to be compared with theirs: they do not choose whether batches overlap."""
-        return self.with_overlap(None).stages
+        return self.with_splits(overlap_below=None).stages
 
-    def with_overlap(self, overlap_below: int | None) -> Plan:
-        """The same plan, whose devices run their next batch beside one of fewer inputs; None: never."""
-        return self._with_splits(lambda split: replace(split, overlap_below=overlap_below))
-
-    def _with_splits(self, changed: Callable[[Split], Split]) -> Plan:
-        stages = tuple(replace(stage, splits=tuple(map(changed, stage.splits))) for stage in self.stages)
-        return replace(self, stages=stages)
+    def with_splits(self, **changes: Any) -> Plan:
+        """The same plan with `after_answer` or `overlap_below` changed in all splits; its predictions are kept."""
+        of_stages = [tuple(replace(split, **changes) for split in stage.splits) for stage in self.stages]
+        stages = [replace(stage, splits=splits) for stage, splits in zip(self.stages, of_stages, strict=True)]
+        return replace(self, stages=tuple(stages))
 
 
 def stock_plan(
@@ -365,6 +357,46 @@ def _one_stage(
         for first, end in pairwise(bounds)
     )
     return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy, networks=networks)
+
+
+def check_split(split: Split, end: int | None, networks: tuple[int, ...]) -> None:
+    """Raise PlanError unless a split lies in one network and may follow one that ends at `end`; None: be the first.
+
+    Between two networks inputs are encoded anew.
+    """
+    starts = (0, *networks[:-1])
+    if end is None and split.first not in starts:
+        where = f"where a network does, at {_or(starts)}" if networks else "at block 0"
+        raise PlanError(f"the first split must start {where}, not {split.first}")
+    if end is not None and split.first < end:
+        raise PlanError(f"overlap: two splits run block {split.first}")
+    if end is not None and split.first > end and (end not in networks or split.first not in starts):
+        whole = f"; a plan leaves out whole networks, which begin at blocks {_or(starts)}" if networks else ""
+        raise PlanError(f"gap: no split runs blocks {end} to {split.first - 1}{whole}")
+    over = [bound for bound in networks if split.first < bound < split.end]
+    if over:
+        raise PlanError(
+            f"the split of blocks {split.first} to {split.end - 1} runs over a crossing: a network ends after block "
+            f"{over[0] - 1}, and so must a split"
+        )
+
+
+def check_end(end: int, networks: tuple[int, ...]) -> None:
+    """Raise PlanError unless splits that end at `end` end with the last network of the chain."""
+    if not networks or end == networks[-1]:
+        return
+    if end > networks[-1]:
+        raise PlanError(f"the last split ends at block {end}, the last of the networks at {networks[-1]}")
+    if end <= networks[-2]:
+        raise PlanError(
+            f"the last network, blocks {networks[-2]} to {networks[-1] - 1}, is left out: it answers what no other does"
+        )
+    raise PlanError(f"gap: no split runs blocks {end} to {networks[-1] - 1}")
+
+
+def _or(blocks: tuple[int, ...]) -> str:
+    *before, last = map(str, blocks)
+    return f"{', '.join(before)} or {last}" if before else last
 
 
 def check_shares(shares: Sequence[float], num_chains: int) -> None:

@@ -22,8 +22,7 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_networks
 from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
-from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_own, check_shares
-from optimizer.plan_bounds import check_begins, check_crossings, check_end
+from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_end, check_own, check_shares, check_split
 
 DocumentPath = tuple[str | int, ...]
 MOST_CHAINS = 3
@@ -348,8 +347,7 @@ def _build_split(
         after_answer=plan.after_answer,
         overlap_below=plan.overlap_below,
     )
-    check_begins(split, end_before, tuple(plan.networks))
-    check_crossings(split, tuple(plan.networks))
+    check_split(split, end_before, tuple(plan.networks))
     if shape is not None:
         unknown = sorted(set(split.ramps) - set(shape.ramps))
         if unknown:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from earlyexit.errors import PlanError
 from earlyexit.network.chain import check_networks
-from optimizer.generation.demand import Generation
+from optimizer.generation.demand import Generation, check_number
 from profiles.lengths import Lengths
 from profiles.records import RecordedBatches
 from profiles.table import LatencyTable
@@ -34,7 +34,7 @@ class Supply:
     def __post_init__(self) -> None:
         if self.count < 0:
             raise PlanError(f"a device count must be at least 0, not {self.count}")
-        _check_number("usd_per_hour", self.usd_per_hour)
+        check_number("usd_per_hour", self.usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class Link:
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
-        _check_number("delay_s", self.delay_s)
+        check_number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
+        check_number("delay_s", self.delay_s)
 
     def seconds(self, num_bytes: float) -> float:
         """E3's T_x."""
@@ -61,7 +61,7 @@ class Slo:
     slack: float = 0.2
 
     def __post_init__(self) -> None:
-        _check_number("slo latency_s", self.latency_s, above_zero=True)
+        check_number("slo latency_s", self.latency_s, above_zero=True)
         if not 0 <= self.slack < 1:
             raise PlanError(f"slack must be at least 0 and below 1, not {self.slack}")
 
@@ -85,7 +85,7 @@ class MinimizeCost:
     """Share of inputs that must be in time if they arrive at random (`evaluate.queue_s`); 0: as E3, without queues."""
 
     def __post_init__(self) -> None:
-        _check_number("rate_per_s", self.rate_per_s, above_zero=True)
+        check_number("rate_per_s", self.rate_per_s, above_zero=True)
         if not 0 <= self.in_time < 1:
             raise PlanError(f"in_time must be at least 0 and below 1, not {self.in_time}")
 
@@ -99,13 +99,13 @@ class MinimizeLatency:
     """The most seconds that active ramps may take per second of blocks (Apparate, section 5.1: 2 %); None: no bound."""
 
     def __post_init__(self) -> None:
-        _check_number("rate_per_s", self.rate_per_s, above_zero=True)
+        check_number("rate_per_s", self.rate_per_s, above_zero=True)
         if self.ramp_budget == 0:
             raise PlanError(
                 "a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %"
             )
         if self.ramp_budget is not None:
-            _check_number("ramp_budget", self.ramp_budget, above_zero=True)
+            check_number("ramp_budget", self.ramp_budget, above_zero=True)
 
 
 Objective = MaximizeRate | MinimizeCost | MinimizeLatency
@@ -167,9 +167,9 @@ class PlanProblem:
         if len(self.bytes_per_sample_N) != self.num_blocks:
             raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
         for num_bytes in self.bytes_per_sample_N:
-            _check_number("bytes_per_sample", num_bytes)
+            check_number("bytes_per_sample", num_bytes)
         if self.budget_usd_per_hour is not None:
-            _check_number("budget usd_per_hour", self.budget_usd_per_hour)
+            check_number("budget usd_per_hour", self.budget_usd_per_hour)
         self._check_batches()
         self._check_lengths()
         self._check_networks()
@@ -195,13 +195,13 @@ class PlanProblem:
             raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
         if self.networks and self.networks[-1] != self.num_blocks:
             raise PlanError(f"the last network ends at block {self.networks[-1]}, there are {self.num_blocks} blocks")
-        _check_number("crossing_s", self.crossing_s)
+        check_number("crossing_s", self.crossing_s)
         for name in ("network_tokens", "crossing_tokens"):
             shares = getattr(self, name)
             if shares and len(shares) != max(1, len(self.networks)):
                 raise PlanError(f"{name} needs a number for each network")
             for share in shares:
-                _check_number(name, share, above_zero=True)
+                check_number(name, share, above_zero=True)
         if max(self.crossing_tokens, default=0) > 1:
             raise PlanError(f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}")
         for used, survival_N in (self.survival_of or {}).items():
@@ -332,11 +332,6 @@ def check_seconds(device: str, table: LatencyTable) -> None:
 def device_names(problem: PlanProblem) -> tuple[str, ...]:
     """The devices that there are, in the order of all of the planner's arrays."""
     return tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
-
-
-def _check_number(name: str, value: float, *, above_zero: bool = False) -> None:
-    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
-        raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")
 
 
 Reach = Callable[[Sequence[int]], Sequence[float]]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
 from optimizer.generation_file import generation_document, with_generation, with_slo_of_tokens
-from optimizer.latency_file import LatencyEntry, Place, latency_table
+from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
 from optimizer.models_file import as_chain
 from optimizer.networks_file import networks_document, survival_of_networks, with_networks_of, with_pruning
@@ -106,13 +105,10 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
         "ramps": list(problem.ramps),
         "survival": list(problem.survival_N),
         "latency": {device: _table_document(table) for device, table in problem.latency.items()},
-        "devices": {
-            device: {"count": supply.count, "usd_per_hour": supply.usd_per_hour}
-            for device, supply in problem.devices.items()
-        },
-        "link": {"bandwidth_bytes_per_s": problem.link.bandwidth_bytes_per_s, "delay_s": problem.link.delay_s},
+        "devices": {device: asdict(supply) for device, supply in problem.devices.items()},
+        "link": asdict(problem.link),
         "bytes_per_sample": list(problem.bytes_per_sample_N),
-        "slo": {"latency_s": problem.slo.latency_s, "slack": problem.slo.slack},
+        "slo": asdict(problem.slo),
         "objective": _objective_document(problem.objective),
     }
     if problem.budget_usd_per_hour is not None:
@@ -163,7 +159,7 @@ def _table_document(table: LatencyTable) -> dict[str, Any]:
 
 def _build(source: Source, folder: Path) -> ProblemFile:
     """Field by field: the problem's own checks run after each, and speak at its line."""
-    source = as_chain(source, folder, partial(_of_model, source=source, folder=folder))
+    source = as_chain(source, folder)
     refuse_unknown_fields(source, ProblemDocument)
     source = with_slo_of_tokens(source)
     document = source.parse(ProblemDocument, called="the problem")
@@ -313,13 +309,6 @@ def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Sourc
             devices[device] = Supply(**supply.model_dump())
             problem = replace(problem, latency=latency, devices=dict(devices))
     return problem
-
-
-def _of_model(
-    at: Place, entry: LatencyEntry, num_blocks: int, ramps: tuple[int, ...], *, source: Source, folder: Path
-) -> LatencyTable:
-    """One network's, of a file with `models`."""
-    return latency_table(at, entry, num_blocks, ramps, source, folder)
 
 
 def _survival(document: ProblemDocument, recorded: Recorded | None) -> tuple[float, ...]:

@@ -58,20 +58,18 @@ class ProfileFileDocument(StrictDocument):
 
 
 # Tags are no words of the format: pydantic puts them into a mistake's path, where they would read as fields.
-def _number_or_mapping(value: Any) -> str | None:
-    if isinstance(value, Mapping):
-        return "<mapping>"
-    return "<one>" if _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _form_of(value: Any) -> str | None:
+    """Returns the tag of plain data, which says whether a union has such a form; None for what no union has."""
+    for kind, tag in ((Mapping, "<mapping>"), (list, "<list>"), (str, "<file>")):
+        if isinstance(value, kind):
+            return tag
+    return "<one>" if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 ThresholdsDocument = Annotated[
     Annotated[float, Tag("<one>")] | Annotated[dict[RampKey, float], Tag("<mapping>")],
     Discriminator(
-        _number_or_mapping,
+        _form_of,
         custom_error_type="form",
         custom_error_message="Input should be one number, or a mapping with a number for each ramp",
     ),
@@ -164,16 +162,10 @@ LatencyDocument = Annotated[
 ]
 
 
-def _survival_kind(value: Any) -> str | None:
-    if isinstance(value, Mapping):
-        return "<records>"
-    return "<list>" if isinstance(value, list) else None
-
-
 SurvivalDocument = Annotated[
-    Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<records>")],
+    Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<mapping>")],
     Discriminator(
-        _survival_kind,
+        _form_of,
         custom_error_type="form",
         custom_error_message="Input should be a list of shares, one per block, "
         f"or a mapping with {fields_of(RecordsDocument)}",
@@ -181,27 +173,15 @@ SurvivalDocument = Annotated[
 ]
 
 
-def _bytes_kind(value: Any) -> str | None:
-    if isinstance(value, list):
-        return "<list>"
-    return "<one>" if _is_number(value) else None
-
-
 NumBytes = Annotated[float, Field(ge=0, le=1e18)]
 BytesDocument = Annotated[
     Annotated[NumBytes, Tag("<one>")] | Annotated[list[NumBytes], Tag("<list>")],
     Discriminator(
-        _bytes_kind,
+        _form_of,
         custom_error_type="form",
         custom_error_message="Input should be one number, or a list of numbers, one per block",
     ),
 ]
-
-
-def _lengths_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<file>"
-    return "<list>" if isinstance(value, list) else _number_or_mapping(value)
 
 
 LengthsDocument = Annotated[
@@ -210,7 +190,7 @@ LengthsDocument = Annotated[
     | Annotated[dict[RampKey, float], Tag("<mapping>")]
     | Annotated[str, Tag("<file>")],
     Discriminator(
-        _lengths_kind,
+        _form_of,
         custom_error_type="form",
         custom_error_message="Input should be a mean, a list of lengths, a mapping from length to share, or a file of "
         "lengths or of exit records that know them",

@@ -32,17 +32,9 @@ class Axis:
             raise PlanError(f"a {self.name.replace('_', ' ')} is at most {most}, not {max(self.values)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One point of an axis."""
-
-    value: float
-    problem: PlanProblem
-
-
-def variants(problem: PlanProblem, axis: Axis) -> tuple[Variant, ...]:
+def variants(problem: PlanProblem, axis: Axis) -> tuple[PlanProblem, ...]:
     """The problem at every value; raises PlanError for a value that makes it none."""
-    return tuple(Variant(value=value, problem=_changed(problem, axis, value)) for value in axis.values)
+    return tuple(_changed(problem, axis, value) for value in axis.values)
 
 
 def with_batch_limit(problem: PlanProblem, limit: float) -> PlanProblem:

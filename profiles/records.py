@@ -487,10 +487,6 @@ class RecordedBatches:
         sure_NA = self.sure_NR[:, columns]
         return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], self.num_blocks - 1).astype(np.int64)
 
-    def remaining(self, active: Sequence[int]) -> IntArray:
-        """How many of every batch are inside after each active ramp, those in ascending order, (K, A)."""
-        return inside_after(self.exits_N(active), sorted(active), self.size)
-
     def _columns(self, active: Sequence[int]) -> list[int]:
         unknown = sorted(set(active) - set(self.ramps))
         if unknown:
@@ -502,9 +498,3 @@ def batch_counts(some_N: BoolArray, size: int) -> IntArray:
     """How many inputs of every whole batch are among some (K)."""
     num_batches = len(some_N) // size
     return np.asarray(some_N[: num_batches * size].reshape(num_batches, size).sum(1), dtype=np.int64)
-
-
-def inside_after(exits_N: IntArray, ramps: Sequence[int], size: int) -> IntArray:
-    """How many of every whole batch are inside after each ramp (K, A), if inputs leave after these blocks."""
-    columns = [batch_counts(exits_N > ramp, size) for ramp in ramps]
-    return np.stack(columns, axis=1) if columns else np.zeros((len(exits_N) // size, 0), dtype=np.int64)

@@ -45,14 +45,6 @@ class Events:
         self._serial += 1
         heappush(self._heap, (time_s, priority, self._serial, action, argument))
 
-    def run_until(self, time_s: float) -> None:
-        """Run all events up to and including a moment, and set the clock to it."""
-        heap, pop = self._heap, heappop
-        while heap and heap[0][0] <= time_s:
-            self.time_s, _, _, action, argument = pop(heap)
-            action(argument)
-        self.time_s = time_s
-
     def run_out(self) -> None:
         """Run all events until none is left; the clock then shows the last one that did anything."""
         heap, pop = self._heap, heappop

@@ -767,7 +767,7 @@ def _plan_of(view: View, found: Proposal) -> Plan:
         shares=found.figures.shares,
         policy=policy_of(view.settings, view.state),
         predicted=promised(found.problem, found.figures),
-    ).with_overlap(before.overlap_below)
+    ).with_splits(overlap_below=before.overlap_below)
 
 
 def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:

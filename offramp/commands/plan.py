@@ -193,8 +193,8 @@ def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> P
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
     """Yields every strategy's decision at each value of an axis, as they are found."""
-    for variant in variants(problem, axis):  # all are checked before the first is solved
-        yield variant.value, {each: solve(variant.problem, each) for each in strategies_for(variant.problem)}
+    for value, other in zip(axis.values, variants(problem, axis), strict=True):  # checked before the first is solved
+        yield value, {each: solve(other, each) for each in strategies_for(other)}
 
 
 def what_if_document(

@@ -93,7 +93,7 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     if isinstance(played, NoPlanAnswer):
         return played
     if job.overlap_below is not None:
-        played = replace(played, plan=played.plan.with_overlap(job.overlap_below))
+        played = replace(played, plan=played.plan.with_splits(overlap_below=job.overlap_below))
     if order is not None:
         played = replace(played, plan=replace(played.plan, order=order))
     with said_of(played):

@@ -9,10 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.decision import Decision, Found, Planned, gap_between, nearest_slo_s, rate_of, why_none
+from optimizer.decision import Decision, Found, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import TOLERANCE, merit, sought
-from optimizer.exact.intervals import ExactSearch, Searched
-from optimizer.exact.priced import MOST_LABELS
+from optimizer.exact.intervals import MOST_LABELS, ExactSearch, Searched
 from optimizer.moves import build_graph, ends_of
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.space import Space, parts_of
@@ -38,14 +37,7 @@ def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST
             nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
             highest_rate_per_s=lambda other: rate_of(best_of(replace(other, objective=MaximizeRate()), space)[0].found),
         )
-    return Planned(
-        strategy=space.strategy,
-        stages=found.chain,
-        figures=found.figures,
-        bound=answer.bound,
-        gap=gap_between(sought(problem, found.figures), answer.bound),
-        candidates=tuple(dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)),
-    )
+    return found.planned(problem, space.strategy, answer.bound, (each.chain for each in reversed(met)))
 
 
 def is_too_big(problem: PlanProblem, space: Space) -> bool:

@@ -42,14 +42,14 @@ class KvMemory:
     """For a sequence, on average: its prompt and all that it may produce. None: what it comes to."""
 
     def __post_init__(self) -> None:
-        _check("kv bytes_per_token", self.bytes_per_token)
-        _check("kv weights_bytes", self.weights_bytes, zero=True)
+        check_number("kv bytes_per_token", self.bytes_per_token, above_zero=True)
+        check_number("kv weights_bytes", self.weights_bytes)
         for device, num_bytes in self.memory_bytes.items():
-            _check(f"kv memory_bytes of {device}", num_bytes)
+            check_number(f"kv memory_bytes of {device}", num_bytes, above_zero=True)
         if self.page_tokens < 1:
             raise PlanError(f"kv page_tokens must be at least 1, not {self.page_tokens}")
         if self.reserved_tokens is not None:
-            _check("kv reserved_tokens", self.reserved_tokens)
+            check_number("kv reserved_tokens", self.reserved_tokens, above_zero=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +91,12 @@ class Generation:
         if not 0 <= self.copy_share <= 1:
             raise PlanError(f"copy_share is a share, from 0 to 1, not {self.copy_share}")
         if self.ttft_s is not None:
-            _check("ttft_s", self.ttft_s)
+            check_number("ttft_s", self.ttft_s, above_zero=True)
         if self.chunk is not None and self.chunk < 1:
             raise PlanError(f"chunk must be at least 1 token, not {self.chunk}")
         if self.most_running is not None and self.most_running < 1:
             raise PlanError(f"most_running must be at least 1 sequence, not {self.most_running}")
-        _check("regroup_s", self.regroup_s, zero=True)
+        check_number("regroup_s", self.regroup_s)
 
     @property
     def num_steps(self) -> float:
@@ -144,6 +144,7 @@ def _never(share: float, num_steps: float) -> float:
     return skipped
 
 
-def _check(name: str, value: float, *, zero: bool = False) -> None:
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise PlanError(f"{name} must be a finite number {'not below' if zero else 'above'} 0, not {value}")
+def check_number(name: str, value: float, *, above_zero: bool = False) -> None:
+    """Raise PlanError for what is no amount."""
+    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+        raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")

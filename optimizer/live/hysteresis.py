@@ -58,16 +58,13 @@ class Weighed:
             return "keeps the plan: it is still the best"
         if self.broken:
             return f"changes the plan: the present one breaks a promise: {'; '.join(self.broken)}"
+        more, less = GAIN_WORDS[self.of]
+        gains = less.format(-self.gain) if self.gain < 0 else more.format(self.gain)
         verb = "changes" if self.change else "keeps"
         return (
-            f"{verb} the plan: the new one would {self._gain_words}, moving {self.moved} of {self.replicas} replicas "
+            f"{verb} the plan: the new one would {gains}, moving {self.moved} of {self.replicas} replicas "
             f"costs {self.cost:.1%}, and {self.least_gain:.1%} is the least gain"
         )
-
-    @property
-    def _gain_words(self) -> str:
-        more, less = GAIN_WORDS[self.of]
-        return less.format(-self.gain) if self.gain < 0 else more.format(self.gain)
 
 
 def weigh(
@@ -115,14 +112,10 @@ def _compared(
         now = evaluate(problem, current, reach)
     except PlanError as error:
         return 0.0, (f"it does not fit what there is: {error}",)
-    broken = tuple(violations(_without_slack(problem), current, now))
+    # The slack is there for forecasts that err: a plan in force may use it, only a new one must leave it (E3 3.1).
+    broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, now))
     kept = not violations(problem, new, ahead)
     return _gain(problem, now, ahead), broken if kept else ()
-
-
-def _without_slack(problem: PlanProblem) -> PlanProblem:
-    """The slack is there for forecasts that err: a plan in force may use it, only a new one must leave it (E3 3.1)."""
-    return replace(problem, slo=replace(problem.slo, slack=0.0))
 
 
 def _gain(problem: PlanProblem, now: Evaluation, ahead: Evaluation) -> float:

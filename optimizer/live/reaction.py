@@ -150,7 +150,10 @@ def rate_deviation(
         float(each_H[0]) for each_H in (forecast.rate_rps_H, forecast.low_rps_H, forecast.high_rps_H)
     )
     allowed_rps = min(high_rps, max(sized_for_rps, median_rps))
-    fewest, most = _poisson_interval(num_arrived, NormalDist().inv_cdf((1 + forecast.coverage) / 2))
+    # The score interval of a Poisson count's mean.
+    width = NormalDist().inv_cdf((1 + forecast.coverage) / 2)
+    centre, spread = num_arrived + width**2 / 2, width * math.sqrt(num_arrived + width**2 / 4)
+    fewest, most = centre - spread, centre + spread
     rate_rps = num_arrived / seconds
     outside = most / seconds < low_rps or fewest / seconds > allowed_rps
     if not outside or abs(rate_rps - median_rps) < LEAST_RATE_DIFFERENCE * median_rps:
@@ -184,9 +187,3 @@ def _wilson_bound(share: float, num: int, width: float) -> float:
     centre = share + squared / 2
     spread = math.copysign(math.sqrt(squared * (share * (1 - share) + squared / 4)), width)
     return (centre + spread) / (1 + squared)
-
-
-def _poisson_interval(count: int, width: float) -> tuple[float, float]:
-    """The score interval of a Poisson count's mean."""
-    centre, spread = count + width**2 / 2, width * math.sqrt(count + width**2 / 4)
-    return centre - spread, centre + spread

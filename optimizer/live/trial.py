@@ -149,53 +149,34 @@ def judge(
     few of them up to `patience_s`. It rolls back where more than `margin` of the goodput expected is missing, the plan
     before kept more of its own promise, and would give more of what is offered now.
     """
-    figures = _Figures.of(trial, served)
+    kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
+    before_kept = before_now_rps = None
+    if trial.before is not None:
+        before_kept = trial.before.kept(trial.before_predicted_rps)
+        before_now_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
+    reason: Reason
+    if served.seconds < settle_s:
+        reason = "settling"
+    elif served.arrived < LEAST_INPUTS:
+        reason = "few inputs" if served.seconds < patience_s else "never enough inputs"
+    elif kept >= 1 - margin:
+        reason = "as promised"
+    elif before_kept is None or before_now_rps is None:
+        reason = "nothing before"
+    else:
+        better = before_kept > kept and before_now_rps > kept * expected_rps
+        reason = "better before" if better else "no better before"
     return Judgement(
-        reason=_too_early(served, settle_s, patience_s) or figures.reason(margin),
+        reason=reason,
         epoch=trial.epoch,
         seconds=served.seconds,
         arrived=served.arrived,
         goodput_rps=served.goodput_rps,
-        expected_rps=figures.expected_rps,
-        kept=figures.kept,
-        before_kept=figures.before_kept,
-        before_now_rps=figures.before_now_rps,
+        expected_rps=expected_rps,
+        kept=kept,
+        before_kept=before_kept,
+        before_now_rps=before_now_rps,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    expected_rps: float
-    kept: float
-    before_kept: float | None
-    before_now_rps: float | None
-
-    @classmethod
-    def of(cls, trial: Trial, served: Delivered) -> _Figures:
-        before_kept = None if trial.before is None else trial.before.kept(trial.before_predicted_rps)
-        before_expected_rps = min(served.offered_rps, trial.before_predicted_rps)
-        return cls(
-            expected_rps=min(served.offered_rps, trial.predicted_rps),
-            kept=served.kept(trial.predicted_rps),
-            before_kept=before_kept,
-            before_now_rps=None if before_kept is None else before_kept * before_expected_rps,
-        )
-
-    def reason(self, margin: float) -> Reason:
-        if self.kept >= 1 - margin:
-            return "as promised"
-        if self.before_kept is None or self.before_now_rps is None:
-            return "nothing before"
-        better = self.before_kept > self.kept and self.before_now_rps > self.kept * self.expected_rps
-        return "better before" if better else "no better before"
-
-
-def _too_early(served: Delivered, settle_s: float, patience_s: float) -> Reason | None:
-    if served.seconds < settle_s:
-        return "settling"
-    if served.arrived >= LEAST_INPUTS:
-        return None
-    return "few inputs" if served.seconds < patience_s else "never enough inputs"
 
 
 CLEAR_SHARE = 0.1

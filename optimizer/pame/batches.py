@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiles.records import IntArray, inside_after
+from profiles.records import IntArray, batch_counts
 from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 
@@ -115,19 +115,13 @@ class Batching:
 
     def times(self, exits_N: IntArray, active: Collection[int]) -> BatchTimes:
         """Of inputs in order of arrival, at least a batch, that leave after these blocks."""
-        ramps = sorted(active)
-        return batch_times(self.seconds, ramps, inside_after(exits_N, ramps, self.size), self.size)
-
-
-def batch_times(seconds: Seconds, ramps: Sequence[int], left_KA: IntArray, size: int) -> BatchTimes:
-    """Of batches of `size`, of each of which so many are inside after each active ramp (A, ascending)."""
-    now_s_K, answered_s = np.zeros(len(left_KA)), 0.0
-    inside_K, first = np.full(len(left_KA), size, dtype=np.int64), 0
-    columns = [*zip(ramps, left_KA.T, strict=True), (None, np.zeros(len(left_KA), dtype=np.int64))]
-    for ramp, left_K in columns:
-        stage_s_K = seconds(first, ramp, inside_K.astype(np.float64))
-        now_s_K = now_s_K + np.where(inside_K > 0, stage_s_K, 0.0)
-        answered_s += float(((inside_K - left_K) * now_s_K).sum())
-        inside_K, first = left_K, 0 if ramp is None else ramp + 1
-    whole_s = float(seconds(0, None, np.array([float(size)]))[0])
-    return BatchTimes(mean_s=answered_s / (size * len(left_KA)), last_s_K=now_s_K, whole_s=whole_s)
+        none_K = np.zeros(len(exits_N) // self.size, dtype=np.int64)
+        now_s_K, answered_s, inside_K, first = none_K.astype(np.float64), 0.0, none_K + self.size, 0
+        for ramp in (*sorted(active), None):
+            left_K = none_K if ramp is None else batch_counts(exits_N > ramp, self.size)
+            stage_s_K = self.seconds(first, ramp, inside_K.astype(np.float64))
+            now_s_K = now_s_K + np.where(inside_K > 0, stage_s_K, 0.0)
+            answered_s += float(((inside_K - left_K) * now_s_K).sum())
+            inside_K, first = left_K, 0 if ramp is None else ramp + 1
+        whole_s = float(self.seconds(0, None, np.array([float(self.size)]))[0])
+        return BatchTimes(mean_s=answered_s / (self.size * len(none_K)), last_s_K=now_s_K, whole_s=whole_s)

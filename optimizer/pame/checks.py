@@ -6,9 +6,8 @@ confidence there is `optimizer.thresholds`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -46,102 +45,62 @@ class Setting:
     """Of the score `share`: above which a principal value counts."""
 
 
-class Checks(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checks:
     """The candidates and how each may be set, on inputs in order of arrival."""
 
-    @property
-    def ramps(self) -> tuple[int, ...]:
-        """The candidates, ascending."""
-        ...
-
-    @property
-    def end_losses_N(self) -> FloatArray:
-        """What the full model's answer costs: 0 where it is what is held right."""
-        ...
-
-    def settings(self, ramp: int) -> Sequence[Setting]:
-        """What is tried at a ramp."""
-        ...
+    ramps: tuple[int, ...]
+    """The candidates, ascending."""
+    end_losses_N: FloatArray
+    """What the full model's answer costs: 0 where it is what is held right."""
+    settings: Callable[[int], Sequence[Setting]]
+    """From a ramp to what is tried there, from the setting by which most leave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GivenChecks:
+def given_checks(batches: RecordedBatches) -> Checks:
     """Thresholds that are there already, such as a calibration's, which hold for every subset of the ramps."""
 
-    batches: RecordedBatches
+    def settings(ramp: int) -> Sequence[Setting]:
+        column = batches.ramps.index(ramp)
+        return (Setting(ramp=ramp, leave_N=batches.sure_NR[:, column], losses_N=batches.losses_NR[:, column]),)
 
-    @property
-    def ramps(self) -> tuple[int, ...]:
-        return self.batches.ramps
-
-    @property
-    def end_losses_N(self) -> FloatArray:
-        return np.zeros(len(self.batches))
-
-    def settings(self, ramp: int) -> Sequence[Setting]:
-        column = self.batches.ramps.index(ramp)
-        leave_N, losses_N = self.batches.sure_NR[:, column], self.batches.losses_NR[:, column]
-        return (Setting(ramp=ramp, leave_N=leave_N, losses_N=losses_N),)
+    return Checks(ramps=batches.ramps, end_losses_N=np.zeros(len(batches)), settings=settings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SearchedChecks:
-    """A grid of thresholds for each exit; of the score `share` one for each of the confidences that were recorded.
+def searched_checks(
+    by_confidence: Mapping[float | None, ExitRecords], *, by_truth: bool = False, grid: Sequence[float] | None = None
+) -> Checks:
+    """A grid of thresholds for each exit, by default that of the score; of `share` one for each recorded confidence.
 
-    Precision is that of the truth where `by_truth`, else agreement with the full model.
+    `by_confidence`: the same inputs in the same order; under None where the score has no confidence of its own.
+    Precision is that of the truth where `by_truth`, else agreement with the full model. Raises DataError.
     """
+    if not by_confidence:
+        raise DataError("exit checks are searched on exit records: none are given")
+    first, *others = by_confidence.values()
+    if any((each.ramps, each.sample_ids) != (first.ramps, first.sample_ids) for each in others):
+        raise DataError("exit records of several confidences must be of the same ramps and inputs in one order")
+    if by_truth and any(each.true_losses_NE is None for each in by_confidence.values()):
+        raise DataError("precision by the truth needs records that know it")
 
-    by_confidence: Mapping[float | None, ExitRecords]
-    """The same inputs in the same order; under None where the score has no confidence of its own."""
-    by_truth: bool = False
-    grid: tuple[float, ...] | None = None
-    """Thresholds in the unit of the score; None: those above."""
-
-    def __post_init__(self) -> None:
-        if not self.by_confidence:
-            raise DataError("exit checks are searched on exit records: none are given")
-        first, *others = self.by_confidence.values()
-        if any((each.ramps, each.sample_ids) != (first.ramps, first.sample_ids) for each in others):
-            raise DataError("exit records of several confidences must be of the same ramps and inputs in one order")
-        if self.by_truth and any(each.true_losses_NE is None for each in self.by_confidence.values()):
-            raise DataError("precision by the truth needs records that know it")
-
-    @classmethod
-    def of(cls, records: ExitRecords, *, by_truth: bool = False, grid: Sequence[float] | None = None) -> SearchedChecks:
-        """Of records whose score has no confidence of its own."""
-        return cls(by_confidence={None: records}, by_truth=by_truth, grid=None if grid is None else tuple(grid))
-
-    @property
-    def ramps(self) -> tuple[int, ...]:
-        return self._any.ramps
-
-    @property
-    def end_losses_N(self) -> FloatArray:
-        truth_NE = self._any.true_losses_NE
-        return truth_NE[:, -1] if self.by_truth and truth_NE is not None else np.zeros(len(self._any))
-
-    def settings(self, ramp: int) -> Sequence[Setting]:
-        """Every threshold of the grid, from the one by which most leave."""
+    def settings(ramp: int) -> Sequence[Setting]:
+        column = first.ramps.index(ramp)
         return [
-            self._setting(records, ramp, threshold, confidence)
-            for confidence, records in self.by_confidence.items()
-            for threshold in self.grid or GRIDS[records.score]
+            Setting(
+                ramp=ramp,
+                leave_N=records.sure_NR({ramp: threshold})[:, column],
+                losses_N=(truth_NE if by_truth and truth_NE is not None else records.losses_NR)[:, column],
+                threshold=threshold,
+                confidence=confidence,
+            )
+            for confidence, records in by_confidence.items()
+            for truth_NE in (records.true_losses_NE,)
+            for threshold in grid or GRIDS[records.score]
         ]
 
-    @property
-    def _any(self) -> ExitRecords:
-        return next(iter(self.by_confidence.values()))
-
-    def _setting(self, records: ExitRecords, ramp: int, threshold: float, confidence: float | None) -> Setting:
-        column = records.ramps.index(ramp)
-        truth_NE = records.true_losses_NE
-        return Setting(
-            ramp=ramp,
-            leave_N=records.sure_NR({ramp: threshold})[:, column],
-            losses_N=truth_NE[:, column] if self.by_truth and truth_NE is not None else records.losses_NR[:, column],
-            threshold=threshold,
-            confidence=confidence,
-        )
+    truth_NE = first.true_losses_NE
+    end_losses_N = truth_NE[:, -1] if by_truth and truth_NE is not None else np.zeros(len(first))
+    return Checks(ramps=first.ramps, end_losses_N=end_losses_N, settings=settings)
 
 
 def next_step(score: Score, threshold: float) -> float | None:

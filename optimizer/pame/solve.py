@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept
+from optimizer.decision import Decision, Found, NoPlan, Planned, kept
 from optimizer.pame.batches import seconds_of
-from optimizer.pame.checks import GivenChecks
+from optimizer.pame.checks import given_checks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
@@ -40,21 +40,14 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     [stage] = stock.stages
     # Of batches larger than all that was recorded nothing is known.
     known = stage.splits[0].batch <= len(problem.batches)
-    seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), GivenChecks(batches=problem.batches)
+    seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), given_checks(problem.batches)
     search = find_exits(seconds, checks, stage.splits[0].batch, AS_GIVEN) if known else None
     exits = () if search is None else search.ramps
     found = _with_exits(problem, stock, exits)
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "there is a plan, so none is ruled out"
-    value = found.figures.mean_latency_s
-    return Planned(
-        strategy=space.strategy,
-        stages=found.chain,
-        figures=found.figures,
-        bound=best.bound,
-        gap=gap_between(value, best.bound),
-        note=_why_no_exit(search, stage.splits[0].batch) if not found.chain[0].splits[0].ramps else "",
-    )
+    note = "" if found.chain[0].splits[0].ramps else _why_no_exit(search, stage.splits[0].batch)
+    return replace(found.planned(problem, space.strategy, best.bound), note=note)
 
 
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> Found:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, nearest_slo_s, rate_of, why_none
+from optimizer.decision import Decision, Found, NoPlan, gap_between, kept, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import best_of
 from optimizer.moves import Graph, build_graph
@@ -97,15 +97,7 @@ def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
     best = found[0]
     value = sought(problem, best.figures)
     bound = _best_of(problem, [*(search.tightened(value) for search in searches if search.bound), value])
-    others = dict.fromkeys(each.chain for each in found if each.chain != best.chain)
-    return Planned(
-        strategy=space.strategy,
-        stages=best.chain,
-        figures=best.figures,
-        bound=bound,
-        gap=gap_between(value, bound),
-        candidates=tuple(others),
-    )
+    return best.planned(problem, space.strategy, bound, (each.chain for each in found))
 
 
 def _best_of(problem: PlanProblem, values: list[float]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, why_none, without_budget
+from optimizer.decision import Decision, Found, NoPlan, Planned, why_none, without_budget
 from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, device_names
@@ -36,15 +36,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
         if math.isfinite(answer.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {answer.bound:.6g} s")
         return _why_none(problem, space)
-    best = answer.found[0]
-    return Planned(
-        strategy=space.strategy,
-        stages=best.chain,
-        figures=best.figures,
-        bound=answer.bound,
-        gap=gap_between(best.figures.mean_latency_s, answer.bound),
-        candidates=tuple(each.chain for each in answer.found[1:]),
-    )
+    return answer.found[0].planned(problem, space.strategy, answer.bound, (each.chain for each in answer.found))
 
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:

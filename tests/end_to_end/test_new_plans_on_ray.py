@@ -62,7 +62,7 @@ def plans(first: Plan) -> list[Plan]:
     there, cut = (
         replace(first, stages=stages, predicted={"rate_per_s": 100.0}) for stages in (first.stages, one_stage)
     )
-    return [there.with_after_answer("stay"), cut, there]
+    return [there.with_splits(after_answer="stay"), cut, there]
 
 
 def test_plans_change_under_load_and_all_answers_stay(one_ray: OneRay, tiny: Tiny, http: httpx.Client) -> None:

@@ -68,7 +68,7 @@ def test_an_explanation_holds_fills_and_comparisons() -> None:
     stock = planned(PROBLEM, (replace(whole, splits=(Split(first=0, end=2, batch=4),)),), "stock")
     early = planned(PROBLEM, (whole,), "early-exit")
     explanation = explain(PROBLEM, early, {"best": planned(PROBLEM), "stock": stock})
-    assert explanation.fills == (0.75,)  # 4 of 4, then 2 of 4
+    assert [each.fill for each in early.figures.splits] == [0.75]  # 4 of 4, then 2 of 4
     [comparison] = explanation.comparisons
     assert (comparison.strategy, comparison.decision) == ("stock", stock)
     assert comparison.times_better == pytest.approx(1.0)  # 2 x 4 in 2 ms is 4000/s, too

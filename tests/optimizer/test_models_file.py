@@ -16,6 +16,7 @@ from profiles.networks import ALONE_FILE
 from tests.exit_records import exit_records, share_card
 from tests.optimizer.answers import planned
 from tests.optimizer.plain_problem import DOCUMENT, random_chain
+from tests.profiles.test_records import remaining
 
 TWO = """\
 models:
@@ -150,7 +151,7 @@ def test_an_input_is_one_number_whose_bits_are_the_ramps() -> None:
         }
     ).problem.batches
     assert batches is not None
-    assert batches.remaining((0, 1)).tolist() == [[1, 1], [2, 0]]
+    assert remaining(batches, (0, 1)).tolist() == [[1, 1], [2, 0]]
     assert batches.losses_NR.tolist() == [[1, 0], [0, 0], [0, 1], [0, 0]]
     assert "batches" not in problem_document(parse_problem(THREE).problem)
 
@@ -162,7 +163,7 @@ def test_exit_records_bring_their_batches_along_and_their_own_calibration(tmp_pa
     problem = parse_problem({**THREE, "survival": survival}, folder=tmp_path).problem
     assert problem.batches is not None
     assert problem.batches.size == 2  # the largest that is measured
-    assert problem.batches.remaining((0, 1)).tolist() == [[1, 0], [1, 1]]
+    assert remaining(problem.batches, (0, 1)).tolist() == [[1, 0], [1, 1]]
     assert problem_document(parse_problem(problem_document(problem)).problem) == problem_document(problem)
     shares = exit_records(np.zeros((2, 2)), score="share", confidences={0: 0.7, 1: 0.7})
     shares.save(tmp_path / "records.npz")

@@ -23,10 +23,10 @@ def stage(*splits: Split, replicas: int = 1) -> Stage:
 def test_after_answers_and_overlap_are_one_thing_in_a_whole_plan() -> None:
     plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6))), policy=ENTROPY)
     assert plan.after_answer == "stop"
-    staying = plan.with_after_answer("stay")
+    staying = plan.with_splits(after_answer="stay")
     assert (staying.after_answer, [each.stays for each in staying.splits]) == ("stay", [True] * 3)
-    assert staying.with_after_answer("stop") == plan
-    overlapping = plan.with_overlap(4)
+    assert staying.with_splits(after_answer="stop") == plan
+    overlapping = plan.with_splits(overlap_below=4)
     assert (plan.overlap_below, overlapping.overlap_below) == (None, 4)
     assert [each.overlap_below for each in overlapping.splits] == [4] * 3
     assert overlapping.planned_stages == plan.stages

@@ -108,8 +108,8 @@ def test_a_plan_of_one_chain_is_written_in_schema_2_without_what_it_does_not_hav
     assert [stage["device"] for stage in chain["stages"]] == ["V100", "cpu"]
     assert "after_answer" not in plan_document(PLAN)
     assert "overlap_below" not in plan_document(PLAN)
-    assert plan_document(PLAN.with_overlap(4)) == {**plan_document(PLAN), "overlap_below": 4}
-    assert plan_document(PLAN.with_after_answer("stay")) == {**plan_document(PLAN), "after_answer": "stay"}
+    assert plan_document(PLAN.with_splits(overlap_below=4)) == {**plan_document(PLAN), "overlap_below": 4}
+    assert plan_document(PLAN.with_splits(after_answer="stay")) == {**plan_document(PLAN), "after_answer": "stay"}
     assert "order" not in plan_document(PLAN)
     for order, said in ORDERS:
         assert plan_document(replace(PLAN, order=order)) == {**plan_document(PLAN), "order": said}
@@ -127,8 +127,8 @@ WHOLE = Split(first=0, end=6, batch=64)
     [
         PLAN,
         TWO_CHAINS,
-        PLAN.with_after_answer("stay"),
-        PLAN.with_overlap(4),
+        PLAN.with_splits(after_answer="stay"),
+        PLAN.with_splits(overlap_below=4),
         *(replace(PLAN, order=order) for order, _ in ORDERS),
         Plan(stages=(Stage(device="cpu", replicas=1, splits=(replace(WHOLE, tokens=512),)),)),
         Plan(stages=FIRST, policy=PolicySpec(thresholds=0.4), epoch=7),

@@ -23,7 +23,7 @@ from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.batches import seconds_of
-from optimizer.pame.checks import GivenChecks, SearchedChecks
+from optimizer.pame.checks import given_checks, searched_checks
 from optimizer.pame.search import SearchOptions, find_exits
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
@@ -117,8 +117,12 @@ CASES: dict[str, Case] = {
     "plan: overlapping splits": lambda: stage(split(0, 2), split(1, 3)),
     "plan: no split": lambda: Stage(device="cpu", replicas=1, splits=()),
     "plan: no replica": lambda: replace(PLAN.stages[0], replicas=0),
-    "plan: stops and stays": lambda: replace(PLAN, stages=(PLAN.with_after_answer("stay").stages[0], PLAN.stages[1])),
-    "plan: overlaps and does not": lambda: replace(PLAN, stages=(PLAN.with_overlap(4).stages[0], PLAN.stages[1])),
+    "plan: stops and stays": lambda: replace(
+        PLAN, stages=(PLAN.with_splits(after_answer="stay").stages[0], PLAN.stages[1])
+    ),
+    "plan: overlaps and does not": lambda: replace(
+        PLAN, stages=(PLAN.with_splits(overlap_below=4).stages[0], PLAN.stages[1])
+    ),
     "plan: plain data": lambda: parse_plan({"stages": [{"splits": [{"first": 0, "end": 2, "batch": 0}]}]}),
     "plan: plain data, a block too few": lambda: parse_plan({"stages": [CHAINED]}, ModelShape(num_blocks=10, ramps=())),
     "plan: a policy of another place": lambda: parse_policy({"name": "voting", "votes": 0}, where="control.policy"),
@@ -138,8 +142,8 @@ CASES: dict[str, Case] = {
         stages=(of_chain((0, 9)),), policy=PolicySpec(thresholds=0.4, weights={3: 0.2})
     ),
     "prune: one network": lambda: Plan(stages=(of_chain((0, 9)),), prune={8: 0.7}),
-    "prune: where inputs stay": lambda: replace(plan(of_chain((0, 2), (5, 9))), prune={1: 0.7}).with_after_answer(
-        "stay"
+    "prune: where inputs stay": lambda: replace(plan(of_chain((0, 2), (5, 9))), prune={1: 0.7}).with_splits(
+        after_answer="stay"
     ),
     # Problems
     "problem: no blocks": problem(num_blocks=0),
@@ -208,12 +212,12 @@ CASES: dict[str, Case] = {
     "pame: slower batches": lambda: SearchOptions(slower=1.0),
     "pame: no precision": lambda: SearchOptions(kept=0.0),
     "pame: too few inputs": lambda: find_exits(
-        seconds_of(pame_thresholds.TABLE, (0, 1)), GivenChecks(batches=pame_thresholds.batches([[1, 1]] * 4)), 5
+        seconds_of(pame_thresholds.TABLE, (0, 1)), given_checks(pame_thresholds.batches([[1, 1]] * 4)), 5
     ),
-    "pame: no truth": lambda: SearchedChecks.of(pame_thresholds.records(), by_truth=True),
-    "pame: no records": lambda: SearchedChecks(by_confidence={}),
-    "pame: records of other inputs": lambda: SearchedChecks(
-        by_confidence={0.5: pame_thresholds.records(), 0.9: pame_thresholds.records().subset(np.arange(9))}
+    "pame: no truth": lambda: searched_checks({None: pame_thresholds.records()}, by_truth=True),
+    "pame: no records": lambda: searched_checks({}),
+    "pame: records of other inputs": lambda: searched_checks(
+        {0.5: pame_thresholds.records(), 0.9: pame_thresholds.records().subset(np.arange(9))}
     ),
     # Promises
     **{

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords, RecordedBatches
+from profiles.records import ExitRecords, IntArray, RecordedBatches, batch_counts
 from profiles.records_table import read_records
 from profiles.scores import Score
 from tests.exit_records import exit_records
@@ -295,16 +295,22 @@ def batches(size: int = 3, sure: list[list[int]] = SURE) -> RecordedBatches:
     return RecordedBatches(num_blocks=4, ramps=(0, 2), sure_NR=sure_NR, losses_NR=losses_NR, size=size)
 
 
+def remaining(batches: RecordedBatches, active: tuple[int, ...]) -> IntArray:
+    """How many of every batch are inside after each active ramp, (K, A)."""
+    exits_N = batches.exits_N(active)
+    return np.stack([batch_counts(exits_N > ramp, batches.size) for ramp in active], axis=1)
+
+
 def test_every_batch_counts_who_is_left_and_records_become_batches_of_some_ramps_in_their_order() -> None:
-    both = batches().remaining((0, 2)).tolist()
+    both = remaining(batches(), (0, 2)).tolist()
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)
-    assert as_kept.remaining((0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert remaining(as_kept, (0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure costs nothing
     backwards = RecordedBatches.of_records(records([3.0, 2.0, 1.0]), {0: 0.5, 1: 0.5}, 1)
-    assert backwards.remaining((0,)).tolist() == [[1], [1], [0]]
+    assert remaining(backwards, (0,)).tolist() == [[1], [1], [0]]
     one = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 3, (1,))
-    assert (one.ramps, one.remaining((1,)).tolist()) == ((1,), [[1]])
+    assert (one.ramps, remaining(one, (1,)).tolist()) == ((1,), [[1]])
     assert RecordedBatches.of_records(records(), {1: 0.5}, 3).ramps == (1,)
     thresholds = {0: 0.5, 1: 0.5}
     of = RecordedBatches.of_records(records(), thresholds, 3)

@@ -249,10 +249,10 @@ class World(Fleet):
         """Event by event; after each, what always holds is checked."""
         events, watch = self.events, self.watch
         while events.next_s <= until_s and not watch.wrong and not done():
-            events.run_until(events.next_s)
+            events.run_arrivals([events.next_s], lambda _: None)
             self._check()
         if not watch.wrong and not done():
-            events.run_until(until_s)
+            events.run_arrivals([until_s], lambda _: None)
 
     def _check(self) -> None:
         for ingress in self.ingresses:

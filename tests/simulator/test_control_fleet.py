@@ -57,7 +57,7 @@ def test_what_has_not_started_is_given_up_first_or_begins_again_elsewhere() -> N
     assert seconds(fleet.log)[2:] == ["1.00 split-cpu#1 ends"]
     fleet, service = fleet_of(whole(1))
     now(fleet.scale("cpu", 2))
-    service.events.run_until(2.0)
+    service.events.run_arrivals([2.0], lambda _: None)
     fleet.lose("cpu", (1,))
     service.events.run_out()
     assert seconds(fleet.log)[-1] == "7.00 split-cpu#1 runs"  # noticed at 3
@@ -66,12 +66,12 @@ def test_what_has_not_started_is_given_up_first_or_begins_again_elsewhere() -> N
 def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_those_that_come_back() -> None:
     fleet, service = fleet_of(whole(4))
     fleet.lose("cpu", (0, 3))
-    service.events.run_until(7.9)
+    service.events.run_arrivals([7.9], lambda _: None)
     assert now(fleet.capacity()) == {"cpu": 4}
-    service.events.run_until(8.0)
+    service.events.run_arrivals([8.0], lambda _: None)
     assert now(fleet.capacity()) == {"cpu": 2}
     assert now(fleet.running()) == {"cpu": 2}
-    service.events.run_until(20.0)
+    service.events.run_arrivals([20.0], lambda _: None)
     fleet.bring_back("cpu", (3,))
     service.events.run_out()
     assert now(fleet.capacity()) == {"cpu": 3}

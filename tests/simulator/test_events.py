@@ -37,7 +37,7 @@ def test_the_clock_goes_to_where_it_is_run_even_if_nothing_happens() -> None:
     written = Written()
     assert written.events.next_s == math.inf
     written.events.at(3.0, ENDS, written.write, "ends")
-    written.events.run_until(2.5)
+    written.events.run_arrivals([2.5], lambda _: None)
     assert (written.log, written.events.now_s()) == ([], 2.5)
-    written.events.run_until(3.0)
+    written.events.run_arrivals([3.0], lambda _: None)
     assert written.log == ["3 ends"]

@@ -68,7 +68,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
     for number in range(3):
         ingress.arrive(number)
     while service.events.next_s < np.inf:
-        service.events.run_until(service.events.next_s)
+        service.events.run_arrivals([service.events.next_s], lambda _: None)
         for state, _ in ingress._states.values():
             places.setdefault(state.placement.number, set()).update(state.placement.replicas.items())
     assert [len(each) for each in places.values()] == [2, 2, 2]
@@ -84,7 +84,7 @@ def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ende
     [ingress] = service.ingresses
     assert isinstance(ingress, GeneratingIngress)
     ingress.arrive(0)
-    service.events.run_until(at_s)
+    service.events.run_arrivals([at_s], lambda _: None)
     [(state, _)] = ingress._states.values()
     [name] = state.placement.replicas.values()
     service.kill(next(each for each in service.replicas() if each.name == name))
@@ -99,10 +99,10 @@ def test_a_plan_that_moves_the_blocks_has_sequences_begin_anew_and_another_batch
     [ingress] = service.ingresses
     assert isinstance(ingress, GeneratingIngress)
     ingress.arrive(0)
-    service.events.run_until(4.5)
+    service.events.run_arrivals([4.5], lambda _: None)
     smaller = replace(ALONE, stages=(stage(1, split(0, 4, batch=2)),), epoch=1)
     service.follow(PlacedPlan(plan=smaller))
-    service.events.run_until(8.5)
+    service.events.run_arrivals([8.5], lambda _: None)
     assert ingress.loop.counts.lost == 0
 
 

@@ -51,7 +51,7 @@ def plans(draw: st.DrawFn) -> Plan:
         if begin < end
     ]
     drawn = plan(*stages, dispatch=draw(st.sampled_from(DISPATCHES)), rate_per_s=draw(st.floats(0.1, 2)), latency_s=5.0)
-    return drawn.with_overlap(draw(st.none() | st.integers(1, 5)))
+    return drawn.with_splits(overlap_below=draw(st.none() | st.integers(1, 5)))
 
 
 @st.composite

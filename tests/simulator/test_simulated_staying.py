@@ -19,7 +19,7 @@ from simulator.simulate import simulate
 from tests.cluster.recorded_batches import HALF, RAMPS, piece_of, recorded
 from tests.simulator.tiny_cases import AT_0, AT_1, AT_2, TO_END, plan, problem, scenario, split, stage
 
-EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2)))).with_after_answer("stay")
+EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2)))).with_splits(after_answer="stay")
 
 
 def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
@@ -29,13 +29,15 @@ def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
     assert outcome.latency_s_N.tolist() == [*first, *(seconds + 6 for seconds in first)]
     assert outcome.exit_N.tolist() == [3, 1, 0, 2] * 2
     assert [(each.inputs, each.busy_s) for each in outcome.splits] == [(8, 14.0)]
-    served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4, ramps=(2,)))).with_after_answer("stay")
+    served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4, ramps=(2,)))).with_splits(
+        after_answer="stay"
+    )
     outcome = simulate(scenario(served_by, [0.0], (AT_1, AT_2, AT_1), inputs_per_request=3))
     # Two blocks of three take 1.5 s each, the way to the next stage 0.5 s for each input, and its first block 1.5 s.
     assert outcome.latency_s_N.tolist() == [3.0, 6.0, 3.0]
     assert [(each.first, each.inputs) for each in outcome.splits] == [(0, 3), (2, 3)]
     # No caller waits for stages where all were answered, and they work all the same.
-    served_by = plan(stage(1, split(0, 2, ramps=(0,))), stage(1, split(2, 4))).with_after_answer("stay")
+    served_by = plan(stage(1, split(0, 2, ramps=(0,))), stage(1, split(2, 4))).with_splits(after_answer="stay")
     outcome = simulate(scenario(served_by, [0.0], (AT_0,), answer_s=5.0))
     assert (outcome.latency_s_N.tolist(), outcome.exit_N.tolist()) == ([6.0], [0])
     assert [each.busy_s for each in outcome.splits] == [2.0, 2.0]
@@ -44,7 +46,9 @@ def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
 @pytest.mark.parametrize("after_answer", ["stop", "stay"])
 @pytest.mark.parametrize("rows", [(AT_0, AT_1, TO_END, AT_2, AT_0, TO_END, TO_END, AT_1), (AT_2, AT_0), (AT_1,)])
 def test_a_device_does_what_the_simulated_one_does(after_answer: AfterAnswer, rows: Sequence[int]) -> None:
-    served_by = plan(stage(1, split(0, 2, 4, ramps=(0, 1)), split(2, 4, 3, ramps=(2,)))).with_after_answer(after_answer)
+    served_by = plan(stage(1, split(0, 2, 4, ramps=(0, 1)), split(2, 4, 3, ramps=(2,)))).with_splits(
+        after_answer=after_answer
+    )
     simulated = simulate(scenario(served_by, [0.0], rows, inputs_per_request=8, problem=problem(ramp_s=0.125)))
     log, engine = run_live(served_by, [rows[k % len(rows)] for k in range(8)])
     first = {number: (at_s, block) for at_s, number, block in reversed(log)}

@@ -8,9 +8,8 @@ inputs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from optimizer.live.tuning.base import (
     TunerState,
     Why,
     answered_losses_N,
-    check_followed,
     no_input_leaves,
     records_of,
     whole_N,
@@ -50,8 +48,6 @@ class FoundThresholds:
     """Mean loss of the window's answers."""
     earlier_s: float
     """Seconds that they come earlier than the answers of the full model with these ramps, on average."""
-    looked_at: int
-    """Threshold vectors that were tried."""
 
 
 class ThresholdGame:
@@ -64,8 +60,9 @@ class ThresholdGame:
         self.records = records
         self.budget = budget
         self.looked_at = 0
+        """Threshold vectors that were tried."""
         self._scores_NR = records.sureness_NR
-        self._highest = _highest(records)
+        self._highest = max(float(records.scores_NR.max(initial=0.0)), 1e-6)  # of no use to confidences
         released_s = times.released_s(records.ramps)
         exits = [*records.ramps, records.num_blocks - 1]
         self._earlier_E = released_s[-1] - released_s[exits]
@@ -95,15 +92,6 @@ class ThresholdGame:
         """Whether it is within the budget."""
         return loss <= self.budget + ROUNDING
 
-    def found(self, errors: Sequence[float]) -> FoundThresholds:
-        """Of the thresholds chosen."""
-        looked_at = self.looked_at
-        loss, earlier_s = self.play(errors)
-        thresholds = {ramp: self.threshold(error) for ramp, error in zip(self.records.ramps, errors, strict=True)}
-        return FoundThresholds(
-            errors=tuple(errors), thresholds=thresholds, loss=loss, earlier_s=earlier_s, looked_at=looked_at
-        )
-
 
 def greedy(game: ThresholdGame) -> FoundThresholds:
     """Algorithm 1: round by round the step of one ramp that saves most per loss.
@@ -119,19 +107,14 @@ def greedy(game: ThresholdGame) -> FoundThresholds:
         there = {ramp: game.play(raised(errors, ramp, steps[ramp])) for ramp in range(len(errors)) if errors[ramp] < 1}
         allowed = [ramp for ramp, (loss, _) in there.items() if game.allows(loss)]
         if not allowed and all(steps[ramp] <= LEAST_STEP for ramp in there):
-            return game.found(errors)
+            thresholds = {ramp: game.threshold(error) for ramp, error in zip(game.records.ramps, errors, strict=True)}
+            return FoundThresholds(errors=tuple(errors), thresholds=thresholds, loss=here[0], earlier_s=here[1])
         for ramp in set(there).difference(allowed):
             steps[ramp] = max(steps[ramp] / 2, LEAST_STEP)
         if allowed:
             chosen = max(allowed, key=lambda ramp: worth(here, there[ramp]))
             errors, here = raised(errors, chosen, steps[chosen]), there[chosen]
             steps[chosen] *= 2
-
-
-def grid(game: ThresholdGame, step: float) -> FoundThresholds:
-    """The best of all vectors of multiples of a step: what greedy is compared with."""
-    values = np.round(np.arange(0, 1 + step / 2, step), 9).tolist()
-    return _best(game, product(values, repeat=len(game.records.ramps)))
 
 
 def raised(errors: Sequence[float], ramp: int, step: float) -> list[float]:
@@ -145,20 +128,6 @@ def worth(here: tuple[float, float], there: tuple[float, float]) -> tuple[float,
     if earlier_s <= 0:
         return -np.inf, earlier_s
     return (np.inf, earlier_s) if lost <= ROUNDING else (earlier_s / lost, earlier_s)
-
-
-def _best(game: ThresholdGame, vectors: Iterable[Sequence[float]]) -> FoundThresholds:
-    best_s, best = -np.inf, tuple(0.0 for _ in game.records.ramps)
-    for errors in vectors:
-        loss, earlier_s = game.play(errors)
-        if earlier_s > best_s and game.allows(loss):
-            best_s, best = earlier_s, tuple(errors)
-    return game.found(best)
-
-
-def _highest(records: ExitRecords) -> float:
-    """Of the window's scores; of no use to confidences."""
-    return max(float(records.scores_NR.max(initial=0.0)), 1e-6)
 
 
 WINDOW = 16
@@ -177,7 +146,6 @@ class ApparateTuner(Tuner):
     def __init__(self, question: Question, tuned_on: int = TUNED_ON) -> None:
         super().__init__(question)
         self._tuned_on = tuned_on
-        self._thresholds: Mapping[int, float] | None = None
         self._since_s = np.inf
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._rows: list[Observations] = []
@@ -191,7 +159,7 @@ class ApparateTuner(Tuner):
 
     def observe(self, seen: Observations) -> Tuned | None:
         """See `Tuner`."""
-        ramps = list(check_followed(self._thresholds))
+        ramps = list(self._followed)
         whole = seen.take(np.flatnonzero(whole_N(seen, ramps)))
         if not len(whole):
             return None
@@ -207,7 +175,6 @@ class ApparateTuner(Tuner):
     @property
     def state(self) -> TunerState:
         """See `Tuner`: its evidence is the mean loss of the last answers over the budget, which triggers above 1."""
-        thresholds = check_followed(self._thresholds)
         number = len(self._losses)
         mean = sum(self._losses) / number if number else None
         return TunerState(
@@ -217,7 +184,7 @@ class ApparateTuner(Tuner):
             watched_loss=mean,
             rows=sum(map(len, self._rows)),
             next_test=None,
-            safe=no_input_leaves(self.question.score, thresholds),
+            safe=no_input_leaves(self.question.score, self._followed),
         )
 
     def _remember(self, whole: Observations, ramps: list[int]) -> None:

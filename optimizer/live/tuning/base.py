@@ -79,6 +79,14 @@ class Tuner(ABC):
 
     def __init__(self, question: Question) -> None:
         self.question = question
+        self._thresholds: Mapping[int, float] | None = None
+
+    @property
+    def _followed(self) -> Mapping[int, float]:
+        """The thresholds in force; raises PlanError before the tuner was told of any."""
+        if self._thresholds is None:
+            raise PlanError("a tuner follows the thresholds in force before it can observe")
+        return self._thresholds
 
     @abstractmethod
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
@@ -98,13 +106,6 @@ class Tuner(ABC):
     @abstractmethod
     def state(self) -> TunerState:
         """As of now."""
-
-
-def check_followed(thresholds: Mapping[int, float] | None) -> Mapping[int, float]:
-    """What is in force; raises PlanError where a tuner was never told."""
-    if thresholds is None:
-        raise PlanError("a tuner follows the thresholds in force before it can observe")
-    return thresholds
 
 
 def check_tunable(policy: PolicySpec) -> None:

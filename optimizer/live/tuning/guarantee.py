@@ -48,7 +48,6 @@ from optimizer.live.tuning.base import (
     Tuner,
     TunerState,
     answered_losses_N,
-    check_followed,
     compared_N,
     never,
     no_input_leaves,
@@ -172,7 +171,6 @@ class GuaranteeTuner(Tuner):
     def __init__(self, question: Question) -> None:
         super().__init__(question)
         self._sizes = [question.guarantee.inputs_for(lost) for lost in FORGIVEN]
-        self._thresholds: Mapping[int, float] | None = None
         self._alarm = self._new_alarm()
         self._watched = _Watched()
         self._changed_s = -np.inf
@@ -190,7 +188,7 @@ class GuaranteeTuner(Tuner):
         if self._thresholds == dict(thresholds) and np.isfinite(self._watched.since_s):
             return  # told once more
         first = self._thresholds is None
-        other_ramps = not first and set(check_followed(self._thresholds)) != set(thresholds)
+        other_ramps = not first and set(self._followed) != set(thresholds)
         self._thresholds = dict(thresholds)
         safe = no_input_leaves(self.question.score, thresholds)
         if safe:
@@ -206,7 +204,7 @@ class GuaranteeTuner(Tuner):
 
     def observe(self, seen: Observations) -> Tuned | None:
         """See `Tuner`."""
-        ramps = list(check_followed(self._thresholds))
+        ramps = list(self._followed)
         seen = seen.take(seen.times_s_N.argsort(kind="stable"))
         alarmed = self._watch(seen.take(np.flatnonzero(compared_N(seen))))
         self._rows.add(seen.take(np.flatnonzero(whole_N(seen, ramps))), self._changed_s)
@@ -218,7 +216,6 @@ class GuaranteeTuner(Tuner):
     @property
     def state(self) -> TunerState:
         """See `Tuner`."""
-        thresholds = check_followed(self._thresholds)
         return TunerState(
             evidence=self._alarm.evidence,
             limit=self._alarm.limit,
@@ -226,7 +223,7 @@ class GuaranteeTuner(Tuner):
             watched_loss=self._watched.mean,
             rows=self._rows.fresh,
             next_test=self._due,
-            safe=no_input_leaves(self.question.score, thresholds),
+            safe=no_input_leaves(self.question.score, self._followed),
         )
 
     def _new_alarm(self) -> Alarm:
@@ -252,7 +249,7 @@ class GuaranteeTuner(Tuner):
         self._rows.forget_fresh()
         self._test_index, self._next_test = 0, None
         return Tuned(
-            thresholds=never(self.question.score, list(check_followed(self._thresholds))),
+            thresholds=never(self.question.score, list(self._followed)),
             why="alarm",
             words=words,
             at_s=at_s,
@@ -278,7 +275,7 @@ class GuaranteeTuner(Tuner):
     def _test(self) -> Tuned | None:
         if self._rows.fresh < self._due:
             return None
-        ramps, size = list(check_followed(self._thresholds)), self._sizes[self._test_index]
+        ramps, size = list(self._followed), self._sizes[self._test_index]
         rows = self._rows.joined()
         design, tested = rows.take(np.arange(-size - DESIGN, -size)), rows.take(np.arange(-size, 0))
         found = learn_then_test(records_of(design, ramps), records_of(tested, ramps), self.question.guarantee)
@@ -294,7 +291,7 @@ class GuaranteeTuner(Tuner):
     def _put(self, found: Calibration, ramps: list[int], at_s: float) -> Tuned | None:
         score, number = self.question.score, len(found.tested.exits_N)
         if not found.thresholds or found.tested.mean_blocks == found.tested.num_blocks:
-            if no_input_leaves(score, check_followed(self._thresholds)):
+            if no_input_leaves(score, self._followed):
                 return None
             words = f"no thresholds passed the test on the last {number} inputs: no input leaves"
             return Tuned(thresholds=never(score, ramps), why="not passed", words=words, at_s=at_s)

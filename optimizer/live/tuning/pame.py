@@ -30,7 +30,6 @@ from optimizer.live.tuning.base import (
     Tuner,
     TunerState,
     Why,
-    check_followed,
     never,
     no_input_leaves,
     outcome_of,
@@ -129,7 +128,6 @@ class PameTuner(Tuner):
         self._window = window
         self._most_calm = calm
         self._precision = 1 - question.guarantee.budget
-        self._thresholds: Mapping[int, float] | None = None
         self._since_s = np.inf
         self._rows: list[Observations] = []
         self._calm: list[ExitRecords] = []
@@ -149,7 +147,7 @@ class PameTuner(Tuner):
 
     def observe(self, seen: Observations) -> Tuned | None:
         """See `Tuner`."""
-        ramps = sorted(check_followed(self._thresholds))
+        ramps = sorted(self._followed)
         self._rows.append(seen.take(whole_N(seen, ramps) & (seen.times_s_N >= self._since_s)))
         if self._waiting < self._size:
             return None
@@ -179,7 +177,7 @@ class PameTuner(Tuner):
             watched_loss=mean,
             rows=self._waiting,
             next_test=self._size,
-            safe=no_input_leaves(self.question.score, check_followed(self._thresholds)),
+            safe=no_input_leaves(self.question.score, self._followed),
         )
 
     @property
@@ -195,7 +193,7 @@ class PameTuner(Tuner):
         """Returns the thresholds of ramps that inputs may leave at, of those that the plan has on, ascending."""
         shut = SCORES[self.question.score].never
         on = {ramp for column, ramp in enumerate(seen.shape.ramps) if seen.active_NR[:, column].any()}
-        return {ramp: at for ramp, at in sorted(check_followed(self._thresholds).items()) if at != shut and ramp in on}
+        return {ramp: at for ramp, at in sorted(self._followed.items()) if at != shut and ramp in on}
 
     def _slow(self, outcome: ExitOutcome, exits: Collection[int]) -> float:
         if len(outcome.exits_N) < self._batching.size:
@@ -256,7 +254,7 @@ class PameTuner(Tuner):
         return Tuned(thresholds=self._all(exits), why=why, words=words, at_s=at_s)
 
     def _all(self, exits: Mapping[int, float]) -> dict[int, float]:
-        return {**never(self.question.score, list(check_followed(self._thresholds))), **exits}
+        return {**never(self.question.score, list(self._followed)), **exits}
 
 
 def _told(place: Place) -> str:

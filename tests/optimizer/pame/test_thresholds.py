@@ -5,16 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.pame.batches import Batching, batch_times, seconds_of, time_matrix
+from optimizer.pame.batches import Batching, seconds_of, time_matrix
 from optimizer.pame.checks import (
     GRIDS,
     TEN_CONFIDENCES,
+    Checks,
     Configured,
-    GivenChecks,
-    SearchedChecks,
     configured,
+    given_checks,
     next_step,
     normalised,
+    searched_checks,
 )
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from profiles.records import ExitRecords, RecordedBatches
@@ -34,7 +35,7 @@ def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = Fa
     return exit_records(scores_N1, losses_N1, score=score, num_blocks=3, true_losses_NE=true_losses_NE)
 
 
-def chosen(checks: SearchedChecks, kept: float) -> Configured:
+def chosen(checks: Checks, kept: float) -> Configured:
     least = kept * (1 - float(checks.end_losses_N.mean()))
     found = configured(checks, 0, EVERYBODY, checks.end_losses_N, least)
     assert found is not None
@@ -44,7 +45,7 @@ def chosen(checks: SearchedChecks, kept: float) -> Configured:
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
 def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
     """Of ten inputs: 0.50 lets all leave, and three are wrong."""
-    found = chosen(SearchedChecks.of(records()), kept)
+    found = chosen(searched_checks({None: records()}), kept)
     assert found.setting.threshold == threshold
     assert found.leaving == pytest.approx(leaving)
     assert found.overall > kept
@@ -60,7 +61,7 @@ def test_every_score_has_a_grid_from_bold_to_careful() -> None:
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
 def test_the_whole_grid_of_a_score_is_tried_and_fewer_leave_at_each_step(score: Score) -> None:
-    settings = SearchedChecks.of(records(score=score)).settings(0)
+    settings = searched_checks({None: records(score=score)}).settings(0)
     assert tuple(setting.threshold for setting in settings) == GRIDS[score]
     leaving = [int(setting.leave_N.sum()) for setting in settings]
     assert leaving == sorted(leaving, reverse=True)
@@ -78,16 +79,16 @@ def test_precision_is_of_the_truth_where_it_is_known() -> None:
     # Of ten answers three are not the full model's; all ten are right, and of the full model's nine.
     assert normalised(records().outcome({0: 0.5})) == pytest.approx(0.7)
     assert normalised(records(truth=True).outcome({0: 0.5})) == pytest.approx(1 / 0.9)
-    found = chosen(SearchedChecks.of(records(truth=True), by_truth=True), 0.99)
+    found = chosen(searched_checks({None: records(truth=True)}, by_truth=True), 0.99)
     assert (found.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
 
 
 def test_of_several_confidences_the_best_pair_is_taken_or_none() -> None:
     always_wrong = records()
     always_wrong.losses_NR[:] = 1.0
-    checks = SearchedChecks.of(always_wrong, grid=TEN_CONFIDENCES)  # some inputs leave at each
+    checks = searched_checks({None: always_wrong}, grid=TEN_CONFIDENCES)  # some inputs leave at each
     assert configured(checks, 0, EVERYBODY, checks.end_losses_N, 0.99) is None
-    checks = SearchedChecks(by_confidence={0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
+    checks = searched_checks({0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
     assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
     assert chosen(checks, 0.95).setting.confidence == 0.5
 
@@ -104,7 +105,7 @@ def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
 
 
 def search(sure: list[list[int]], **options: Any) -> FoundExits:
-    return find_exits(seconds_of(TABLE, (0, 1)), GivenChecks(batches=batches(sure)), 4, SearchOptions(**options))
+    return find_exits(seconds_of(TABLE, (0, 1)), given_checks(batches(sure)), 4, SearchOptions(**options))
 
 
 def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
@@ -142,7 +143,7 @@ def test_an_exit_that_costs_precision_is_not_taken() -> None:
         losses_NR=np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
         size=4,
     )
-    seconds, checks = seconds_of(TABLE, (0, 1)), GivenChecks(batches=lossy)
+    seconds, checks = seconds_of(TABLE, (0, 1)), given_checks(lossy)
     assert find_exits(seconds, checks, 4).ramps == (1,)
     assert find_exits(seconds, checks, 4, SearchOptions(kept=0.75)).ramps == (1,)  # more than 0.75 is asked for
     assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)
@@ -165,4 +166,5 @@ def test_batches_in_order_of_arrival_take_what_their_own_inputs_take() -> None:
     assert times.mean_s == (2 * 6 + 9 + 10 + 4 * 6) / 8
     assert (times.whole_s, times.tail_s, times.slower) == (12, 8, 0)
     # A batch that no input leaves takes 14 s, and one of which one input leaves as long as without exits.
-    assert batch_times(seconds_of(TABLE, (0, 1)), (0,), np.array([[4], [3]]), 4).slower == 0.5
+    one_leaves = np.array([2, 2, 2, 2, 0, 2, 2, 2])
+    assert Batching(seconds=seconds_of(TABLE, (0, 1)), size=4).times(one_leaves, {0}).slower == 0.5

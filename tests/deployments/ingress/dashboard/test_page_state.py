@@ -212,7 +212,7 @@ def test_fused_batches_are_those_that_ran_and_unfused_ones_what_would_be_left_of
 
 
 def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_theirs() -> None:
-    stays = PlacedPlan(plan=placed().plan.with_after_answer("stay"))
+    stays = PlacedPlan(plan=placed().plan.with_splits(after_answer="stay"))
     first, rest = stays.plan.splits
     now = [replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)), replica("s", P100, ran(rest, 3, 10))]
     both = [snapshot(0.0, ingress(), placed=stays), snapshot(2.0, ingress(), placed=stays, replicas=now)]

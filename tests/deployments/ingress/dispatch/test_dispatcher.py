@@ -223,7 +223,7 @@ def test_probes_see_the_models_ramps_in_the_policys_unit_where_there_is_one(
     policy: PolicySpec | None, probe_share: float, after_answer: AfterAnswer, shape: StreamShape | None
 ) -> None:
     wanted = settings(policy, probe_share)
-    staying = wanted.model_copy(update={"plan": wanted.plan.with_after_answer(after_answer)})
+    staying = wanted.model_copy(update={"plan": wanted.plan.with_splits(after_answer=after_answer)})
     assert probe_shape(staying, CARD) == shape
 
 
@@ -247,6 +247,6 @@ def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> 
     with pytest.raises(
         PlanError, match=r"with scores \(entropy, confidence, share, foreseen, similar, recorded\): of 'patience'"
     ):
-        check_staying(patient.with_after_answer("stay"))
-    check_staying(settings(PolicySpec(name="entropy", thresholds=0.5)).plan.with_after_answer("stay"))
-    check_staying(settings(None).plan.with_after_answer("stay"))
+        check_staying(patient.with_splits(after_answer="stay"))
+    check_staying(settings(PolicySpec(name="entropy", thresholds=0.5)).plan.with_splits(after_answer="stay"))
+    check_staying(settings(None).plan.with_splits(after_answer="stay"))
