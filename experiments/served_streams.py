@@ -15,7 +15,7 @@ from experiments.studies.study import Effort
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramps import PERIOD as MOVES_EVERY
 from optimizer.live.ramps import best_ramps, greedily, move, of_ramps, spread_out
-from optimizer.live.tuning.base import Question, Tuned, Tuner, never, records_of
+from optimizer.live.tuning.base import Question, Tuned, Tuner, never
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee
 from profiles.catalogue import published_profile
@@ -424,7 +424,7 @@ class PlannedRamps(TunedThresholds):
 
     def _plan(self, since_s: float) -> None:
         question = self._tuner.question
-        records = records_of(self._known, self._known.shape.ramps)
+        records = self._known.records(self._known.shape.ramps)
         found = best_ramps(
             records, question.times, self._budgets.ramps, greedily(question.times, self._budgets.loss)
         ).ramps
@@ -448,7 +448,7 @@ class MovedRamps(TunedThresholds):
         self._window.append(seen)
         if sum(map(len, self._window)) < MOVES_EVERY:
             return
-        window = records_of(Observations.join(seen.shape, self._window), sorted(ramps))
+        window = Observations.join(seen.shape, self._window).records(ramps)
         question = self._tuner.question
         tune = greedily(question.times, self._budgets.loss)
         moved = move(window, self.thresholds, question.times, tune, self._budgets.ramps)

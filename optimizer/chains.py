@@ -22,7 +22,6 @@ from optimizer.columns import (
     NONE,
     PARENT,
     TOTAL,
-    ChainLabels,
     ChainLimits,
     least_prices,
     search,
@@ -37,7 +36,7 @@ from optimizer.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.graph import nodes_around
 from optimizer.space import Space
-from optimizer.step import FloatArray
+from optimizer.step import FloatArray, Labels
 from optimizer.tables import tables_of
 from optimizer.walks import Prices, Walks
 
@@ -47,7 +46,7 @@ MOST_LABELS = 20_000
 MOST_COLUMNS = 200
 """Of one master problem."""
 ALIKE = 8
-"""ChainLabels of a node with the same types that go on, where not all do."""
+"""Labels of a node with the same types that go on, where not all do."""
 ALIKE_AT_RATE = 16
 FURTHER = 0.003
 """Rates closer than this are not told apart where a part's highest is sought."""
@@ -105,7 +104,7 @@ def candidates_at(graph: Graph, reach: ChainLimits) -> tuple[bool, list[PricedCh
     return outcome == NONE or len(ends_L) > 0, [_candidate(graph, labels, int(label)) for label in ends_L]
 
 
-def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
+def _candidate(graph: Graph, labels: Labels, label: int) -> PricedChain:
     """Read a label back to its beginning."""
     moves, whole_LI = graph.moves, labels.whole_LI
     price = float(labels.real_LF[label, TOTAL])
@@ -115,8 +114,7 @@ def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
             of_stages.insert(0, [])
         of_stages[0].insert(0, int(whole_LI[label, MOVE]))
         label = int(whole_LI[label, PARENT])
-    latency_s, fill, stages, works = 0.0, 0.0, [], []
-    nodes = iter((0, *(int(moves.to_M[move]) for splits in of_stages for move in splits)))
+    latency_s, fill, works, way, node = 0.0, 0.0, [], [], 0
     for splits in of_stages:
         device, last = int(moves.device_M[splits[0]]), splits[-1]
         pooled = [move for place, move in enumerate(splits) if not place or moves.pooled_M[move]]
@@ -127,10 +125,11 @@ def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
             seconds, latency_s = max(seconds, float(moves.hop_work_M[last])), latency_s + float(moves.hop_M[last])
         wait = float(sum(moves.wait_M[move] for move in splits if move not in pooled))
         works.append(StageWork(device=device, seconds=seconds, wait=wait))
-        cut = tuple(graph.split_of(next(nodes), move) for move in splits)
-        stages.append(Stage(device=graph.device_names[device], replicas=1, splits=cut))
+        for move in splits:
+            way.append((node, move, int(move == last)))
+            node = int(moves.to_M[move])
     column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
-    return PricedChain(stages=tuple(stages), column=column, price=price)
+    return PricedChain(stages=graph.stages_of(way), column=column, price=price)
 
 
 def chosen(candidates: Sequence[PricedChain]) -> list[PricedChain]:

@@ -1,6 +1,6 @@
 """Chains worth having: labels on the graph of splits, pruned by prices and by each other.
 
-A chain is a path through `optimizer.moves.Graph`; a label is the beginning of one. ChainLabels that cannot end within
+A chain is a path through `optimizer.moves.Graph`; a label is the beginning of one. Labels that cannot end within
 `most_price` are left out, by a backward pass that finds the least price from every node to the end: the completion
 bound. There are two ways to look:
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from optimizer.compiled import compiled, inlined
 from optimizer.moves import MoveArrays
-from optimizer.step import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray, Labels, with_more_room
 
 MOST_STAGES = 6
 """Of one chain; where more are allowed, longer ones are not looked for."""
@@ -51,13 +51,6 @@ class ChainLimits(NamedTuple):
     count_C: FloatArray
     may_split: bool
     may_hop: bool
-
-
-class ChainLabels(NamedTuple):
-    """All labels so far."""
-
-    whole_LI: IntArray
-    real_LF: FloatArray
 
 
 @inlined
@@ -113,9 +106,7 @@ def _in_order(
 
 
 @compiled
-def search(
-    moves: MoveArrays, limits: ChainLimits, most_labels: int, most_alike: int
-) -> tuple[int, ChainLabels, IntArray]:
+def search(moves: MoveArrays, limits: ChainLimits, most_labels: int, most_alike: int) -> tuple[int, Labels, IntArray]:
     """How many labels found room, the labels, and those at the model's end.
 
     SOME: of a node's labels that are compared with each other, the cheapest `most_alike` were kept; NONE: there were
@@ -124,7 +115,7 @@ def search(
     closed_P, open_PC = least_prices(moves, limits)
     order_M, dearer_M = _in_order(moves, limits, closed_P, open_PC)
     end, slots = moves.first_move_P.size - 2, max(MOST_STAGES, limits.price_C.size)
-    labels = ChainLabels(np.zeros((1 << 12, 6), dtype=np.int64), np.zeros((1 << 12, WORKS + 2 * slots)))
+    labels = Labels(np.zeros((1 << 12, 6), dtype=np.int64), np.zeros((1 << 12, WORKS + 2 * slots)))
     head_P = np.full(end + 1, -1)
     labels.whole_LI[0, DEVICE], labels.whole_LI[0, PARENT], labels.whole_LI[0, NEXT] = CLOSED, -1, -1
     head_P[0] = 0
@@ -142,7 +133,7 @@ def search(
                 if count + 2 > labels.whole_LI.shape[0]:
                     if count > most_labels:
                         return NONE, labels, np.empty(0, dtype=np.int64)
-                    labels = _with_more_room(labels)
+                    labels = with_more_room(labels)
                 count = _follow(moves, limits, closed_P, open_PC, label, move, head_P, labels, count)
     is_complete, kept_L = undominated(head_P[end], labels, most_alike)
     return outcome if is_complete else SOME, labels, kept_L
@@ -151,7 +142,7 @@ def search(
 @compiled
 def _follow(
     moves: MoveArrays, limits: ChainLimits, closed_P: FloatArray, open_PC: FloatArray, label: int, move: int,
-    head_P: IntArray, labels: ChainLabels, count: int,
+    head_P: IntArray, labels: Labels, count: int,
 ) -> int:  # fmt: skip
     """Write a label for each way to go on after a split; returns how many there are now."""
     whole_LI, real_LF = labels
@@ -221,7 +212,7 @@ def _waiting_s(here_F: FloatArray) -> float:
 
 
 @compiled
-def _beats(labels: ChainLabels, one: int, other: int) -> bool:
+def _beats(labels: Labels, one: int, other: int) -> bool:
     """Whether a label is no worse than another in anything; equal ones beat each other."""
     real_LF = labels.real_LF
     for column in range(LATENCY, real_LF.shape[1]):
@@ -231,7 +222,7 @@ def _beats(labels: ChainLabels, one: int, other: int) -> bool:
 
 
 @compiled
-def undominated(head: int, labels: ChainLabels, most: int) -> tuple[bool, IntArray]:
+def undominated(head: int, labels: Labels, most: int) -> tuple[bool, IntArray]:
     """Whether none was left out, and the labels of a list that none beats.
 
     Of those with the same types and open device only the `most` cheapest are kept.
@@ -269,10 +260,3 @@ def undominated(head: int, labels: ChainLabels, most: int) -> tuple[bool, IntArr
         kept_L[kept] = found_L[here]
         kept += 1
     return is_complete, kept_L[:kept]
-
-
-@compiled
-def _with_more_room(labels: ChainLabels) -> ChainLabels:
-    whole_LI, real_LF = labels
-    twice = np.concatenate((whole_LI, np.empty_like(whole_LI))), np.concatenate((real_LF, np.empty_like(real_LF)))
-    return ChainLabels(*twice)

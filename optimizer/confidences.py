@@ -25,7 +25,10 @@ def choose_confidences(shares_DRL: ShareArray, losses_DR: FloatArray, budget: fl
 
     `shares_DRL`: of each design input the share of a ramp's principal values above each level.
     """
-    return [_best(shares_DRL[:, ramp], losses_DR[:, ramp], budget) for ramp in range(losses_DR.shape[1])]
+    return [
+        max(candidates(shares_DL), key=lambda level: _worth(shares_DL[:, level], losses_D, budget))
+        for shares_DL, losses_D in zip(shares_DRL.transpose(1, 0, 2), losses_DR.T, strict=True)
+    ]
 
 
 def candidates(shares_DL: ShareArray) -> list[int]:
@@ -33,10 +36,6 @@ def candidates(shares_DL: ShareArray) -> list[int]:
     wanted = (np.arange(NUM_CONFIDENCES) + 0.5) / NUM_CONFIDENCES
     above_L = shares_DL.mean(0)
     return sorted({int(np.abs(above_L - share).argmin()) for share in wanted})
-
-
-def _best(shares_DL: ShareArray, losses_D: FloatArray, budget: float) -> int:
-    return max(candidates(shares_DL), key=lambda level: _worth(shares_DL[:, level], losses_D, budget))
 
 
 def _worth(score_D: ShareArray, losses_D: FloatArray, budget: float) -> tuple[int, float]:

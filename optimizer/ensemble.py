@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from earlyexit.network.chain import proportional
+from profiles.records import IntArray
 from profiles.scores import BoolArray, FloatArray
-
-IntArray = npt.NDArray[np.int64]
 
 MOST = 0.99
 """Of a fitted weight: the network at hand counts for something."""
 LEAST_PROBABILITY = 1e-12
 """The least probability of a true label: a label that every network rules out costs much, but its loss is finite."""
+FOLDS = 5
+"""Parts of the inputs, each answered by weights that the others fitted."""
 MOST_STEPS = 60
 """Of a search that leaves a third of its interval out each time: a weight to 1e-9."""
 
@@ -142,36 +142,12 @@ def fitted(
     return weights
 
 
-def cross_fitted(
-    probabilities: Sequence[FloatArray],
-    truth_N: IntArray,
-    goes_on_NE: BoolArray,
-    ends: Sequence[int],
-    rule: Rule,
-    *,
-    folds: int = 5,
-    seed: int = 0,
-) -> FloatArray:
-    """What the whole ensemble says of every input by weights that were fitted without it, (N, C)."""
-    fold_N = np.random.default_rng(seed).permutation(len(truth_N)) % folds
-    said_NC = np.empty_like(probabilities[-1])
-    for fold in range(folds):
-        others, mine = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)
-        parts = [each_NC[others] for each_NC in probabilities]
-        weights = fitted(parts, truth_N[others], goes_on_NE[others], ends, rule)
-        said_NC[mine] = together([each_NC[mine] for each_NC in probabilities], weights, ends)
-    return said_NC
-
-
 def held_out_gain(
     probabilities: Sequence[FloatArray],
     truth_N: IntArray,
     goes_on_NE: BoolArray,
     ends: Sequence[int],
     rule: Rule,
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
 ) -> Gain | None:
     """What the ensemble is worth beside the last network alone, on the inputs that go on at every end.
 
@@ -180,10 +156,15 @@ def held_out_gain(
     rows = np.flatnonzero(goes_on_NE.all(1))
     if not len(rows):
         return None
-    said_NC = cross_fitted(probabilities, truth_N, goes_on_NE, ends, rule, seed=seed)
-    alone_NC = probabilities[-1]
-    right_N = truth_N[rows]
-    return gain(alone_NC[rows].argmax(1) == right_N, said_NC[rows].argmax(1) == right_N, confidence=confidence)
+    fold_N = np.random.default_rng(0).permutation(len(truth_N)) % FOLDS
+    alone_NC, right_N = probabilities[-1], truth_N[rows]
+    said_NC = np.empty_like(alone_NC)
+    for fold in range(FOLDS):
+        others, mine = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)
+        parts = [each_NC[others] for each_NC in probabilities]
+        weights = fitted(parts, truth_N[others], goes_on_NE[others], ends, rule)
+        said_NC[mine] = together([each_NC[mine] for each_NC in probabilities], weights, ends)
+    return gain(alone_NC[rows].argmax(1) == right_N, said_NC[rows].argmax(1) == right_N)
 
 
 def _share_interval(count: int, total: int, confidence: float) -> tuple[float, float]:

@@ -8,15 +8,12 @@ choose; those that test it have no part in the choice, so what is promised stays
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from optimizer.risk import Guarantee
 from optimizer.thresholds import lay_path, worst_totals
 from profiles.records import ExitRecords
-from profiles.scores import FloatArray
 
 LEAST_GAIN = 0.25
 """Of what inputs cost without it, what one more ramp must save by the design's rows. Few of these are lost, 4 of 560
@@ -39,45 +36,27 @@ def few_ramps(
     rows were like these. `block_costs` as `lay_path` has them. Raises DataError as that does.
     """
     costs = tuple(block_costs or [1.0] * design.num_blocks)
-    search = _Search(design=design, guarantee=guarantee, num_tested=num_tested, first=first, block_costs=costs)
-    chosen, cost = tuple(always), search.mean_cost(always)
+    spent, end_losses_N = np.cumsum(costs[first:]), design.worst_losses_N({})
+    all_log_prices_NR = lay_path(design, costs).log_prices_NR(design)
+
+    def mean_cost(ramps: Sequence[int]) -> float:
+        """Of the blocks that an input runs, where these ramps are promised and on."""
+        columns = [design.ramps.index(ramp) for ramp in sorted(ramps)]
+        log_prices_NR = all_log_prices_NR[:, columns]
+        prices, totals = worst_totals(log_prices_NR, design.losses_NR[:, columns], end_losses_N)
+        as_tested = totals * (num_tested / len(design))
+        allowed = guarantee.most_loss(as_tested, num_tested, zero_one=design.zero_one)
+        passing = int(np.searchsorted(as_tested, allowed, side="right"))
+        up_to = prices[passing - 1] if passing else -np.inf
+        sure_NE = np.column_stack([log_prices_NR <= up_to, np.ones(len(design), dtype=bool)])
+        by_exit = np.array([*(spent[design.ramps[column] - first] for column in columns), spent[-1]])
+        return float(by_exit[sure_NE.argmax(axis=1)].mean())
+
+    chosen, cost = tuple(always), mean_cost(always)
     while others := [ramp for ramp in design.ramps if ramp not in chosen]:
-        by_ramp = {ramp: search.mean_cost((*chosen, ramp)) for ramp in others}
+        by_ramp = {ramp: mean_cost((*chosen, ramp)) for ramp in others}
         best = min(others, key=by_ramp.__getitem__)  # of equal ones the first
         if chosen and by_ramp[best] > cost * (1 - LEAST_GAIN):
             break
         chosen, cost = (*chosen, best), by_ramp[best]
     return tuple(sorted(chosen))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Search:
-    """The design's rows, and by what they are priced."""
-
-    design: ExitRecords
-    guarantee: Guarantee
-    num_tested: int
-    first: int
-    block_costs: tuple[float, ...]
-
-    @cached_property
-    def _log_prices_NR(self) -> FloatArray:
-        return lay_path(self.design, self.block_costs).log_prices_NR(self.design)
-
-    @cached_property
-    def _end_losses_N(self) -> FloatArray:
-        return self.design.worst_losses_N({})
-
-    def mean_cost(self, ramps: Sequence[int]) -> float:
-        """Of the blocks that an input runs, where these ramps are promised and on."""
-        design, columns = self.design, [self.design.ramps.index(ramp) for ramp in sorted(ramps)]
-        log_prices_NR = self._log_prices_NR[:, columns]
-        prices, totals = worst_totals(log_prices_NR, design.losses_NR[:, columns], self._end_losses_N)
-        as_tested = totals * (self.num_tested / len(design))
-        allowed = self.guarantee.most_loss(as_tested, self.num_tested, zero_one=design.zero_one)
-        passing = int(np.searchsorted(as_tested, allowed, side="right"))
-        up_to = prices[passing - 1] if passing else -np.inf
-        sure_NE = np.column_stack([log_prices_NR <= up_to, np.ones(len(design), dtype=bool)])
-        spent = np.cumsum(self.block_costs[self.first :])
-        by_exit = np.array([*(spent[design.ramps[column] - self.first] for column in columns), spent[-1]])
-        return float(by_exit[sure_NE.argmax(axis=1)].mean())

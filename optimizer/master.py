@@ -4,7 +4,7 @@ A *column* is one chain for one model: per stage the device seconds that an inpu
 answer. The master problem gives every column a rate and its stages whole replicas. `scipy.optimize.milp` (HiGHS) solves
 it; the objective is linear in rates, replicas, and in whether a column is used:
 
-- a stage's replicas do its work: rate x work <= rho x replicas;
+- a stage's replicas do its work: rate x work <= replicas;
 - the replicas on a type, and what all of them cost, stay within what there is;
 - a batch must fill in time: rate x (limit - latency) >= fill + sum of (wait per replica x replicas), or the rate is 0;
 - every model gets its rate, or as large a share of its weight as the others.
@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from optimizer.step import FloatArray
 
 TOLERANCE = 1e-9
 # Limits that the solver may miss by its own tolerance are this much tighter in the program than in the problem.
 TIGHTER = 1e-6
+GAP = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,6 @@ class Cluster:
     count_C: FloatArray
     usd_C: FloatArray
     budget: float = math.inf
-    utilisation: float = 1.0
-    """The most that a replica may be busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ class _Program:
             for stage in column.stages:
                 count = float(self.cluster.count_C[stage.device]) * stage.per_device
                 y = self.variable(upper=count, whole=True)
-                work = stage.seconds * self.unit_Q[q] * (1 + TIGHTER) / self.cluster.utilisation
+                work = stage.seconds * self.unit_Q[q] * (1 + TIGHTER)
                 self.limit([(q, work), (y, -1.0)], upper=0.0)
                 places.append(y)
                 if stage.pool is None and stage.per_device == 1:
@@ -206,7 +204,7 @@ class _Program:
         units = zip(self.unit_Q, self.columns, strict=True)
         return float(max(unit / self.demands[column.model].weight for unit, column in units))
 
-    def solved(self, seconds: float, gap: float) -> tuple[FloatArray, float] | None:
+    def solved(self, seconds: float) -> tuple[FloatArray, float] | None:
         """Values of the variables, and the proven bound of the objective as the program counts it."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
@@ -220,7 +218,7 @@ class _Program:
                 integrality=np.array(self.whole, dtype=int),
                 bounds=Bounds(np.zeros(len(self.cost)), np.array(self.upper)),
                 constraints=LinearConstraint(matrix, np.array(lower), np.array(upper)),
-                options={"time_limit": seconds, "mip_rel_gap": gap},
+                options={"time_limit": seconds, "mip_rel_gap": GAP},
             )
         return None if answer.x is None else (answer.x, float(answer.mip_dual_bound))
 
@@ -231,7 +229,6 @@ def solve_master(
     cluster: Cluster,
     *,
     seconds: float = 5.0,
-    gap: float = 1e-4,
 ) -> Mixture | None:
     """The best mixture that HiGHS finds in `seconds`; None where it finds none.
 
@@ -250,7 +247,7 @@ def solve_master(
         most_Q=most_Q,
     )
     program.build()
-    solved = program.solved(seconds, gap)
+    solved = program.solved(seconds)
     if solved is None:
         return None
     values, bound = solved
@@ -288,12 +285,12 @@ def most_rate(column: Column, cluster: Cluster) -> float:
     for stage in column.stages:
         work_C[stage.device] += stage.seconds / stage.per_device
     busy = work_C > 0
-    return float((cluster.utilisation * cluster.count_C[busy] / work_C[busy]).min())
+    return float((cluster.count_C[busy] / work_C[busy]).min())
 
 
-def highest_rate(column: Column, replicas: Sequence[int], utilisation: float = 1.0) -> float:
+def highest_rate(column: Column, replicas: Sequence[int]) -> float:
     """What these replicas do."""
     return min(
-        utilisation * count / stage.seconds if stage.seconds else math.inf
+        count / stage.seconds if stage.seconds else math.inf
         for stage, count in zip(column.stages, replicas, strict=True)
     )

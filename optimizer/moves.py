@@ -6,6 +6,7 @@ another between the same nodes on the same device are left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.compiled import compiled
+from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import RampRule
 from optimizer.split_times import (
@@ -28,7 +30,7 @@ from optimizer.split_times import (
     ranks_of,
     seconds_of,
 )
-from optimizer.step import FloatArray, IntArray, batch_inside, hop_s
+from optimizer.step import FloatArray, IntArray, Labels, batch_inside, hop_s, with_more_room
 
 FIGURES = 6
 """Of a move that are seconds, or inputs."""
@@ -106,6 +108,18 @@ class Graph:
             last = int(before_Q[last])
         split = self._splits[key] = Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
         return split
+
+    def stages_of(self, way: Iterable[tuple[int, int, int]]) -> tuple[Stage, ...]:
+        """The stages of a way: nodes, moves from them, and the replicas of the stage that ends with a move, else 0."""
+        stages: list[Stage] = []
+        splits: list[Split] = []
+        for node, move, replicas in way:
+            splits.append(self.split_of(node, move))
+            if replicas:
+                device = self.device_names[int(self.moves.device_M[move])]
+                stages.append(Stage(device=device, replicas=replicas, splits=tuple(splits)))
+                splits = []
+        return tuple(stages)
 
 
 class Nodes(NamedTuple):
@@ -246,7 +260,7 @@ def _moves_of_device(
                     if count == whole.shape[0]:
                         if count > most_moves:
                             return whole, real
-                        whole, real = _doubled(whole, real)
+                        whole, real = with_more_room(Labels(whole, real))
                     whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
                     whole[count, 3], whole[count, 4] = int(seconds.sizes_G[size]), rank
                     real[count] = figures_B[size]
@@ -289,8 +303,3 @@ def _no_worse(figures_B: FloatArray, size: int, than: int) -> bool:
         if figures_B[size, column] > figures_B[than, column]:
             return False
     return True
-
-
-@compiled
-def _doubled(whole: IntArray, real: FloatArray) -> tuple[IntArray, FloatArray]:
-    return np.concatenate((whole, np.empty_like(whole))), np.concatenate((real, np.empty_like(real)))

@@ -301,56 +301,36 @@ class Plan:
         return replace(self, stages=tuple(stages))
 
 
-def stock_plan(
-    num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1, networks: tuple[int, ...] = ()
-) -> Plan:
-    """The model without exits: one split, no ramps; of a chain, the reference alone."""
-    first = networks[-2] if networks else 0
-    return _one_stage((first, num_blocks), (), None, batch, device, replicas, networks)
+def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any) -> Plan:
+    """The model without exits: one split, no ramps; of a chain, the reference alone.
+
+    `stage` here and below: the `batch` of all splits, and the `device` and `replicas` of their stage.
+    """
+    return _one_stage((networks[-2] if networks else 0, num_blocks), (), None, networks, **stage)
 
 
 def early_exit_plan(
-    num_blocks: int,
-    ramps: tuple[int, ...],
-    policy: PolicySpec,
-    *,
-    batch: int,
-    device: str = "cpu",
-    replicas: int = 1,
-    networks: tuple[int, ...] = (),
+    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, networks: tuple[int, ...] = (), **stage: Any
 ) -> Plan:
     """All ramps in one split: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting).
 
     Of a chain, the reference alone with those of its ramps, as the planner's strategy of this name has it.
     """
-    first = networks[-2] if networks else 0
-    return _one_stage((first, num_blocks), ramps, policy, batch, device, replicas, networks)
+    return _one_stage((networks[-2] if networks else 0, num_blocks), ramps, policy, networks, **stage)
 
 
 def serial_plan(
-    num_blocks: int,
-    ramps: tuple[int, ...],
-    policy: PolicySpec,
-    *,
-    batch: int,
-    device: str = "cpu",
-    replicas: int = 1,
-    networks: tuple[int, ...] = (),
+    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, networks: tuple[int, ...] = (), **stage: Any
 ) -> Plan:
     """One stage, cut after every given ramp: survivors wait on the device until their next batch is full."""
     bounds = sorted({0, *(ramp + 1 for ramp in ramps), *networks, num_blocks})
-    return _one_stage(bounds, ramps, policy, batch, device, replicas, networks)
+    return _one_stage(bounds, ramps, policy, networks, **stage)
 
 
 def _one_stage(
-    bounds: Sequence[int],
-    ramps: tuple[int, ...],
-    policy: PolicySpec | None,
-    batch: int,
-    device: str,
-    replicas: int,
-    networks: tuple[int, ...],
-) -> Plan:
+    bounds: Sequence[int], ramps: tuple[int, ...], policy: PolicySpec | None, networks: tuple[int, ...], *,
+    batch: int, device: str = "cpu", replicas: int = 1,
+) -> Plan:  # fmt: skip
     """Splits from bound to bound, with the ramps that lie in each."""
     splits = tuple(
         Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))

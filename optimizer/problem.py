@@ -184,7 +184,9 @@ class PlanProblem:
                 raise PlanError(f"steps of sequences have no {name}; leave one of generation and {name} out")
         if isinstance(self.objective, MinimizeLatency):
             raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
-        for name, known in (("prefill", self.generation.prefill), ("kv memory_bytes", _memory(self.generation))):
+        kv = self.generation.kv
+        memory = None if kv is None else kv.memory_bytes
+        for name, known in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
             missing = [] if known is None else sorted(set(self.devices) - set(known))
             if missing:
                 raise PlanError(f"generation {name} says nothing of {missing[0]}; it is of {sorted(known or ())}")
@@ -313,10 +315,6 @@ class PlanProblem:
     def share_after(self, ramp: int | None) -> float:
         """Share of inputs inside the model when `ramp` is the last active one so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
-
-
-def _memory(generation: Generation) -> Mapping[str, float] | None:
-    return None if generation.kv is None else generation.kv.memory_bytes
 
 
 def check_seconds(device: str, table: LatencyTable) -> None:

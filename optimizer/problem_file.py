@@ -174,7 +174,15 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded, alone))
     with source.said_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
-    problem = replace(problem, **_promises(document, source))
+    with source.said_at(("objective",)):
+        objective = objective_of(document.objective)
+    problem = replace(
+        problem,
+        link=Link(**document.link.model_dump()),
+        slo=Slo(**document.slo.model_dump()),
+        objective=objective,
+        budget_usd_per_hour=None if document.budget is None else document.budget.usd_per_hour,
+    )
     problem = _with_devices(problem, document, source, folder)
     problem = problem if recorded is None else with_thresholds_of(problem, recorded[1])
     problem = problem if recorded is None else with_pruning(problem, recorded[0])
@@ -256,17 +264,6 @@ def _bytes_per_sample(document: ProblemDocument) -> tuple[float, ...]:
             f"or {document.blocks - 1} (nothing hops after the last)"
         )
     return (*given, *(0.0,) * (document.blocks - len(given)))
-
-
-def _promises(document: ProblemDocument, source: Source) -> dict[str, Any]:
-    with source.said_at(("link",)):
-        link = Link(**document.link.model_dump())
-    with source.said_at(("slo",)):
-        slo = Slo(**document.slo.model_dump())
-    with source.said_at(("objective",)):
-        objective = objective_of(document.objective)
-    budget = None if document.budget is None else document.budget.usd_per_hour
-    return {"link": link, "slo": slo, "objective": objective, "budget_usd_per_hour": budget}
 
 
 def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objective:

@@ -18,15 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from optimizer.risk import Guarantee
 from optimizer.thresholds import lay_path
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, IntArray
 from profiles.scores import FloatArray
 
-IntArray = npt.NDArray[np.int64]
 Thresholds = Mapping[int, float]
 
 STEPS = 200

@@ -14,9 +14,6 @@ RampRule = Literal["choose", "all", "none", "split-ends"]
 """Which sets of ramps may be active: any, all of the model, none, or any of those at the ends of splits."""
 
 
-AfterAnswers = tuple[AfterAnswer, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Everything that it does not rule out."""
@@ -31,7 +28,7 @@ class Space:
     """Whether all splits have the same batch size."""
     most_chains: int = 3
     """Side by side."""
-    after_answer: AfterAnswers = ("stop",)
+    after_answer: tuple[AfterAnswer, ...] = ("stop",)
     """What inputs may do whose answer left, where the mean answer time is sought; else nothing is won by staying."""
 
 

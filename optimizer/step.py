@@ -8,6 +8,8 @@ of inputs inside the model after it; `after_Q` the first block after it; G are t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +17,22 @@ from optimizer.compiled import compiled
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+
+class Labels(NamedTuple):
+    """The labels of a search (L), those in use first; each search has columns of its own."""
+
+    whole_LI: IntArray
+    real_LF: FloatArray
+
+
+@compiled
+def with_more_room(labels: Labels) -> Labels:
+    """The same labels in twice the room."""
+    whole_LI, real_LF = labels
+    return Labels(
+        np.concatenate((whole_LI, np.empty_like(whole_LI))), np.concatenate((real_LF, np.empty_like(real_LF)))
+    )
 
 
 @compiled

@@ -26,10 +26,8 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from optimizer.risk import Guarantee
-from profiles.records import ExitOutcome, ExitRecords
+from profiles.records import ExitOutcome, ExitRecords, IntArray
 from profiles.scores import SCORES, FloatArray, Score
-
-IntArray = npt.NDArray[np.int64]
 
 LEAST_DESIGN_SHARE = 0.1
 FLATTEST = 1e-3

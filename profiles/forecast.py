@@ -285,11 +285,9 @@ class _Past:
             return f"fewer than {LEAST_WINDOWS} windows with requests"
         if np.ptp(seen_S) == 0:
             return "constant"
-        return "the rate jumped in the last window" if _has_jumped(np.diff(seen_S)) else ""
-
-
-def _has_jumped(steps_S: FloatArray) -> bool:
-    return bool(steps_S[-1] > JUMP * USUAL_STEP * float(np.median(np.abs(steps_S))))
+        steps_S = np.diff(seen_S)
+        has_jumped = steps_S[-1] > JUMP * USUAL_STEP * float(np.median(np.abs(steps_S)))
+        return "the rate jumped in the last window" if has_jumped else ""
 
 
 def _from_log(past: _Past, horizon: int, coverage: float) -> RateForecast:

@@ -84,7 +84,9 @@ class Observations:
         check_shapes(self.arrays(), len(self.times_s_N), len(self.shape.ramps))
         if not np.isfinite(self.times_s_N).all():
             raise DataError("arrival times must be finite")
-        self._check_exits()
+        at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
+        if not ((at_NR & self.active_NR).any(1) | (self.exits_N == self.shape.num_blocks - 1)).all():
+            raise DataError("an input leaves at one of its active ramps or after the last block")
         seen_NR = self.would_see_NR | self.probe_N[:, None]
         if (np.isnan(self.scores_NR) == seen_NR).any():
             raise DataError("scores must be there for what an input ran, and for nothing else")
@@ -108,11 +110,6 @@ class Observations:
         if (there_N & ~self.probe_N).any():
             raise DataError("what the end costs is known of probes that lost words, and of no others")
         check_losses(losses_N[there_N], zero_one=self.shape.zero_one)
-
-    def _check_exits(self) -> None:
-        at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
-        if not ((at_NR & self.active_NR).any(1) | (self.exits_N == self.shape.num_blocks - 1)).all():
-            raise DataError("an input leaves at one of its active ramps or after the last block")
 
     def __len__(self) -> int:
         return len(self.times_s_N)
@@ -150,6 +147,32 @@ class Observations:
         if self.end_losses_N is None or np.isnan(self.end_losses_N).all():
             return None
         return 1 - float(np.nanmean(self.end_losses_N, dtype=np.float64))
+
+    @property
+    def known_truth_NE(self) -> FloatArray | None:
+        """Losses against the truth, where it is known of all inputs."""
+        truth_NE = self.true_losses_NE
+        return None if truth_NE is None or np.isnan(truth_NE[:, -1]).any() else truth_NE.astype(np.float64)
+
+    def records(self, ramps: Sequence[int], sample_ids: Sequence[str] | None = None) -> ExitRecords:
+        """Exit records of these ramps, by default with numbers as ids.
+
+        Raises DataError unless there are inputs, of each of which these ramps and the full model were seen.
+        """
+        ascending, truth_NE = tuple(sorted(ramps)), self.known_truth_NE
+        columns = [self.shape.ramps.index(ramp) for ramp in ascending]
+        return ExitRecords(
+            score=self.shape.score,
+            num_blocks=self.shape.num_blocks,
+            ramps=ascending,
+            sample_ids=tuple(map(str, range(len(self))) if sample_ids is None else sample_ids),
+            scores_NR=self.scores_NR[:, columns],
+            losses_NR=self.losses_NR[:, columns].astype(np.float64),
+            zero_one=self.shape.zero_one,
+            true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
+            times_s_N=self.times_s_N,
+            end_losses_N=self.known_end_losses_N,
+        )
 
     def take(self, rows: npt.NDArray[Any]) -> Observations:
         """Some inputs, by index or mask."""

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, IntArray
 from profiles.scores import BoolArray, FloatArray, sure_NR
 from profiles.stream import ExitStream, Observations
 
@@ -186,9 +186,6 @@ def _log_likelihood(reach_WR: FloatArray, go_on_WR: FloatArray) -> FloatArray:
     return np.asarray(xlogy(go_on_WR, go_on_WR) + xlogy(leave_WR, leave_WR) - xlogy(reach_WR, reach_WR))
 
 
-IntArray = npt.NDArray[np.int64]
-
-
 MOST_GUESSED = 0.01
 """Where no probe fell among the rest and it is no larger than this share, the middle of what is possible stands in: at
 most half a point wrong, but in every such window to the same side, which no pooling takes away. The effective sample
@@ -291,20 +288,8 @@ class Window:
         if not self.num_probes:
             raise DataError(f"the window that began at {self.start_s:g} s has no probe, so no complete record")
         probes = self.observations.take(self.observations.probe_N)
-        truth_NE = probes.true_losses_NE
-        known = truth_NE is not None and not np.isnan(truth_NE).any()
-        return ExitRecords(
-            score=probes.shape.score,
-            num_blocks=probes.shape.num_blocks,
-            ramps=probes.shape.ramps,
-            sample_ids=tuple(f"{self.start_s:.0f}-{row}" for row in np.flatnonzero(self.observations.probe_N)),
-            scores_NR=probes.scores_NR,
-            losses_NR=probes.losses_NR.astype(np.float64),
-            zero_one=probes.shape.zero_one,
-            true_losses_NE=truth_NE.astype(np.float64) if known and truth_NE is not None else None,
-            times_s_N=probes.times_s_N,
-            end_losses_N=probes.known_end_losses_N,
-        )
+        ids = [f"{self.start_s:.0f}-{row}" for row in np.flatnonzero(self.observations.probe_N)]
+        return probes.records(probes.shape.ramps, ids)
 
     def estimate(self, thresholds: Mapping[int, float]) -> WindowEstimate:
         """What would happen if exactly the ramps in `thresholds` were active.

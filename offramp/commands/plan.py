@@ -207,8 +207,7 @@ def what_if_document(
 
 
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
-    from optimizer.recorded import reach_of
-    from optimizer.rescore import by_networks, joint_reach, rescore
+    from optimizer.rescore import by_networks, joint_reach, reach_of, rescore
 
     if file.records is not None and file.thresholds is not None:
         reach = joint_reach(file.records, file.thresholds, by_tokens=file.problem.lengths is not None)

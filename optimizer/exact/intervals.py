@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from earlyexit.network.boundary import Split
 from optimizer.decision import Found, kept
 from optimizer.evaluate import merit
-from optimizer.exact.labels import DEVICE, MOVE, PARENT, USED, Labels
+from optimizer.exact.labels import DEVICE, MOVE, PARENT, USED
 from optimizer.exact.prices import SLACK, Limits, affordable_moves, best_prices
 from optimizer.exact.search import search
 from optimizer.moves import Graph
 from optimizer.plan import Stage
 from optimizer.problem import Supply
-from optimizer.step import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray, Labels
 
 # Rates closer than this are one rate.
 RESOLUTION = 1e-10
@@ -265,21 +264,15 @@ class ExactSearch:
         while label > 0:
             way.append(label)
             label = int(labels.whole_LI[label, PARENT])
-        stages: list[Stage] = []
-        splits: list[Split] = []
-        node, used = 0, 0
+        moves, radix_C, steps, node, used = self.graph.moves, self._radix(), [], 0, 0
         for each in reversed(way):
-            move = int(labels.whole_LI[each, MOVE])
-            splits.append(self.graph.split_of(node, move))
-            node = int(self.graph.moves.to_M[move])
+            move, replicas = int(labels.whole_LI[each, MOVE]), 0
             if labels.whole_LI[each, DEVICE] < 0:
-                device = int(self.graph.moves.device_M[move])
-                replicas = (int(labels.whole_LI[each, USED]) - used) // int(self._radix()[device])
+                replicas = (int(labels.whole_LI[each, USED]) - used) // int(radix_C[moves.device_M[move]])
                 used = int(labels.whole_LI[each, USED])
-                name = self.graph.device_names[device]
-                stages.append(Stage(device=name, replicas=replicas, splits=tuple(splits)))
-                splits = []
-        return tuple(stages)
+            steps.append((node, move, replicas))
+            node = int(moves.to_M[move])
+        return self.graph.stages_of(steps)
 
     def _limits(self, required: float, filling: float, budget: float | None = None) -> Limits:
         supplies = self._supplies()

@@ -7,13 +7,11 @@ batches, which the replicas multiply later.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from optimizer.compiled import compiled
 from optimizer.exact.prices import Limits
-from optimizer.step import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray, Labels
 
 DEVICE, USED, PARENT, MOVE, NEXT = 0, 1, 2, 3, 4
 """Columns of `whole_LI`: device of the open stage, or CLOSED; devices of closed stages, in mixed radix; the label and
@@ -22,28 +20,6 @@ LATENCY, WORK, BATCHES = 0, 1, 2
 """Columns of `real_LF`: seconds; device seconds per input; inputs that each replica of the open stage waits for."""
 CLOSED = -1
 NOBODY = -1
-
-
-class Labels(NamedTuple):
-    """Room for labels (L); those in use come first."""
-
-    whole_LI: IntArray
-    real_LF: FloatArray
-
-
-@compiled
-def room_for(count: int) -> Labels:
-    """Empty labels."""
-    return Labels(np.empty((count, 5), dtype=np.int64), np.empty((count, 3)))
-
-
-@compiled
-def with_more_room(labels: Labels) -> Labels:
-    """The same labels in twice the room."""
-    whole_LI, real_LF = labels
-    return Labels(
-        np.concatenate((whole_LI, np.empty_like(whole_LI))), np.concatenate((real_LF, np.empty_like(real_LF)))
-    )
 
 
 @compiled

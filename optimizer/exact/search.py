@@ -21,17 +21,14 @@ from optimizer.exact.labels import (
     NOBODY,
     USED,
     WORK,
-    Labels,
     best_labels,
     free_devices,
     ordered,
-    room_for,
-    with_more_room,
     write_label,
 )
 from optimizer.exact.prices import SLACK, WHOLE, Limits, price_of_move, price_to_end, prices_of
 from optimizer.moves import MoveArrays
-from optimizer.step import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray, Labels, with_more_room
 
 # Sums of the same numbers in another order may differ by this; far below the resolution of rates.
 ROUNDING = 1e-13
@@ -72,7 +69,7 @@ def search(
     num_nodes = moves.first_move_P.size - 1
     prices = _priced(moves, limits, share_VR)
     route = _cheapest_first(moves, limits, prices)
-    labels = room_for(1 << 12)
+    labels = Labels(np.empty((1 << 12, 5), dtype=np.int64), np.empty((1 << 12, 3)))
     head_P = np.full(num_nodes, NOBODY)
     write_label(labels, head_P, 0, 0, CLOSED, 0, NOBODY, NOBODY, 0.0, 0.0, 0.0)
     count = 1

@@ -13,10 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from earlyexit.network.boundary import Split
 from optimizer.compiled import compiled, inlined
-from optimizer.moves import Graph, MoveArrays
-from optimizer.plan import Stage
+from optimizer.moves import MoveArrays
 from optimizer.scale.stages import Ways
 from optimizer.step import FloatArray, IntArray
 
@@ -155,7 +153,7 @@ def beam_search(
     moves: MoveArrays, incoming: Incoming, ways: Ways, least_PC: FloatArray, bounds: Bounds, steer: Steer,
     width: int, open_width: int,
 ) -> tuple[IntArray, IntArray, IntArray]:  # fmt: skip
-    """The cheapest plan that the beam holds at its end: its moves with their nodes and whether they end a stage."""
+    """The cheapest plan that the beam holds at its end: its nodes, moves from them, and whether these end a stage."""
     num_nodes, num_devices = moves.first_move_P.size - 1, bounds.count_C.size
     start = _empty(1, num_devices)
     start.used_LC[0] = 0.0
@@ -273,17 +271,4 @@ def _way_back(closed: list[Label], opened: list[Label], end: int) -> tuple[IntAr
             node = labels.from_L[place]
             inside = parent < 0
             place = -1 - parent if inside else parent
-    return move_S[:count][::-1], from_S[:count][::-1], closes_S[:count][::-1]
-
-
-def stages_at(graph: Graph, way: tuple[IntArray, IntArray, IntArray]) -> list[Stage]:
-    """The stages of a way through the graph, with one replica each."""
-    stages: list[Stage] = []
-    splits: list[Split] = []
-    for move, node, closes in zip(*(each.tolist() for each in way), strict=True):
-        splits.append(graph.split_of(node, move))
-        if closes:
-            device = graph.device_names[int(graph.moves.device_M[move])]
-            stages.append(Stage(device=device, replicas=1, splits=tuple(splits)))
-            splits = []
-    return stages
+    return from_S[:count][::-1], move_S[:count][::-1], closes_S[:count][::-1]

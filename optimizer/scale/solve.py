@@ -21,14 +21,7 @@ from optimizer.exact.solve import best_of
 from optimizer.moves import Graph, build_graph
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.scale.beam import (
-    Bounds,
-    Steer,
-    beam_search,
-    incoming_moves,
-    least_devices,
-    stages_at,
-)
+from optimizer.scale.beam import Bounds, Steer, beam_search, incoming_moves, least_devices
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.graph import nodes_around, whole_stages, window_of
 from optimizer.scale.stages import cheapest_ways, stages_of
@@ -255,7 +248,8 @@ class ScaleSearch:
         least_PC = least_devices(graph.moves, len(count_C))
         incoming = incoming_moves(graph.moves)
         way = beam_search(graph.moves, incoming, ways, least_PC, bounds, steer, width, width // 2)
-        found = self._scored(stages_at(graph, way), rate)
+        steps = zip(*(each.tolist() for each in way), strict=True)
+        found = self._scored(graph.stages_of(steps), rate)
         if found is not None:
             self._met.append(found)
         return found
@@ -276,7 +270,7 @@ class ScaleSearch:
         most = float(idle_C @ count_C) + (0.0 if budget is None else prices.usd * budget)
         return Steer(level, work_C, idle_C, prices.latency * level, most), work_C * level
 
-    def _scored(self, stages: list[Stage], rate_per_s: float) -> Found | None:
+    def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> Found | None:
         """The plan with as many replicas as the rate needs; with more where what is left allows a higher rate."""
         if not stages:
             return None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.step import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray, Labels
 from optimizer.tables import (
     RunTables,
     after_split_s,
@@ -40,13 +40,6 @@ NUM_REALS = 7
 ROUNDING = 1e-13
 SLACK = 5e-10
 ENDLESS = 1e15
-
-
-class PartialPlans(NamedTuple):
-    """Partial plans (L), all up to the same block."""
-
-    whole_LI: IntArray
-    real_LF: FloatArray
 
 
 class Rows(NamedTuple):
@@ -82,7 +75,7 @@ def replicas_for(tables: RunTables, work_s: float) -> int:
 
 @compiled
 def extended(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: PartialPlans, first: int, room: PartialPlans
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: Labels, first: int, room: Labels
 ) -> tuple[int, int]:
     """Write what follows a block, for labels from `first` on while there is room; returns how many, and the next."""
     most = 2 * (1 + 2 * tables.device_R.size)
@@ -123,9 +116,9 @@ def _pass(tables: RunTables, now: FloatArray, run: int, entry: int, rank: int, s
 
 @compiled
 def _branch(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, now: FloatArray,
     then: FloatArray, run: int, entry: int, rank: int, active: int, free_C: IntArray, spent_usd: float,
-    room: PartialPlans, count: int,
+    room: Labels, count: int,
 ) -> int:  # fmt: skip
     """All that may follow a block once its ramp is on or off."""
     device, end = tables.device_R[run], block + 1 == tables.rank_N.size
@@ -159,8 +152,8 @@ def _branch(
 
 @compiled
 def _write_ways(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
-    run: int, entry: int, rank: int, active: int, how: int, replicas: int, room: PartialPlans, count: int,
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, now: FloatArray,
+    run: int, entry: int, rank: int, active: int, how: int, replicas: int, room: Labels, count: int,
 ) -> int:  # fmt: skip
     """One label where the plan ends or the split goes on; else one for every split that may begin."""
     device, end = tables.device_R[run], block + 1 == tables.rank_N.size
@@ -212,9 +205,7 @@ def _ends_well(cutoffs: Cutoffs, real_F: FloatArray) -> int:
 
 
 @compiled
-def _kept(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, replicas: int, room: PartialPlans, label: int
-) -> int:
+def _kept(tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, replicas: int, room: Labels, label: int) -> int:
     """1 unless some row of prices rules a label out, of whose open stage `replicas` are needed at least."""
     real_F, whole_I = room.real_LF[label], room.whole_LI[label]
     run, device = whole_I[RUN], tables.device_R[whole_I[RUN]]

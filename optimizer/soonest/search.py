@@ -30,11 +30,10 @@ from optimizer.soonest.labels import (
     SLACK,
     USED,
     Cutoffs,
-    PartialPlans,
     Rows,
     extended,
 )
-from optimizer.step import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray, Labels
 from optimizer.tables import RunTables
 from optimizer.walks import CUT, GO_ON
 
@@ -69,7 +68,7 @@ class SoonestSearch:
     after_answer: AfterAnswer
     limits: Allowance
     widths: tuple[int, ...] = WIDTHS
-    _layers: list[PartialPlans] = field(default_factory=list)
+    _layers: list[Labels] = field(default_factory=list)
 
     def best(self, known: float = math.inf, *, any_will_do: bool = False) -> Soonest:
         """The best plan, where it is no worse than a `known` value; or the first that is met."""
@@ -169,7 +168,7 @@ def best_first(found: Sequence[Found], limits: Allowance) -> tuple[Found, ...]:
     return tuple(sorted(found, key=order))
 
 
-def _starts(tables: RunTables) -> PartialPlans:
+def _starts(tables: RunTables) -> Labels:
     """Every first split."""
     num_runs = len(tables.device_R)
     whole_LI = np.zeros((num_runs, USED + len(tables.count_C)), dtype=np.int64)
@@ -177,33 +176,29 @@ def _starts(tables: RunTables) -> PartialPlans:
     wait_s_R = tables.batch_R / tables.rate_per_s
     real_LF = np.zeros((num_runs, NUM_REALS))
     real_LF[:, 0], real_LF[:, 1] = wait_s_R / 2, wait_s_R
-    return PartialPlans(whole_LI, real_LF)
+    return Labels(whole_LI, real_LF)
 
 
-def _extensions(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, layer: PartialPlans
-) -> Iterator[PartialPlans]:
+def _extensions(tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, layer: Labels) -> Iterator[Labels]:
     """What follows a block, as much at a time as there is room for."""
     most = max(ROOM, 2 * (1 + 2 * len(tables.device_R)))
-    room = PartialPlans(np.empty((most, layer.whole_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
+    room = Labels(np.empty((most, layer.whole_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
     label = 0
     while label < len(layer.whole_LI):
         count, label = extended(tables, rows, cutoffs, block, layer, label, room)
-        yield _thinned(PartialPlans(room.whole_LI[:count].copy(), room.real_LF[:count].copy()))
-    yield PartialPlans(room.whole_LI[:0], room.real_LF[:0])
+        yield _thinned(Labels(room.whole_LI[:count].copy(), room.real_LF[:count].copy()))
+    yield Labels(room.whole_LI[:0], room.real_LF[:0])
 
 
-def _joined(parts: list[PartialPlans]) -> PartialPlans:
-    return PartialPlans(
-        np.concatenate([each.whole_LI for each in parts]), np.concatenate([each.real_LF for each in parts])
-    )
+def _joined(parts: list[Labels]) -> Labels:
+    return Labels(np.concatenate([each.whole_LI for each in parts]), np.concatenate([each.real_LF for each in parts]))
 
 
-def _some(labels: PartialPlans, which_L: IntArray) -> PartialPlans:
-    return PartialPlans(labels.whole_LI[which_L], labels.real_LF[which_L])
+def _some(labels: Labels, which_L: IntArray) -> Labels:
+    return Labels(labels.whole_LI[which_L], labels.real_LF[which_L])
 
 
-def _thinned(labels: PartialPlans) -> PartialPlans:
+def _thinned(labels: Labels) -> Labels:
     """Those that no other at the same place is as good as in everything, the most promising first."""
     place_LI = np.concatenate([labels.whole_LI[:, :PARENT], labels.whole_LI[:, USED:]], axis=1)
     hashed_L = place_LI @ _odd_numbers(place_LI.shape[1])  # of equal places equal, of others nearly always not

@@ -61,7 +61,7 @@ from tests.optimizer.test_plan_file import GOOD as PLAN_FILE
 from tests.optimizer.test_plan_file import PLAN, POLICY, SHAPE, SIDE_BY_SIDE
 from tests.optimizer.test_problem_file import GOOD as PROBLEM_FILE
 from tests.optimizer.test_problem_file import PROFILED, PUBLISHED, VARIED, problem_records, with_t4
-from tests.optimizer.test_recorded import RECORDS
+from tests.optimizer.test_rescore import RECORDS
 from tests.optimizer.test_sequences import THREE as GENERATIONS
 from tests.optimizer.test_thresholds import synthetic
 from tests.refusals import Case, FileCase, Refusals

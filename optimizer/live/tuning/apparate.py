@@ -23,7 +23,6 @@ from optimizer.live.tuning.base import (
     Why,
     answered_losses_N,
     no_input_leaves,
-    records_of,
     whole_N,
 )
 from profiles.records import ExitRecords
@@ -201,7 +200,7 @@ class ApparateTuner(Tuner):
 
     def _tune(self, ramps: list[int], why: Why, occasion: str) -> Tuned:
         rows = self._rows[0]
-        records, times = records_of(rows, ramps), self.question.times
+        records, times = rows.records(ramps), self.question.times
         found = greedy(ThresholdGame(records, times, self.question.guarantee.budget))
         self._losses.clear()
         self._since_tuned = 0

@@ -51,7 +51,6 @@ from optimizer.live.tuning.base import (
     compared_N,
     never,
     no_input_leaves,
-    records_of,
     whole_N,
 )
 from optimizer.thresholds import Calibration, learn_then_test
@@ -278,7 +277,7 @@ class GuaranteeTuner(Tuner):
         ramps, size = list(self._followed), self._sizes[self._test_index]
         rows = self._rows.joined()
         design, tested = rows.take(np.arange(-size - DESIGN, -size)), rows.take(np.arange(-size, 0))
-        found = learn_then_test(records_of(design, ramps), records_of(tested, ramps), self.question.guarantee)
+        found = learn_then_test(design.records(ramps), tested.records(ramps), self.question.guarantee)
         self._schedule()
         return self._put(found, ramps, float(tested.times_s_N[-1]))
 

@@ -33,7 +33,6 @@ from optimizer.live.tuning.base import (
     never,
     no_input_leaves,
     outcome_of,
-    records_of,
     whole_N,
 )
 from optimizer.pame.batches import Batching
@@ -201,7 +200,7 @@ class PameTuner(Tuner):
         return self._batching.times(outcome.exits_N, exits).slower
 
     def _judge(self, window: Observations, ramps: list[int]) -> Tuned | None:
-        outcome, records, exits = outcome_of(window), records_of(window, ramps), self._exits_of(window)
+        outcome, records, exits = outcome_of(window), window.records(ramps), self._exits_of(window)
         at_s = float(window.times_s_N[-1])
         if not exits:
             return self._search([records], exits, at_s, "no input left")

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from optimizer.live.tuning.base import answered_losses_N, outcome_of, records_of
+from optimizer.live.tuning.base import answered_losses_N, outcome_of
 from optimizer.live.tuning.guarantee import AT_ONCE, BETS, Alarm, bet, kept
 from tests.optimizer.live.tuning.logs import NOBODY, mixed
 
@@ -104,8 +104,8 @@ PRUNED = replace(SEEN, end_losses_N=np.array([1, 1, 0, np.nan], dtype=np.float32
 def test_the_end_of_a_pruned_text_alone_loses_what_pruning_changed() -> None:
     assert SEEN.exits_N.tolist() == [2, 0, 2, 0]
     assert answered_losses_N(SEEN).tolist() == [0, 0, 0, 0]
-    assert records_of(SEEN, (0, 1)).end_losses_N is None
+    assert SEEN.records((0, 1)).end_losses_N is None
     assert answered_losses_N(PRUNED).tolist() == [1, 0, 0, 0], "the second was answered before"
     assert outcome_of(PRUNED).losses_N.tolist() == [1, 0, 0, 0]
-    records = records_of(PRUNED, (0, 1))
+    records = PRUNED.records((0, 1))
     assert records.outcome(NOBODY).losses_N.tolist() == [1, 1, 0, 0]

@@ -14,8 +14,7 @@ from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import ProblemFile, parse_problem
-from optimizer.recorded import evaluate_on
-from optimizer.rescore import by_networks, joint_reach, rechosen, rescore
+from optimizer.rescore import by_networks, evaluate_on, joint_reach, rechosen, rescore
 from tests.exit_records import exit_records
 from tests.optimizer.answers import told
 from tests.optimizer.plain_problem import DOCUMENT
