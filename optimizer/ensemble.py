@@ -44,11 +44,6 @@ class Gain:
     of the share that became right (Clopper and Pearson). It contains 0 where chance could have done as much."""
 
     @property
-    def points(self) -> float:
-        """The difference of accuracies, in points."""
-        return 100 * (self.after - self.before)
-
-    @property
     def is_sure(self) -> bool:
         """Whether the interval lies above 0."""
         return self.low > 0

@@ -241,8 +241,9 @@ def _of_inputs(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -
         rate_per_s=figures.rate_per_s / mean,
         served_per_s=figures.served_per_s / mean,
         splits=tuple(
-            replace(each, split=split, batch_at_block=_counted(each.batch_at_block, split, lengths))
+            replace(each, split=split, batch_at_block=tuple(tokens / counted for tokens in each.batch_at_block))
             for each, split in zip(figures.splits, splits, strict=True)
+            for counted in [mean if split.tokens is None else 1.0]  # a batch as its split counts it
         ),
         stages=tuple(
             replace(
@@ -254,11 +255,6 @@ def _of_inputs(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -
             for each in figures.stages
         ),
     )
-
-
-def _counted(tokens_at_block: tuple[float, ...], split: Split, lengths: Lengths) -> tuple[float, ...]:
-    """A batch as its split counts it."""
-    return tokens_at_block if split.tokens is not None else tuple(each / lengths.mean for each in tokens_at_block)
 
 
 def _of_the_mean_batch(
@@ -456,19 +452,13 @@ def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
     for stage in stages:
         if stage.device not in problem.devices:
             raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
+        measured = problem.latency[stage.device].batches
         for split in stage.splits:
-            _check_batch(problem, stage.device, split)
+            # Where inputs have lengths, a batch may lie between measured ones: `optimizer.tokens` sees to it.
+            if problem.lengths is None and split.tokens is not None:
+                raise PlanError(f"the plan has batches of {split.tokens} tokens; the problem says nothing of lengths")
+            if problem.lengths is None and split.batch not in measured:
+                raise PlanError(f"batch {split.batch} is not measured on {stage.device}; measured are {list(measured)}")
             unknown = sorted(set(split.ramps) - set(problem.ramps))
             if unknown:
                 raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
-
-
-def _check_batch(problem: PlanProblem, device: str, split: Split) -> None:
-    """Where inputs have lengths, a batch may lie between measured ones: `optimizer.tokens` sees to it."""
-    if problem.lengths is not None:
-        return
-    if split.tokens is not None:
-        raise PlanError(f"the plan has batches of {split.tokens} tokens; the problem says nothing of lengths")
-    measured = problem.latency[device].batches
-    if split.batch not in measured:
-        raise PlanError(f"batch {split.batch} is not measured on {device}; measured are {list(measured)}")

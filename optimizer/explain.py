@@ -43,27 +43,8 @@ class Comparison:
     without a plan of both, and where either costs nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """What is to say of a plan beside the plan."""
-
-    binds: tuple[Bind, ...]
-    comparisons: tuple[Comparison, ...]
-    answered_by: Mapping[int, float]
-    """Of a chain, by network that the plan uses: the share of the inputs that it answers. Of one network: nothing."""
-
-
-def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy, Decision]) -> Explanation:
-    """Explain a plan; `decisions` holds what other strategies reach, and `best`, which they are compared with."""
-    return Explanation(
-        binds=tuple(binds(problem, planned.stages, planned.figures)),
-        comparisons=compare(problem, decisions),
-        answered_by=answered_by(problem, planned.stages),
-    )
-
-
 def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, float]:
-    """Returns the share of inputs that each network answers: the inputs that get their answer in it."""
+    """Returns the share of inputs that get their answer in each network that the plan uses; of one network: nothing."""
     if not problem.networks:
         return {}
     used = part_of(problem, stages).used

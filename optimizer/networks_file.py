@@ -25,7 +25,8 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
         with source.said_at((name,)):
             if given and name.startswith("crossing") and not document.networks:
                 raise PlanError(f"{name} is of a chain; this problem has one network")
-            problem = replace(problem, **{name: tuple(given) if isinstance(given, list) else given})
+            changed: dict[str, Any] = {name: tuple(given) if isinstance(given, list) else given}
+            problem = replace(problem, **changed)
     return problem
 
 

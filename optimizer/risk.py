@@ -81,12 +81,7 @@ def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool
     if zero_one:
         return float(binom.cdf(round(total_loss), num_inputs, budget))
     mean = min(total_loss / num_inputs, budget)
-    hoeffding = np.exp(-num_inputs * _divergence(mean, budget))
+    below = mean * np.log(mean / budget) if mean > 0 else 0.0  # 0 ln 0 = 0
+    hoeffding = np.exp(-num_inputs * (below + (1 - mean) * np.log((1 - mean) / (1 - budget))))
     bentkus = np.e * binom.cdf(np.ceil(total_loss - ROUNDING), num_inputs, budget)
     return float(min(hoeffding, bentkus, 1.0))
-
-
-def _divergence(mean: float, budget: float) -> float:
-    """h, with 0 ln 0 = 0; `mean` <= `budget` < 1."""
-    below = mean * np.log(mean / budget) if mean > 0 else 0.0
-    return float(below + (1 - mean) * np.log((1 - mean) / (1 - budget)))

@@ -66,13 +66,10 @@ def _changed(problem: PlanProblem, axis: Axis, value: float) -> PlanProblem:
             return problem.with_rate(value)
         case "count":
             assert axis.device is not None
-            return _with_count(problem, axis.device, int(value))
-
-
-def _with_count(problem: PlanProblem, device: str, count: int) -> PlanProblem:
-    if device not in problem.devices:
-        raise PlanError(f"unknown device {device!r}; the problem's devices are {sorted(problem.devices)}")
-    return replace(problem, devices={**problem.devices, device: replace(problem.devices[device], count=count)})
+            if axis.device not in problem.devices:
+                raise PlanError(f"unknown device {axis.device!r}; the problem's devices are {sorted(problem.devices)}")
+            supply = replace(problem.devices[axis.device], count=int(value))
+            return replace(problem, devices={**problem.devices, axis.device: supply})
 
 
 def _limited(table: LatencyTable, limit: float) -> LatencyTable:

@@ -46,11 +46,6 @@ class ExitOutcome:
     full_tallies_N: IntArray | None = None
 
     @property
-    def total_loss(self) -> float:
-        """Of all inputs; of labels, the number of inputs that are answered otherwise."""
-        return float(self.losses_N.sum())
-
-    @property
     def agreement(self) -> float:
         """1 - mean loss; of labels, the share of inputs answered as the full model would."""
         return 1 - float(self.losses_N.mean())

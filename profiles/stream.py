@@ -12,7 +12,7 @@ later part counts more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -154,7 +154,7 @@ class Observations:
         truth_NE = self.true_losses_NE
         return None if truth_NE is None or np.isnan(truth_NE[:, -1]).any() else truth_NE.astype(np.float64)
 
-    def records(self, ramps: Sequence[int], sample_ids: Sequence[str] | None = None) -> ExitRecords:
+    def records(self, ramps: Collection[int], sample_ids: Sequence[str] | None = None) -> ExitRecords:
         """Exit records of these ramps, by default with numbers as ids.
 
         Raises DataError unless there are inputs, of each of which these ramps and the full model were seen.

@@ -251,9 +251,11 @@ class SimulatedFleet(Fleet):
             self._starts += [_Start(device) for _ in range(change)]
         else:
             for start in starts[change:]:
-                self._give_up(start)
+                self._starts.remove(start)
+                self._accelerators[device].release(start)
             for replica in replicas[len(replicas) + min(0, change + len(starts)) :]:
-                self._stop(replica)
+                self._service.stop(replica)
+                self._later(self._delays.drain_s, self._drained, replica)
         self._place()
 
     def _place(self) -> None:
@@ -268,14 +270,6 @@ class SimulatedFleet(Fleet):
             replica = self._service.start(start.device)
             self._accelerators[start.device].hand_over(start, replica)
             self.say(f"{replica.name} runs")
-
-    def _give_up(self, start: _Start) -> None:
-        self._starts.remove(start)
-        self._accelerators[start.device].release(start)
-
-    def _stop(self, replica: SimulatedReplica) -> None:
-        self._service.stop(replica)
-        self._later(self._delays.drain_s, self._drained, replica)
 
     def _drained(self, replica: SimulatedReplica) -> None:
         if replica.trips:

@@ -11,16 +11,20 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Seen
 from optimizer.networks import scaled
 from optimizer.problem import PlanProblem
-from profiles.records import ExitRecords, IntArray, ValueArray
-from profiles.scores import BoolArray, FloatArray
+from profiles.records import ExitRecords, ValueArray
+from profiles.scores import FloatArray
 from profiles.stream import shape_of
 from profiles.table import LatencyTable
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 NOWHERE: Final = -1
 """The ramp of an input that leaves at none of a split's ramps."""

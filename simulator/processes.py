@@ -119,7 +119,8 @@ class SimulatedReplica:
         self._beside = SideBySide(events, lambda: self.is_up, self._exit, self._end)
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
-        self._works = works
+        self.works = works
+        """What its batches do, at which pace."""
 
     def held_s(self, ended_s: float) -> float:
         """Returns how long it took calls, in a simulation that ended then."""
@@ -128,8 +129,8 @@ class SimulatedReplica:
     def prepare(self, assignments: Iterable[Assignment]) -> None:
         """Learn the profile's seconds of the splits of some stages, as a warm-up does."""
         for split in (split for each in assignments for split in each.stage.splits):
-            for size, tokens in self._works.known(split):
-                first_s, total_s = self._works.pace.split_s(split, self._works.pace.size_of(size, tokens))
+            for size, tokens in self.works.known(split):
+                first_s, total_s = self.works.pace.split_s(split, self.works.pace.size_of(size, tokens))
                 self.engine.times.observe(split, size, tokens, first_s, total_s)
 
     def follow(self, assignment: Assignment) -> None:
@@ -162,10 +163,6 @@ class SimulatedReplica:
         trips, self.trips = self.trips, set()
         return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.serial))
 
-    def become(self, works: Works) -> None:
-        """Run batches at another pace from now on."""
-        self._works = works
-
     def _start(self) -> None:
         """Run what the engine chooses, while the device takes more."""
         self._holds = True
@@ -197,10 +194,10 @@ class SimulatedReplica:
         A batch that stays goes on with all inputs: active ramps answer them early, and every ramp looks at probes.
         """
         if batch.split.overlap_below is not None or self.engine.num_running > 1:
-            self._beside.begin(batch, self._works, self._problem.ramps)
+            self._beside.begin(batch, self.works, self._problem.ramps)
             return
         split, started_s, stays = batch.split, batch.started_s, batch.stays
-        work = self._works.of(split)
+        work = self.works.of(split)
         exits, last, going_on = work.part(batch)
         inside, at, before_s, first_s = work.size_of(batch.members), 0, 0.0, None
         until_s = work.until_s(inside, self._problem.ramps if batch.probe else None)
@@ -277,7 +274,7 @@ class SimulatedReplica:
         elif not self.engine.go_on(block, members, self._events.time_s):
             # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
-            self._sends_until_s = begins_s + _hop_s(self._problem, block, self._works.inputs_of(members))
+            self._sends_until_s = begins_s + _hop_s(self._problem, block, self.works.inputs_of(members))
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
 
     def _sent(self, sent: tuple[int, list[Input]]) -> None:

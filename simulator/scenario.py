@@ -6,14 +6,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
-from profiles.scores import FloatArray
 from simulator.inputs import Decisions, IntArray
+
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -115,7 +115,7 @@ class SimulatedService:
 
     def slow(self, replica: SimulatedReplica, slowness: float) -> None:
         """Have a replica's batches take so many times as long as the profile says."""
-        replica.become(self._works_of(replica.device, slowness))
+        replica.works = self._works_of(replica.device, slowness)
 
     def stop(self, replica: SimulatedReplica) -> None:
         """Have a replica take no more calls; it ends those that it has."""

@@ -12,7 +12,7 @@ from cluster.devices import find_device
 from earlyexit.errors import InputError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.evaluate import TOLERANCE, promised, step_figures
-from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
+from optimizer.explain import Bind, Comparison, answered_by, binds, compare, no_plan_text
 from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, chains_document, stages_document
@@ -31,15 +31,20 @@ NO_PLAN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan and its explanation."""
+    """A plan, and what to say of it beside."""
 
     problem: PlanProblem
     planned: Planned
-    explanation: Explanation
+    comparisons: tuple[Comparison, ...]
     rescoring: Rescoring | None = None
     """The plan scored by exit records or known batches; None without them."""
     calibration: Path | None = None
     """The calibration that it uses, if the problem's file names a model's folder."""
+
+    @property
+    def binds(self) -> tuple[Bind, ...]:
+        """What keeps the plan from being better."""
+        return tuple(binds(self.problem, self.planned.stages, self.planned.figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +85,10 @@ def answer(
         from optimizer.rescore import rechosen
 
         decision = rechosen(problem, decision, rescoring)
-    explanation = explain(problem, decision, decisions)
     return PlanAnswer(
         problem=problem,
         planned=decision,
-        explanation=explanation,
+        comparisons=compare(problem, decisions),
         rescoring=rescoring,
         calibration=file.calibration,
     )
@@ -139,9 +143,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         "gap": planned.gap,
         **({"note": planned.note} if planned.note else {}),
         **({} if answer.calibration is None else {"calibration": str(answer.calibration)}),
-        "binds": [
-            {"kind": each.kind, "stage": each.stage_index, "text": each.text} for each in answer.explanation.binds
-        ],
+        "binds": [{"kind": each.kind, "stage": each.stage_index, "text": each.text} for each in answer.binds],
         "splits": [
             {
                 "stage": each.stage_index,
@@ -159,9 +161,9 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             for each in figures.stages
             for finite in [each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None]
         ],
-        **({"answered_by": answer.explanation.answered_by} if answer.problem.networks else {}),
+        **({"answered_by": answered_by(answer.problem, planned.stages)} if answer.problem.networks else {}),
         **({} if answer.problem.generation is None else {"generation": _generation(answer.problem, planned)}),
-        "baselines": _baselines(answer.problem, answer.explanation.comparisons),
+        "baselines": _baselines(answer.problem, answer.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }
 

@@ -27,7 +27,7 @@ from offramp.commands.plan import (
 from offramp.commands.plan_picture import check_picture, draw_plan
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.evaluate import Evaluation, step_figures
-from optimizer.explain import Comparison
+from optimizer.explain import Comparison, answered_by
 from optimizer.generation.figures import sequence_figures
 from optimizer.generation.steps import demand_of
 from optimizer.plan import Stage, chains_of
@@ -141,9 +141,8 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
         tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
     if answer.rescoring is not None:
         tables.append(_joint(answer.problem, answer.rescoring))
-    comparisons = answer.explanation.comparisons
-    if comparisons:
-        table = comparison_table(answer.problem, comparisons)
+    if answer.comparisons:
+        table = comparison_table(answer.problem, answer.comparisons)
         if answer.rescoring is not None:
             table.caption = "Survival nested in all of them: the planner's own choice of each strategy"
         tables.append(table)
@@ -235,9 +234,9 @@ def _figures(answer: PlanAnswer) -> Table:
             named = f"stage {first}" if len(stages) == 1 else f"stages {first} to {first + len(stages) - 1}"
             table.add_row("" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs")
             first += len(stages)
-    for index, (network, share) in enumerate(answer.explanation.answered_by.items()):
+    for index, (network, share) in enumerate(answered_by(problem, planned.stages).items()):
         table.add_row("" if index else "answers", f"{share:.1%} by model {network} of the chain")
-    for index, bind in enumerate(answer.explanation.binds):
+    for index, bind in enumerate(answer.binds):
         table.add_row("" if index else "binds", bind.text)
     proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"
     table.add_row("proof", proof)

@@ -42,7 +42,7 @@ def solve_generation(problem: PlanProblem, space: Space, exactly: Exactly) -> De
         return first
     met = [first]
     for limit in sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches}):
-        for part in (space, *_parts(space)):
+        for part in (space, *(SPACES[name] for name in PARTS.get(space.strategy, ()))):
             decision = exactly(_limited(easier, limit), part)
             met += [decision] if isinstance(decision, Planned) else []
     plans = dict.fromkeys(
@@ -82,10 +82,6 @@ def _without_promises(problem: PlanProblem) -> PlanProblem | None:
         return None
     tighter = replace(slo, latency_s=min(slo.latency_s, left_s / (1 - slo.slack)))
     return replace(problem, generation=easier, slo=tighter)
-
-
-def _parts(space: Space) -> tuple[Space, ...]:
-    return tuple(SPACES[name] for name in PARTS.get(space.strategy, ()))
 
 
 def _limited(problem: PlanProblem, limit: int) -> PlanProblem:

@@ -30,8 +30,6 @@ class Bounded:
     value: float
     """No plan has a higher rate, or costs less."""
     prices: Prices
-    reached: float
-    """What a mixture of walks does; nan where none keeps the latency limit yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +89,7 @@ class CuttingPlanes:
         return tuple(needed)
 
     def _improved(self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float) -> Bounded:
-        best_value, best, reached = -math.inf, prices, math.nan
+        best_value, best = -math.inf, prices
         for _ in range(self.iterations):
             least, walk = self.oracle(prices, fill_rate)
             value = self._proven(prices, least, rate_per_s)
@@ -101,14 +99,13 @@ class CuttingPlanes:
                 break
             self.walks.append(walk)
             optimum, kept, dual = self._mixture(fill_rate, rate_per_s, best_value)
-            reached = optimum if kept else math.nan
             if kept and (optimum - best_value <= CLOSE * abs(optimum) or optimum * enough <= 1):
                 break
             prices = dual.between(best)
         if rate_per_s is not None:
-            return Bounded(value=max(best_value, 0.0), prices=best, reached=reached)
+            return Bounded(value=max(best_value, 0.0), prices=best)
         highest = 1 / best_value if best_value > 0 else math.inf
-        return Bounded(value=highest, prices=best, reached=1 / reached)
+        return Bounded(value=highest, prices=best)
 
     def _proven(self, prices: Prices, least: float, rate_per_s: float | None) -> float:
         """A lower bound on seconds per input of the service, or on USD per hour, by weak duality."""

@@ -6,7 +6,6 @@ from scipy.stats import binomtest
 
 from optimizer.ensemble import (
     RULES,
-    IntArray,
     Rule,
     best_accuracy,
     by_accuracy,
@@ -16,6 +15,7 @@ from optimizer.ensemble import (
     held_out_gain,
     together,
 )
+from profiles.records import IntArray
 from profiles.scores import BoolArray, FloatArray
 
 ENDS = (5, 11)
@@ -43,7 +43,7 @@ def random_networks(seed: int, count: int, skills: tuple[float, ...]) -> tuple[l
 def test_a_gain_counts_what_was_fixed_and_what_was_spoilt() -> None:
     found = gain(flags("1100011111"), flags("1111101111"))
     assert (found.num_inputs, found.fixed, found.spoilt) == (10, 3, 1)
-    assert found.points == pytest.approx(20)
+    assert found.after - found.before == pytest.approx(0.2)
     found = gain(flags("1101"), flags("1101"))
     assert (found.low, found.high, found.is_sure) == (0, 0, False)
 
@@ -56,7 +56,7 @@ def test_the_interval_contains_0_where_mcnemars_exact_test_does_not_reject(fixed
     rejects = binomtest(fixed, fixed + spoilt).pvalue <= 0.05
     assert (found.low > 0 or found.high < 0) == rejects
     assert found.is_sure == (rejects and fixed > spoilt)
-    assert found.low - 1e-9 <= found.points / 100 <= found.high + 1e-9
+    assert found.low - 1e-9 <= found.after - found.before <= found.high + 1e-9
 
 
 def test_what_networks_say_together_is_a_mean_by_their_weights() -> None:
@@ -103,7 +103,7 @@ def test_networks_of_one_skill_with_errors_of_their_own_gain_together() -> None:
     found = held_out_gain(said, truth_N, np.ones((4000, 1), dtype=bool), ENDS[:1], by_likelihood)
     assert found is not None
     assert found.is_sure
-    assert found.points > 5
+    assert found.after - found.before > 0.05
     said, truth_N = random_networks(3, 50, (1.0, 2.0))
     assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1], by_accuracy) is None
 

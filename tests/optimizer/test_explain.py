@@ -7,7 +7,7 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.decision import Binding, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.explain import answered_by, binds, compare, explain, no_plan_text
+from optimizer.explain import answered_by, binds, compare, no_plan_text
 from optimizer.plan import Stage
 from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
@@ -63,13 +63,12 @@ def test_a_budget_that_pays_for_no_further_device_binds(budget: float, is_bound:
     assert (said in texts(tight)) is is_bound
 
 
-def test_an_explanation_holds_fills_and_comparisons() -> None:
+def test_fills_are_means_and_a_strategy_is_compared_with_the_best() -> None:
     whole = Stage(device="V100", replicas=2, splits=(Split(first=0, end=2, batch=4, ramps=(0,)),))
     stock = planned(PROBLEM, (replace(whole, splits=(Split(first=0, end=2, batch=4),)),), "stock")
     early = planned(PROBLEM, (whole,), "early-exit")
-    explanation = explain(PROBLEM, early, {"best": planned(PROBLEM), "stock": stock})
     assert [each.fill for each in early.figures.splits] == [0.75]  # 4 of 4, then 2 of 4
-    [comparison] = explanation.comparisons
+    [comparison] = compare(PROBLEM, {"best": planned(PROBLEM), "stock": stock})
     assert (comparison.strategy, comparison.decision) == ("stock", stock)
     assert comparison.times_better == pytest.approx(1.0)  # 2 x 4 in 2 ms is 4000/s, too
 

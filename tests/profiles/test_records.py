@@ -41,7 +41,7 @@ def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:
     assert outcome.exit_counts == {1: 2, 3: 1, 5: 1}
     assert outcome.mean_blocks == (2 + 4 + 2 + 6) / 4
     assert outcome.survival == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
-    assert (outcome.total_loss, outcome.agreement) == (1, 0.75)
+    assert (outcome.losses_N.sum(), outcome.agreement) == (1, 0.75)
     assert (outcome.accuracy, outcome.full_accuracy) == (0.75, 0.5)
     # Of 100 tokens 60 and 40 reach blocks 2 and 4.
     assert outcome.survival_by(np.array([10, 20, 30, 40])) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)

@@ -161,7 +161,7 @@ def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_ano
     assert found.rescoring is not None
     assert found.rescoring.chosen is not None
     assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
-    assert [each.times_better for each in found.explanation.comparisons] == pytest.approx([12_000 / 8000] * 4)
+    assert [each.times_better for each in found.comparisons] == pytest.approx([12_000 / 8000] * 4)
     assert "Survival nested in all of them" in shown(*plan_tables(found))
 
 
