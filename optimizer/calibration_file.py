@@ -60,14 +60,9 @@ class CalibrationCard(BaseModel):
 
     def to_json(self) -> str:
         """The file's text, without what there is none of, such as confidences, and of agreement no metric."""
-        left_out = {
-            "confidences": self.confidences is None,
-            "weights": self.weights is None,
-            "metric": self.metric == "agreement",
-            "prune": self.prune is None,
-            "decay": self.decay is None,
-        }
-        return self.model_dump_json(indent=2, exclude={name for name, out in left_out.items() if out}) + "\n"
+        left_out = {name for name in ("confidences", "weights", "prune", "decay") if getattr(self, name) is None}
+        left_out |= {"metric"} if self.metric == "agreement" else set()
+        return self.model_dump_json(indent=2, exclude=left_out) + "\n"
 
 
 def members_in(provenance: Mapping[str, Any] | None) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from earlyexit.errors import PlanError
@@ -338,11 +339,7 @@ Reach = Callable[[Sequence[int]], Sequence[float]]
 
 def nested_reach(problem: PlanProblem) -> Reach:
     """The planner's view of survival: an input that passes the last active ramp would pass all earlier ones."""
-
-    def reach(active: Sequence[int]) -> Sequence[float]:
-        return nested_shares(problem.survival_N, active)
-
-    return reach
+    return partial(nested_shares, problem.survival_N)
 
 
 def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -110,10 +111,7 @@ def tried_in_order(
 
 def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> SequenceCalibration:
     """The boldest thresholds on the path whose bounded losses the test accepts; raises as `tried_in_order`."""
-    candidates, num_sequences = path_of(design), len(_starts(tested))
-
-    def losses_of(thresholds: Thresholds) -> FloatArray:
-        return bounded_losses(tested, thresholds)
+    candidates, num_sequences, losses_of = path_of(design), len(_starts(tested)), partial(bounded_losses, tested)
 
     def fails(place: int) -> bool:
         total = float(losses_of(candidates[place]).sum())

@@ -312,13 +312,15 @@ class ExitRecords:
         rows, last = np.arange(len(self)), len(self.ramps)
         column_N = np.where(sure.any(1), sure.argmax(1), last) if self.ramps else np.full(len(self), last)
         losses_NE = np.column_stack([self.losses_NR, self._end_losses_N])
-        truth_NE = self.true_losses_NE
+        truth_NE = served_NE = self.true_losses_NE
+        if truth_NE is not None and self.end_true_losses_N is not None:
+            served_NE = np.column_stack([truth_NE[:, :-1], self.end_true_losses_N])
         return ExitOutcome(
             num_blocks=self.num_blocks,
             exits_N=np.array([*self.ramps, self.num_blocks - 1])[column_N],
             losses_N=losses_NE[rows, column_N],
             answers_N=None if self.answers_NE is None else self.answers_NE[rows, column_N],
-            true_losses_N=None if truth_NE is None else self._served_NE(truth_NE)[rows, column_N],
+            true_losses_N=None if served_NE is None else served_NE[rows, column_N],
             full_true_losses_N=None if truth_NE is None else truth_NE[:, -1],
             tallies_N=None if self.tallies_NE is None else self.tallies_NE[rows, column_N],
             full_tallies_N=None if self.tallies_NE is None else self.tallies_NE[:, -1],
@@ -332,11 +334,6 @@ class ExitRecords:
         """
         worst_N = np.where(self.sure_NR(thresholds), self.losses_NR, 0.0).max(1, initial=0.0)
         return np.asarray(np.maximum(worst_N, self._end_losses_N))
-
-    def _served_NE(self, truth_NE: FloatArray) -> FloatArray:
-        """Losses against the truth of what is answered, at the end too."""
-        end_N = self.end_true_losses_N
-        return truth_NE if end_N is None else np.column_stack([truth_NE[:, :-1], end_N])
 
     @property
     def _end_losses_N(self) -> FloatArray:

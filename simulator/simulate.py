@@ -17,7 +17,6 @@ from optimizer.placement import PlacedPlan
 from simulator.events import Events
 from simulator.inputs import IntArray
 from simulator.outcome import NOT_DROPPED, UNANSWERED, LengthUse, Outcome, SlotUse, SplitUse
-from simulator.processes import Slot
 from simulator.scenario import FloatArray, Scenario
 from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService
@@ -69,7 +68,11 @@ def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | Non
     drop_N[np.isnan(latency_s_N) & (drop_N == NOT_DROPPED)] = UNANSWERED
     if ended_s is None:
         ended_s = now_s if interrupted else max(now_s, scenario.duration_s)
-    slots = tuple(_slot_figures(slot, ended_s) for slot in service.slots.values())
+    slots = []
+    for slot in service.slots.values():
+        held_s, busy_s = sum(stay.held_s(ended_s) for stay in slot.stays), sum(stay.busy_s for stay in slot.stays)
+        utilisation = busy_s / held_s if held_s else 0.0
+        slots.append(SlotUse(slot=slot.name, device=slot.device, replica_s=held_s, utilisation=utilisation))
     prices = {device: supply.usd_per_hour for device, supply in scenario.problem.devices.items()}
     return Outcome(
         duration_s=scenario.duration_s,
@@ -81,7 +84,7 @@ def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | Non
         exit_N=np.frombuffer(ledger.exit, dtype=np.int16),
         drop_N=drop_N,
         splits=_split_figures(service),
-        slots=slots,
+        slots=tuple(slots),
         usd=sum(prices[each.device] * each.held_s(ended_s) / 3600 for each in service.replicas()),
         ended_s=ended_s,
         interrupted=interrupted,
@@ -112,14 +115,6 @@ def _length_use(split: Split, counts: SplitCounts, took_s: array[float] | None) 
         return None
     p50_s, p99_s = np.percentile(np.frombuffer(took_s), (50, 99)).tolist()
     return LengthUse(budget=split.tokens, tokens=counts.tokens, fill=counts.token_fill, p50_s=p50_s, p99_s=p99_s)
-
-
-def _slot_figures(slot: Slot, ended_s: float) -> SlotUse:
-    replica_s = sum(stay.held_s(ended_s) for stay in slot.stays)
-    busy_s = sum(stay.busy_s for stay in slot.stays)
-    return SlotUse(
-        slot=slot.name, device=slot.device, replica_s=replica_s, utilisation=busy_s / replica_s if replica_s else 0.0
-    )
 
 
 @contextmanager

@@ -102,9 +102,10 @@ class ExactSearch:
                 if self._labels_allowed > self.most_labels:
                     return Searched(found=best, bound=high, proven=False)
                 continue
-            better = self._best_rate(chains, low)
-            if better is not None:
-                best, low = better, better.figures.rate_per_s * (1 + RESOLUTION)
+            faster = [each for each in self._kept(chains) if each.figures.rate_per_s > low]
+            self.met.extend(faster)
+            if faster:
+                best, low = faster[-1], faster[-1].figures.rate_per_s * (1 + RESOLUTION)
                 width = max(high - low, 0.0) / high / 2
                 if any_plan:
                     return Searched(found=best, bound=high, proven=False)
@@ -174,11 +175,6 @@ class ExactSearch:
         for supply in supplies:
             usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
         return np.maximum(usd[(usd >= least_usd * (1 - RESOLUTION)) & (usd <= most_usd * (1 + RESOLUTION))], LEAST_USD)
-
-    def _best_rate(self, chains: list[Chain], above: float) -> Found | None:
-        faster = [each for each in self._kept(chains) if each.figures.rate_per_s > above]
-        self.met.extend(faster)
-        return faster[-1] if faster else None
 
     def _cheapest_at(self, best: Found) -> Found:
         """Of the plans with the best rate, the cheapest, where that is soon found; of these a quick one."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned
-from optimizer.evaluate import Evaluation, evaluate, sought, violations
+from optimizer.evaluate import evaluate, sought, violations
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 
@@ -115,11 +115,9 @@ def _compared(
     # The slack is there for forecasts that err: a plan in force may use it, only a new one must leave it (E3 3.1).
     broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, now))
     kept = not violations(problem, new, ahead)
-    return _gain(problem, now, ahead), broken if kept else ()
-
-
-def _gain(problem: PlanProblem, now: Evaluation, ahead: Evaluation) -> float:
-    if isinstance(problem.objective, MaximizeRate):
-        return ahead.rate_per_s / now.rate_per_s - 1
     present = sought(problem, now)
-    return 1 - sought(problem, ahead) / present if present else 0.0
+    if isinstance(problem.objective, MaximizeRate):
+        gain = ahead.rate_per_s / now.rate_per_s - 1
+    else:
+        gain = 1 - sought(problem, ahead) / present if present else 0.0
+    return gain, broken if kept else ()

@@ -90,26 +90,14 @@ def find(
     }
     judged = (_straggler(each, ratios, ratio) for each in ratios)
     behind = sorted((each for each in judged if each is not None), key=lambda each: each.behind, reverse=True)
-    room = _room(times, resting)
-    rank = Counter[str]()
+    all_of_type = Counter(each.device for each in times)
+    at_rest = Counter(each.device for each in times if each.replica in resting)
     found = []
     for each in behind:
-        rank[each.device] += 1
-        if rank[each.device] <= room[each.device]:
+        if at_rest[each.device] + 1 <= math.floor(all_of_type[each.device] * MOST_SHARE + ROUNDING):
+            at_rest[each.device] += 1
             found.append(each)
     return tuple(found)
-
-
-def _room(times: Sequence[ReplicaTimes], resting: Collection[str]) -> Counter[str]:
-    """How many more of each accelerator type may rest."""
-    all_of_type = Counter(each.device for each in times)
-    resting_of_type = Counter(each.device for each in times if each.replica in resting)
-    return Counter(
-        {
-            device: math.floor(num * MOST_SHARE + ROUNDING) - resting_of_type[device]
-            for device, num in all_of_type.items()
-        }
-    )
 
 
 def _ratio(times: ReplicaTimes, expected: ExpectedSeconds) -> float | None:

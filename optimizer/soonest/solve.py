@@ -126,7 +126,8 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     """
     without = replace(space, ramps="none")
     fastest = _fastest(problem, space if "stop" in space.after_answer else without)
-    if fastest is None or not _exceeds_ramp_budget(problem, fastest):
+    budget = math.inf if problem.ramp_budget is None else problem.ramp_budget * (1 + TOLERANCE)
+    if fastest is None or fastest.figures.ramp_overhead <= budget:
         return None if fastest is None else fastest.figures.rate_per_s
     high = fastest.figures.rate_per_s
     plain = _fastest(problem, without) if space.ramps in ("choose", "split-ends") else None
@@ -148,8 +149,3 @@ def _fastest(problem: PlanProblem, space: Space) -> Planned | None:
     rate = replace(problem, objective=MaximizeRate())
     decision = solve_exactly(rate, space) or solve_at_scale(rate, space)
     return decision if isinstance(decision, Planned) else None
-
-
-def _exceeds_ramp_budget(problem: PlanProblem, planned: Planned) -> bool:
-    budget = problem.ramp_budget
-    return budget is not None and planned.figures.ramp_overhead > budget * (1 + TOLERANCE)
