@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
 from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, by_deadline
-from earlyexit.engine.times import ObservedTimes, RunSums, TimesRun
+from earlyexit.engine.times import SMOOTHING, ObservedTimes, RunSums, TimesRun
 from earlyexit.network.boundary import Split, rest_of
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
@@ -371,18 +371,15 @@ class BatchEngine(Generic[P]):
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
         """Learn the seconds of a batch until its first answers, or its end, and in all; returns the device's seconds.
 
-        `shared_s`: seconds of these in which another batch ran beside it; half of them count for each batch. Such a
-        batch teaches what the next one takes, but not how soon an answer can come at best.
+        `shared_s`: seconds of these in which another batch ran beside it; half of them count for each batch.
         """
-        self._trust.pop(batch.split.first, None)
+        weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # known times have misled
         busy_s = total_s - shared_s / 2 if shared_s else total_s
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
             hosted.counts.busy_s += busy_s
         if not batch.probe:  # probes run more ramps, on more inputs
-            if shared_s:
-                first_s = min(first_s, self.times.soonest_s(batch.split) or first_s)
-            self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s)
+            self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s, weight=weight)
             self._run_sums.add(batch.split, len(batch.members), batch.tokens, busy_s, shared=shared_s > 0)
         return busy_s
 
@@ -429,13 +426,16 @@ class BatchEngine(Generic[P]):
         return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
 
     def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
-        # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
-        # Inputs that were answered and stay are no exception: records would otherwise hold too many early exits, and an
-        # overloaded device would spend time on records rather than on answers.
+        # Clockwork's rule (E3 section 3.1): no work for an answer that would be late at the first exit of the batch
+        # that can begin now. By the time of an input alone, an overloaded device would run batches whose answers are
+        # all late. Inputs that were answered and stay are no exception: records would otherwise hold too many early
+        # exits, and the device would spend time on records rather than on answers.
         dropped: list[Member[P]] = []
         for queue in waiting:
             trust = self._trust.get(queue.split.first, 1.0)
-            earliest_s = now_s + trust * self.times.soonest_s(queue.split)
+            mean_tokens = self.times.mean_tokens(queue.split)
+            tokens = min(queue.budget.tokens_when_full(mean_tokens), mean_tokens * len(queue.members))
+            earliest_s = now_s + trust * self.times.first_s(queue.split, tokens)
             if queue.members[0].deadline_s < earliest_s:
                 dropped += queue.drop_before(earliest_s)
                 if not queue.members:  # without a batch its times would never be corrected

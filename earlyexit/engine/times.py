@@ -5,7 +5,6 @@ The cost of a batch is its number of tokens; where inputs have no tokens, each c
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -145,14 +144,12 @@ class _Known:
     """Ends of the buckets that ever ran, ascending."""
     total_s: dict[int, float] = field(default_factory=dict)
     """By the end of a bucket."""
+    first_s: dict[int, float] = field(default_factory=dict)
+    """By the end of a bucket, until the first answers of a batch or, without any, its end."""
     inputs: float = 0.0
     """Of a batch, on average."""
     tokens: float = 0.0
     """Of the same batches."""
-    soonest_s: float = math.nan
-    """NaN before the first batch."""
-    soonest_tokens: int = 0
-    """Tokens of the batch with the soonest answer."""
 
 
 class ObservedTimes(BySplit[_Known]):
@@ -179,30 +176,32 @@ class ObservedTimes(BySplit[_Known]):
         known = self.find(split)
         return 1.0 if known is None else known.tokens / known.inputs
 
-    def soonest_s(self, split: Split) -> float:
-        """Returns the seconds after which a batch's first answer can leave the split, at best."""
-        known = self.latest if split is self.latest_split else self.find(split)
-        return 0.0 if known is None else known.soonest_s
+    def first_s(self, split: Split, tokens: float) -> float:
+        """Returns the seconds until the first answers of a batch of so many tokens: no more than larger ones took."""
+        known = self.find(split)
+        if known is None:
+            return 0.0
+        position = bisect_left(known.ends, tokens * (1 - ROUNDING))
+        return min([known.first_s[end] for end in known.ends[position:] or known.ends[-1:]])
 
-    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
+    def observe(
+        self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = SMOOTHING
+    ) -> None:
         """Learn that a batch of `size` inputs had its first answers, or its end, after `first_s`; it took `total_s`."""
         known = self.latest if split is self.latest_split else self.of_run(split)
         end = bucket_end(size, tokens)
         before_s = known.total_s.get(end)
         if before_s is None:
             insort(known.ends, end)
-            known.total_s[end] = total_s
+            known.total_s[end], known.first_s[end] = total_s, first_s
         else:
-            known.total_s[end] = before_s + SMOOTHING * (total_s - before_s)
+            known.total_s[end] = before_s + weight * (total_s - before_s)
+            known.first_s[end] += weight * (first_s - known.first_s[end])
         if known.inputs:
             known.inputs += SMOOTHING * (size - known.inputs)
             known.tokens += SMOOTHING * (tokens - known.tokens)
         else:
             known.inputs, known.tokens = size, tokens
-        if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
-            known.soonest_s, known.soonest_tokens = first_s, tokens
-        elif size == 1 and tokens <= known.soonest_tokens:  # a longer input says nothing about a shorter one
-            known.soonest_s += SMOOTHING * (min(first_s, 2 * known.soonest_s) - known.soonest_s)
 
 
 def bucket_end(size: int, tokens: int) -> int:

@@ -159,7 +159,7 @@ def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folde
     times = warm_up(runner, [(split, Split(first=2, end=4, batch=4))], clock=ManualClock())
     assert slept == []
     # One input: 1 s a block, 0.5 s the ramp, ten times stretched; four inputs take 2 s a block.
-    assert (times.soonest_s(split), times.batch_s(split, 1), times.batch_s(split, 4 * 16)) == (15.0, 25.0, 45.0)
+    assert (times.first_s(split, 1), times.batch_s(split, 1), times.batch_s(split, 4 * 16)) == (15.0, 25.0, 45.0)
 
 
 @pytest.mark.parametrize("device", [V100, A100], ids=["recorded", "computed"])
@@ -196,7 +196,7 @@ def test_warming_a_real_device_teaches_how_long_its_splits_take(folder: Path) ->
     runner = build_runner(settings, "cpu", clock=clock)
     splits = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=4, batch=2, ramps=(1, 2)))
     times = warm_up(runner, [splits], clock=clock)
-    assert all(0 < times.soonest_s(split) <= times.batch_s(split, 2) for split in splits)
+    assert all(0 < times.first_s(split, 2) <= times.batch_s(split, 2) for split in splits)
 
 
 def test_a_recorded_replica_loads_no_torch(folder: Path) -> None:

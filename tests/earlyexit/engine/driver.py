@@ -31,10 +31,12 @@ class TableTimes(ObservedTimes):
     def mean_tokens(self, split: Split) -> float:
         return 1.0
 
-    def soonest_s(self, split: Split) -> float:
+    def first_s(self, split: Split, tokens: float) -> float:
         return self._seconds[split.first]
 
-    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
+    def observe(
+        self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = 0.0
+    ) -> None:
         self.observed.append((split.first, size, first_s, total_s))
 
 

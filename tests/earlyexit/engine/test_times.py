@@ -52,19 +52,19 @@ def test_a_batch_takes_what_such_batches_took(times: ObservedTimes, tokens: floa
 
 
 @pytest.mark.parametrize(
-    ("times", "expected_s"),
+    ("times", "tokens", "expected_s"),
     [
-        pytest.param(learnt(), 0.0, id="nothing of a split that never ran"),
-        pytest.param(learnt((4, 0.5, 1.0), (8, 0.2, 1.0)), 0.2, id="every faster one is followed"),
-        pytest.param(learnt((1, 0.25, 1.0), (8, 0.75, 1.0)), 0.25, id="a slow batch of many is not"),
-        # 0.25 + 0.2 * (0.5 - 0.25)
-        pytest.param(learnt((1, 0.25, 1.0), (1, 9.0, 9.0)), 0.3, id="a slow one alone, by a fifth of its own size"),
-        pytest.param(learnt_of_tokens((1, 10, 0.25), (1, 500, 9.0)), 0.25, id="a longer input says nothing"),
-        pytest.param(learnt_of_tokens((1, 10, 0.25), (1, 9, 9.0)), 0.3, id="a shorter one does"),
+        pytest.param(learnt(), 8, 0.0, id="nothing of a split that never ran"),
+        pytest.param(learnt((4, 0.5, 1.0), (8, 1.0, 2.0)), 8, 1.0, id="those of such a batch"),
+        pytest.param(learnt((4, 0.5, 1.0), (8, 1.0, 2.0)), 2, 0.5, id="and of a smaller one"),
+        pytest.param(learnt((4, 0.5, 1.0), (8, 0.25, 1.0)), 4, 0.25, id="no more than a larger one took"),
+        pytest.param(learnt((4, 0.5, 1.0), (4, 1.0, 1.0)), 4, 0.6, id="a newer one moves it by a fifth"),
     ],
 )
-def test_the_soonest_answer_is_that_of_the_fastest_batch(times: ObservedTimes, expected_s: float) -> None:
-    assert times.soonest_s(SPLIT) == pytest.approx(expected_s)
+def test_first_answers_come_when_those_of_such_batches_came(
+    times: ObservedTimes, tokens: float, expected_s: float
+) -> None:
+    assert times.first_s(SPLIT, tokens) == pytest.approx(expected_s)
 
 
 @given(size=st.integers(1, 64), tokens=st.integers(65, 10**6))
