@@ -72,4 +72,4 @@ def test_a_planted_fault_is_found_within_the_seeds_of_every_run(
     with fault():
         found = next((seed for seed in (*range(SEEDS), *FOUND) if wrong_of(range(seed, seed + 1))), None)
     assert found is not None
-    record_property("seed", found)  # shown by --junitxml
+    record_property("seed", found)  # shown by --junitxml FILE -o junit_family=xunit1
