@@ -16,6 +16,7 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors, to_device, to_host
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ThresholdPolicy
+from earlyexit.ramps.heads import NormedRamp
 
 
 class Foreseen(Opinion):
@@ -54,7 +55,9 @@ class Foreseen(Opinion):
 
     def by_classifier(self) -> Tensor:
         """Returns the probability that the ramp's answer is the full model's, (B,), from 0 to 1; in host memory."""
-        self.score_B = to_host(self._network.foresee(self._ramp, self.gathered).sigmoid())
+        head = self._network.exit_head(self._ramp)
+        assert isinstance(head, NormedRamp)
+        self.score_B = to_host(head.foresee(self.gathered).float().sigmoid())
         return self.score_B
 
     def by_states(self) -> Tensor:

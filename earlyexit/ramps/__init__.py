@@ -16,7 +16,7 @@ BRIDGE = "bridge"
 
 # Style -> the place of its Ramp. A style is one class and one line here.
 RAMPS = {
-    "adapted": "earlyexit.ramps.vocabulary:AdaptedRamp",
+    "adapted": "earlyexit.ramps.heads:AdaptedRamp",
     BRIDGE: "earlyexit.ramps.heads:BridgeRamp",
     "conv": "earlyexit.ramps.heads:ConvRamp",
     "deconv": "earlyexit.ramps.heads:DeconvRamp",
@@ -24,12 +24,12 @@ RAMPS = {
     "light": "earlyexit.ramps.heads:LightRamp",
     "maps": "earlyexit.ramps.heads:MapsRamp",
     "mlp": "earlyexit.ramps.heads:MlpRamp",
-    "normed": "earlyexit.ramps.vocabulary:NormedRamp",
+    "normed": "earlyexit.ramps.heads:NormedRamp",
     "pooler": "earlyexit.ramps.heads:PoolerRamp",
     "pooler-relu": "earlyexit.ramps.heads:ReluPoolerRamp",
     "reduced": "earlyexit.ramps.heads:ReducedRamp",
-    "vocabulary": "earlyexit.ramps.vocabulary:VocabularyHead",
-    "vocabulary-bias": "earlyexit.ramps.vocabulary:BiasedVocabularyHead",
+    "vocabulary": "earlyexit.ramps.heads:VocabularyHead",
+    "vocabulary-bias": "earlyexit.ramps.heads:BiasedVocabularyHead",
 }
 if TYPE_CHECKING:
     RampStyle = str

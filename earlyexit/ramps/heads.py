@@ -1,11 +1,15 @@
 """Exit heads, which turn an input's hidden state, mostly pooled to one vector, into the exit's outputs.
 
-Tensor legend: B inputs, C channels or outputs, D hidden, H and W the sides of a map.
+Exits of decoders share a head over the vocabulary. In SmolLM2 that layer has a fifth of all weights and costs as much
+as eight blocks, so ramps have no such layer of their own. A small classifier, trained to predict whether the ramp's
+answer equals the full model's, decides before the layer is computed whether it is worth it (Schuster et al. 2022, CALM,
+section 3.4).
+
+Tensor legend: B inputs, C channels or outputs, D hidden, H and W the sides of a map, V tokens, R rank.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log2
@@ -30,7 +34,7 @@ DROPOUT = 0.1
 """Dropout probability before the last layer."""
 
 
-class Ramp(nn.Module, ABC):
+class Ramp(nn.Module):
     """An exit head after a block. The full model's head is one too."""
 
     pools: ClassVar[bool] = True
@@ -40,9 +44,14 @@ class Ramp(nn.Module, ABC):
         super().__init__()
         self.pooling = pooling
 
-    @abstractmethod
     def classify(self, gathered: Tensor) -> Tensor:
-        """Returns the outputs (B, *output_shape) for what `gather` returns, mostly pooled hidden states (B, D)."""
+        """Returns the outputs (B, *output_shape) for what `gather` returns, mostly pooled hidden states (B, D).
+
+        Here they are what the head's layers give, each applied to the result of the one before it.
+        """
+        for layer in self.children():
+            gathered = layer(gathered)
+        return gathered
 
     def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Returns the head's input, one row per input, from a packed hidden state. It uses no trained weights."""
@@ -77,10 +86,6 @@ class LightRamp(Ramp):
         super().__init__(pooling)
         self.classifier = nn.Linear(pooled_size(row, pooling), flat_outputs(output_shape))
 
-    def classify(self, gathered: Tensor) -> Tensor:
-        outputs_BC: Tensor = self.classifier(gathered)
-        return outputs_BC
-
 
 class MlpRamp(Ramp):
     """One narrow hidden layer, for early features that are not linearly separable, at a fraction of a block's cost."""
@@ -90,38 +95,29 @@ class MlpRamp(Ramp):
         size = pooled_size(row, pooling)
         self.norm = nn.LayerNorm(size)
         self.dense = nn.Linear(size, WIDTH)
+        self.activation = nn.ReLU()
         self.dropout = nn.Dropout(DROPOUT)
         self.classifier = nn.Linear(WIDTH, flat_outputs(output_shape))
-
-    def classify(self, gathered: Tensor) -> Tensor:
-        hidden_BW = torch.relu(self.dense(self.norm(gathered)))
-        outputs_BC: Tensor = self.classifier(self.dropout(hidden_BW))
-        return outputs_BC
 
 
 class PoolerRamp(Ramp):
     """BERT's pooler and a linear layer, as in DeeBERT and BERT's classifiers (Apparate section 3.1 compares it)."""
 
+    activations: ClassVar[type[nn.Module]] = nn.Tanh
+
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
         size = pooled_size(row, pooling)
         self.dense = nn.Linear(size, size)
+        self.activation = self.activations()
         self.dropout = nn.Dropout(DROPOUT)
         self.classifier = nn.Linear(size, flat_outputs(output_shape))
-
-    def classify(self, gathered: Tensor) -> Tensor:
-        outputs_BC: Tensor = self.classifier(self.dropout(self.activation(self.dense(gathered))))
-        return outputs_BC
-
-    def activation(self, values: Tensor) -> Tensor:
-        return torch.tanh(values)
 
 
 class ReluPoolerRamp(PoolerRamp):
     """A pooler with the activation of DistilBERT's classifiers."""
 
-    def activation(self, values: Tensor) -> Tensor:
-        return torch.relu(values)
+    activations = nn.ReLU
 
 
 class GivenHead(Ramp):
@@ -138,9 +134,6 @@ class GivenHead(Ramp):
     def gather_rows(self, rows: Tensor) -> Tensor:
         return rows if self._maps else super().gather_rows(rows)
 
-    def classify(self, gathered: Tensor) -> Tensor:
-        return gathered
-
 
 class ReducedRamp(Ramp):
     """Two layers of falling width before the last: Apparate's costlier style for texts (section 3.1, figure 9)."""
@@ -150,13 +143,10 @@ class ReducedRamp(Ramp):
         size = pooled_size(row, pooling)
         widths = max(1, size // 2), max(1, size // 4)
         self.dense_1 = nn.Linear(size, widths[0])
+        self.activation_1 = nn.ReLU()
         self.dense_2 = nn.Linear(widths[0], widths[1])
+        self.activation_2 = nn.ReLU()
         self.classifier = nn.Linear(widths[1], flat_outputs(output_shape))
-
-    def classify(self, gathered: Tensor) -> Tensor:
-        hidden_BW = torch.relu(self.dense_2(torch.relu(self.dense_1(gathered))))
-        outputs_BC: Tensor = self.classifier(hidden_BW)
-        return outputs_BC
 
 
 class ConvRamp(Ramp):
@@ -288,3 +278,81 @@ def _steps(before: Sequence[int], after: Sequence[int], doublings: int) -> list[
     if halved(after, doublings) != tuple(before):
         return [None] * doublings
     return [halved(after, rest) for rest in reversed(range(doublings))]
+
+
+RANK = 64
+"""Rank of an adapter: a ninth of SmolLM2's hidden size of 576, 74,000 weights."""
+HIDDEN = 64
+"""Width of the classifier."""
+NORM_EPS = 1e-5
+
+
+class VocabularyHead(Ramp):
+    """A linear layer without a bias, to the logits of all tokens; it may share its weights with the embedding."""
+
+    def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
+        super().__init__(pooling)
+        self.classifier = nn.Linear(pooled_size(row, pooling), flat_outputs(output_shape), bias=False)
+
+
+class BiasedVocabularyHead(VocabularyHead):
+    """A vocabulary head with a bias per token, as in Marian: minus infinity for tokens that are never generated."""
+
+    def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
+        super().__init__(row, output_shape, pooling)
+        self.bias_V = nn.Parameter(torch.zeros(flat_outputs(output_shape)))
+
+    def classify(self, gathered: Tensor) -> Tensor:
+        return super().classify(gathered) + self.bias_V
+
+
+class NormedRamp(Ramp):
+    """A norm and the full model's head, as in CALM. It learns the norm's weights and the classifier."""
+
+    def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
+        super().__init__(pooling)
+        size = pooled_size(row, pooling)
+        flat_outputs(output_shape)
+        self.norm = nn.RMSNorm(size, eps=NORM_EPS)
+        self.sureness = nn.Sequential(
+            nn.RMSNorm(size, eps=NORM_EPS), nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
+        )
+        self._shared: tuple[VocabularyHead, ...] = ()  # in a tuple, so that its weights do not count as the ramp's own
+
+    def share(self, head: VocabularyHead) -> None:
+        """Use this head for answers from now on."""
+        self._shared = (head,)
+
+    def adapted(self, gathered: Tensor) -> Tensor:
+        """Returns the state adapted to the shared head, before the norm; here the state itself."""
+        return gathered
+
+    def prepared(self, gathered: Tensor) -> Tensor:
+        """Returns the input of the shared head."""
+        rows_BD: Tensor = self.norm(self.adapted(gathered))
+        return rows_BD
+
+    def classify(self, gathered: Tensor) -> Tensor:
+        assert self._shared, "a ramp that shares the full model's head was not given it"
+        return self._shared[0].classify(self.prepared(gathered))
+
+    def foresee(self, gathered: Tensor) -> Tensor:
+        """Returns the log-odds that its answer is the full model's, (B,), from what `gather` returns."""
+        log_odds_B: Tensor = self.sureness(gathered).squeeze(-1)
+        return log_odds_B
+
+
+class AdaptedRamp(NormedRamp):
+    """A normed ramp behind an adapter: two thin layers whose result is added to the state (Hu et al. 2021, LoRA)."""
+
+    def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
+        super().__init__(row, output_shape, pooling)
+        size = pooled_size(row, pooling)
+        self.narrow = nn.Linear(size, RANK, bias=False)
+        self.widen = nn.Linear(RANK, size, bias=False)
+
+    def adapted(self, gathered: Tensor) -> Tensor:
+        # In the state's own scale, which grows from block to block; the norm behind it removes the scale again.
+        scale_B1 = gathered.square().mean(-1, keepdim=True).sqrt()
+        change_BD: Tensor = self.widen(F.silu(self.narrow(F.rms_norm(gathered, gathered.shape[-1:], eps=NORM_EPS))))
+        return torch.addcmul(gathered, scale_B1, change_BD)

@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from earlyexit.families.decoder import RmsNorm
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout
-from earlyexit.ramps.vocabulary import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
+from earlyexit.ramps.heads import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.offline import Asked, batches, decoder_of, entered
 from earlyexit.sequences.sequence import step_of
 from earlyexit.training.ramps import Descent, TrainOptions, draw_anew
@@ -73,7 +72,7 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
         draw_anew(ramp, options.seed + block)
         norm = decoder_of(model).norm
         with torch.no_grad():
-            if isinstance(norm, RmsNorm):
+            if isinstance(norm, torch.nn.RMSNorm):
                 ramp.norm.weight.copy_(norm.weight)
             if isinstance(ramp, AdaptedRamp):
                 ramp.widen.weight.zero_()

@@ -14,7 +14,7 @@ from earlyexit.errors import PlanError
 from earlyexit.families.decoder import Llama
 from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.network.store import WEIGHTS_FILE, load_model, save_model
@@ -22,9 +22,8 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps import RampStyle, build_ramp
-from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp
+from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, VocabularyHead
 from earlyexit.ramps.pooling import Pooling, of_inputs, pool_maps, pooled_size
-from earlyexit.ramps.vocabulary import VocabularyHead
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.checkpoints import resnet_state
@@ -243,7 +242,7 @@ def test_the_vocabulary_is_computed_once_of_all_who_leave_a_batch(monkeypatch: p
         return compute(head, gathered)  # type: ignore[operator,no-any-return]
 
     monkeypatch.setattr(VocabularyHead, "classify", counted)
-    cut = cut_out(model, 0, end, RAMPS, ForeseenPolicy({1: 0.52, 2: 0.5}))
+    cut = Cut(model, 0, end, RAMPS, ForeseenPolicy({1: 0.52, 2: 0.5}))
     *before, last = cut.run(fuse(first_steps(model)))
     assert not [answer for step in before for answer in step.answers]
     staying = 0 if last.survivors is None else len(last.survivors)
@@ -261,7 +260,7 @@ def first_steps(model: EarlyExitModel) -> list[Piece]:
 
 def test_every_ramp_looks_at_probes_and_says_what_it_decides_by() -> None:
     model, policy = sharing("normed"), ForeseenPolicy(2.0)
-    cut = cut_out(model, 0, NUM_BLOCKS, (), policy).for_probes()
+    cut = Cut(model, 0, NUM_BLOCKS, (), policy).for_probes()
     seen = [each for step in cut.run(first_steps(model)[1]) for each in step.seen]
     assert [each.block for each in seen] == [*RAMPS, NUM_BLOCKS - 1]
     assert all(0 < each.score < 1 for each in seen[:-1])
@@ -272,4 +271,4 @@ def test_policies_that_ask_before_outputs_refuse_ramps_that_cannot_say() -> None
     with pytest.raises(PlanError, match="block 0 has none"):
         SimilarPolicy(0.5).check_ramps((0, 1))
     with pytest.raises(PlanError, match=r"asks a ramp's classifier, and ramps \[1, 2\] have none"):
-        cut_out(plain, 0, NUM_BLOCKS, RAMPS, ForeseenPolicy(0.5))
+        Cut(plain, 0, NUM_BLOCKS, RAMPS, ForeseenPolicy(0.5))
