@@ -32,6 +32,8 @@ class Codec(ABC, Generic[Row]):
     """Pure functions beside a declaration: checks, descriptions and clients follow from `inputs`."""
 
     name: ClassVar[str]
+    inputs: tuple[Column, ...]
+    """The v2 inputs, known before `load`; columns of one name are forms of one input, the preferred one first."""
     content_types: tuple[str, ...] = ()
     """Content types of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
     prunes: ClassVar[bool] = False
@@ -40,16 +42,13 @@ class Codec(ABC, Generic[Row]):
     """Whether `load` reads the tokenizer in a model's folder, which training then puts there."""
     described: ClassVar[str] = "One row, or a list of rows."
     """What `from_json` takes, in the OpenAPI document."""
+    row_schema: Mapping[str, Any] = {}
+    """The JSON schema of one row."""
     needed: ClassVar[str] = "a row or a list of rows"
     """What `from_json` takes, in error messages."""
 
     def load(self, folder: Path) -> None:
         """Read what it needs from a model's folder; raises ModelFolderError."""
-
-    @property
-    @abstractmethod
-    def inputs(self) -> tuple[Column, ...]:
-        """The v2 inputs, known before `load`; columns of one name are forms of one input, the preferred one first."""
 
     def spec(self) -> dict[str, Any]:
         """Returns its entry in a model card, of which `find_codec` makes an equal codec.
@@ -62,15 +61,16 @@ class Codec(ABC, Generic[Row]):
     def from_columns(self, columns: Columns) -> list[Row]:
         """Returns the rows of v2 inputs whose names, datatypes and shapes have been checked; raises InputError."""
 
-    def from_json(self, inputs: object) -> tuple[list[Row], bool]:
-        """Returns the rows of `{"inputs": ...}`, and whether it was a list of rows rather than one.
+    def is_row(self, inputs: object) -> bool:
+        """Whether `{"inputs": ...}` is one row; here a text is."""
+        return isinstance(inputs, str)
 
-        A text is one row here; `row_from_json` reads it. Raises InputError.
-        """
-        if not isinstance(inputs, str | list) or inputs == []:
-            raise InputError(f"inputs: {self.needed} is needed")
-        if isinstance(inputs, str):
+    def from_json(self, inputs: object) -> tuple[list[Row], bool]:
+        """Returns the rows of `{"inputs": ...}`, and whether it was a list of rows; raises InputError."""
+        if self.is_row(inputs):
             return [self.row_from_json(inputs, "inputs")], False
+        if not isinstance(inputs, list) or not inputs:
+            raise InputError(f"inputs: {self.needed} is needed")
         return [self.row_from_json(each, f"inputs.{k}") for k, each in enumerate(inputs)], True
 
     def row_from_json(self, value: object, where: str) -> Row:
@@ -80,11 +80,6 @@ class Codec(ABC, Generic[Row]):
     def from_content(self, content_type: str, body: bytes) -> Row:
         """Returns the row of a body of one of `content_types`; raises InputError, for other types too."""
         raise InputError(f"a body of {content_type} is not taken; inputs are sent as JSON")
-
-    @property
-    def row_schema(self) -> Mapping[str, Any]:
-        """The JSON schema of one row."""
-        return {}
 
     @property
     def json_schema(self) -> Mapping[str, Any]:

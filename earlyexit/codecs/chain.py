@@ -16,7 +16,7 @@ from earlyexit.codecs.base import Codec, Columns
 from earlyexit.codecs.text import TOKENIZER_FILE, TokenizedCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, Column, Encoded, misfit
+from earlyexit.network.boundary import Boundary, Encoded, misfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class ChainCodec(Codec[Any]):
         if len(members) < 2 or len(members) != len(models):
             raise ValueError(f"{len(members)} codecs for {len(models)} models; a chain has several, with one each")
         self.members: tuple[Codec[Any], ...] = tuple(map(make_codec, members))
+        self.inputs = self.members[0].inputs
         self.content_types = self.members[0].content_types
         self._models = tuple(models)
         self._max_length = max_length
@@ -74,6 +75,7 @@ class ChainCodec(Codec[Any]):
         folders = [folder / model for model in self._models]
         cards = [read_card(each) for each in folders]
         self.members = tuple(find_codec(card.codec, each) for card, each in zip(cards, folders, strict=True))
+        self.inputs = self.members[0].inputs
         self._inputs = tuple(card.inputs for card in cards)
         made = [_fingerprint(codec, each) for codec, each in zip(self.members, folders, strict=True)]
         self._alike = tuple(map(made.index, made))
@@ -100,10 +102,6 @@ class ChainCodec(Codec[Any]):
     def cut_row(self, network: int, row: Any) -> CutRow:
         """Returns a row that has lost words, as a network takes it."""
         return CutRow(row, self.encoded([row], network, truncate=True)[0])
-
-    @property
-    def inputs(self) -> tuple[Column, ...]:
-        return self.members[0].inputs
 
     def spec(self) -> dict[str, Any]:
         limit = {} if self._max_length is None else {"max_length": self._max_length}

@@ -169,13 +169,9 @@ class ImageCodec(Codec[ImageRow]):
     ) -> None:
         """See `ImageSize`; raises ValueError."""
         self.size = ImageSize(height=height, width=width, shortest_edge=shortest_edge, interpolation=interpolation)
-
-    @property
-    def inputs(self) -> tuple[Column, ...]:
-        shape = (self.size.height, self.size.width, 3)
-        return (
+        self.inputs = (
             Column(name="image", datatypes=("BYTES",)),
-            Column(name="image", datatypes=("UINT8", "FP32", "FP16"), shape=shape),
+            Column(name="image", datatypes=("UINT8", "FP32", "FP16"), shape=(height, width, 3)),
         )
 
     def spec(self) -> dict[str, Any]:

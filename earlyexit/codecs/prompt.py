@@ -86,15 +86,9 @@ def _default(config: Mapping[str, Any]) -> str | None:
     return None if found is None else str(found)
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Returns JSON without jinja2's own escaping, which is for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _to_json(value: object, **options: Any) -> str:
+    """Returns JSON without jinja2's own escaping, which is for HTML; options as those of `json.dumps`."""
+    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _refuse(message: str) -> None:
@@ -142,24 +136,19 @@ class PromptCodec(Codec[Prompt]):
             raise ValueError(f"max_length is {max_length}; a prompt and its answer have 2 tokens at least")
         self.max_length = max_length
         self._template: ChatTemplate | None = None
-        self._tokenizer: Tokenizer
+        self.tokenizer: Tokenizer
         self._literal: Tokenizer
         self._special: Mapping[str, int]
         self._special_re: re.Pattern[str]
 
     def load(self, folder: Path) -> None:
-        self._tokenizer, self._literal = read_tokenizer(folder), read_tokenizer(folder)
+        self.tokenizer, self._literal = read_tokenizer(folder), read_tokenizer(folder)
         self._literal.encode_special_tokens = True
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self.tokenizer.get_added_tokens_decoder()
         self._special = {token.content: number for number, token in added.items() if token.special and token.content}
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_re = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._template = ChatTemplate.load(folder)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, to decode tokens."""
-        return self._tokenizer
 
     @property
     def chats(self) -> bool:
@@ -182,7 +171,7 @@ class PromptCodec(Codec[Prompt]):
             )
         text = self._template.render([{name: self._marked(value) for name, value in each.items()} for each in messages])
         if LEFT not in text:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
         return tuple(token for piece in self._pieces(text) for token in piece)
 
     def _marked(self, text: str) -> str:

@@ -22,42 +22,31 @@ class TensorCodec(Codec[Arrays]):
     """Rows of one or several columns to the network's tensors, one per input each."""
 
     name = "tensor"
+    needed = "at least one row"
 
     def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:
         """`columns`: `{"name": ..., "datatype": "FP32", "shape": [...]}` each; raises ValueError."""
-        self._columns = tuple(_column(**column) for column in columns)
-        if not columns or len({column.name for column in self._columns}) < len(columns):
+        self.inputs = tuple(_column(**column) for column in columns)
+        if not columns or len({column.name for column in self.inputs}) < len(columns):
             raise ValueError("at least one column is needed, each of another name")
-
-    @property
-    def inputs(self) -> tuple[Column, ...]:
-        return self._columns
+        schemas = {column.name: _schema(column.datatype, column.shape) for column in self.inputs}
+        several = {"properties": schemas, "required": list(schemas), "additionalProperties": False}
+        self.row_schema = {"type": "object", **several} if len(schemas) > 1 else schemas[columns[0]["name"]]
 
     def spec(self) -> dict[str, Any]:
-        columns = [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in self._columns]
+        columns = [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in self.inputs]
         return {"name": self.name, "columns": columns}
 
     def from_columns(self, columns: Columns) -> list[Arrays]:
-        return list(zip(*(columns[column.name] for column in self._columns), strict=True))
+        return list(zip(*(columns[column.name] for column in self.inputs), strict=True))
 
-    def from_json(self, inputs: object) -> tuple[list[Arrays], bool]:
-        """Returns rows: nested lists for one column, objects with an array by column name for several."""
-        depth, value = 0, inputs
-        while isinstance(value, list):
+    def is_row(self, inputs: object) -> bool:
+        """Rows are nested lists for one column, objects with an array by column name for several."""
+        depth = 0
+        while isinstance(inputs, list):
             depth += 1
-            value = value[0] if value else None
-        many = depth > (len(self._columns[0].shape) if len(self._columns) == 1 else 0)
-        rows = inputs if isinstance(inputs, list) and many else [inputs]
-        if not rows:
-            raise InputError("inputs: at least one row is needed")
-        return [self._row(row, f"inputs.{k}" if many else "inputs") for k, row in enumerate(rows)], many
-
-    @property
-    def row_schema(self) -> Mapping[str, Any]:
-        of_column = {column.name: _schema(column.datatype, column.shape) for column in self._columns}
-        if len(of_column) == 1:
-            return next(iter(of_column.values()))
-        return {"type": "object", "properties": of_column, "required": list(of_column), "additionalProperties": False}
+            inputs = inputs[0] if inputs else None
+        return depth <= (len(self.inputs[0].shape) if len(self.inputs) == 1 else 0)
 
     def is_slow(self, rows: Sequence[Arrays]) -> bool:
         return sum(array.nbytes for row in rows for array in row) > LARGE_BYTES
@@ -69,18 +58,18 @@ class TensorCodec(Codec[Arrays]):
     def encode(self, rows: Sequence[Arrays], *, truncate: bool = False) -> list[Encoded]:
         """Returns every array as (1, *shape); raises UnprocessableInputError for NaN and infinite numbers."""
         for k, row in enumerate(rows):
-            for column, array in zip(self._columns, row, strict=True):
+            for column, array in zip(self.inputs, row, strict=True):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     raise UnprocessableInputError(f"input {k}: {column.name!r} holds NaN or infinite numbers")
         return [Encoded(length=1, tensors=tuple(np.asarray(array)[None] for array in row)) for row in rows]
 
-    def _row(self, row: object, where: str) -> Arrays:
-        if len(self._columns) == 1:
-            return (_array(row, self._columns[0], where),)
-        names = {column.name for column in self._columns}
-        if not isinstance(row, dict) or set(row) != names:
+    def row_from_json(self, value: object, where: str) -> Arrays:
+        if len(self.inputs) == 1:
+            return (_array(value, self.inputs[0], where),)
+        names = {column.name for column in self.inputs}
+        if not isinstance(value, dict) or set(value) != names:
             raise InputError(f"inputs: an object with {', '.join(sorted(names))}, or a list of them, is needed")
-        return tuple(_array(row[column.name], column, f"{where}.{column.name}") for column in self._columns)
+        return tuple(_array(value[column.name], column, f"{where}.{column.name}") for column in self.inputs)
 
 
 def _column(*, name: str, datatype: str, shape: Sequence[int]) -> Column:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -27,6 +26,28 @@ from earlyexit.words import Words
 LONG_CHARS = 20_000
 """Characters of a request's texts above which tokenizing takes milliseconds."""
 TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
+TOKENIZER_FILE = "tokenizer.json"
+TextOrPair = str | tuple[str, str]
+CHARACTERS_PER_TOKEN = 16
+"""Characters per token of the model's length limit that are tokenized first, of a text that cannot fit."""
+MARGIN = 64
+"""Tokens beyond the limit that a prefix must have: the last tokens may change where a text is cut."""
+LONG = 2048
+"""Characters from which a text is encoded by a call that releases the interpreter's lock; short texts are slower so."""
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without one."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises this class alone
+        raise ModelFolderError(f"{path} holds no fast tokenizer that can be read: {first_line(error)}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 class TokenizedCodec(Codec[Row]):
@@ -34,7 +55,6 @@ class TokenizedCodec(Codec[Row]):
 
     prunes = True
     reads_tokenizer = True
-    _tokenizer: TextTokenizer
 
     def __init__(self, max_length: int) -> None:
         """`max_length`: of an input, in tokens; raises ValueError below 1."""
@@ -43,23 +63,90 @@ class TokenizedCodec(Codec[Row]):
         self.max_length = max_length
 
     def load(self, folder: Path) -> None:
-        self._tokenizer = TextTokenizer(read_tokenizer(folder), self.max_length)
+        self.use(read_tokenizer(folder))
+
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Encode by this tokenizer from now on; it neither pads nor truncates."""
+        self._tokenizer = tokenizer
+        # Truncation is a state of a tokenizer, and other threads encode at the same time: so there are two.
+        self._cutting = Tokenizer.from_str(tokenizer.to_str())
+        self._cutting.enable_truncation(self.max_length)
+        self._words = word_pieces_of(tokenizer)
+        self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
+        """Special tokens of a text, and of a pair."""
 
     def texts(self, row: Row) -> tuple[str, ...]:
         """Returns the texts of a row, which is one text or several."""
         return (row,) if isinstance(row, str) else cast(tuple[str, ...], row)
 
+    def row_of(self, texts: Sequence[str]) -> Row:
+        return cast(Row, texts[0] if len(texts) == 1 else tuple(texts))
+
     def is_slow(self, rows: Sequence[Row]) -> bool:
         return sum(len(text) for row in rows for text in self.texts(row)) > LONG_CHARS
 
     def surely_takes(self, row: Row) -> bool:
-        return self._tokenizer.surely_takes(self.texts(row))
+        """A token of ASCII has at least one character, except special tokens and one that some tokenizers put first."""
+        texts = self.texts(row)
+        special = self._special[len(texts) - 1]
+        most = special + sum(map(len, texts)) + len(texts)
+        return special > 0 and most <= self.max_length and all(map(str.isascii, texts))
 
     def words(self, row: Row) -> tuple[Words, ...]:
-        offsets_N2, text_N = self._tokenizer.offsets(cast(TextOrPair, row))
-        texts = self.texts(row)
-        own = (np.where((text_N == k)[:, None], offsets_N2, 0) for k in range(len(texts)))
-        return tuple(map(Words.of, texts, own))
+        shortened = self._shortened(row)
+        [encoding] = _encode(self._tokenizer, shortened, with_offsets=True)
+        if len(encoding.ids) > self.max_length:
+            [encoding] = _encode(self._cutting, shortened, with_offsets=True)
+        text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
+        offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)  # special tokens are of no text
+        own = (np.where((text_N == k)[:, None], offsets_N2, 0) for k in range(len(self.texts(row))))
+        return tuple(map(Words.of, self.texts(row), own))
+
+    def encodings(self, rows: Sequence[Row], *, truncate: bool = False) -> list[Encoding]:
+        """Returns the tokenizer's encoding of every row.
+
+        One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
+        Without `truncate` it raises UnprocessableInputError, which names the input. A text that the tokenizer cannot
+        encode raises it too: for example an unknown word, if the vocabulary has no token for unknown words.
+        """
+        shortened = list(map(self._shortened, rows))
+        encodings = _encode(self._tokenizer, *shortened) if rows else []
+        too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
+        for k in too_long:
+            if truncate:
+                [encodings[k]] = _encode(self._cutting, shortened[k])
+            if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
+                count = f"{'' if shortened[k] is rows[k] else 'at least '}{len(encodings[k].ids)} tokens"
+                raise UnprocessableInputError(
+                    f"input {k} has {count}, the model takes {self.max_length}"
+                    + ("" if truncate else '; send "truncate": true to have it cut')
+                )
+        empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
+        if empty is not None:
+            raise UnprocessableInputError(f"input {empty} has no tokens")
+        return encodings
+
+    def _shortened(self, row: Row) -> TextOrPair:
+        """Returns the row, or prefixes of its texts that still have more tokens than the model takes.
+
+        Tokenizing takes time for characters that are cut off afterwards too. The first `max_length` tokens of a long
+        enough prefix are the text's own.
+        """
+        if isinstance(row, str):
+            return self._prefix(row)
+        pair = cast(tuple[str, str], row)
+        first, second = map(self._prefix, pair)
+        return pair if first is pair[0] and second is pair[1] else (first, second)
+
+    def _prefix(self, text: str) -> str:
+        size = (self.max_length + MARGIN) * CHARACTERS_PER_TOKEN
+        while size < len(text):
+            space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
+            prefix = text[: space if 2 * space > size else size]
+            if len(_encode(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
+                return prefix
+            size *= 4  # long words, or much white space
+        return text
 
 
 class TextCodec(TokenizedCodec[str]):
@@ -81,11 +168,12 @@ class TextCodec(TokenizedCodec[str]):
         return value
 
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
-        return self._tokenizer.encode(rows, truncate=truncate)
-
-    def row_of(self, texts: Sequence[str]) -> str:
-        (text,) = texts
-        return text
+        # Most requests hold one short text. The tokenizer encodes long ones without the interpreter's lock.
+        if len(rows) == 1 and self._words is not None and type(rows[0]) is str and len(rows[0]) < LONG:
+            plain = self._words.ids(rows[0])
+            if plain is not None and 0 < len(plain) <= self.max_length:
+                return [_encoded(plain)]
+        return [_encoded(encoding.ids) for encoding in self.encodings(rows, truncate=truncate)]
 
 
 PAIR: Mapping[str, Any] = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
@@ -98,6 +186,7 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
     inputs = (Column(name="text", datatypes=("BYTES",)), Column(name="text_pair", datatypes=("BYTES",)))
     row_schema = PAIR
     described = "One pair of texts, or a list of pairs."
+    needed = "a pair of texts, or a list of pairs,"
 
     def __init__(self, max_length: int, token_types: bool = True) -> None:
         """`token_types`: whether the network tells the texts apart by them; the tokenizer's marks do in any case."""
@@ -107,32 +196,23 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
     def from_columns(self, columns: Columns) -> list[tuple[str, str]]:
         return list(zip(texts_of(columns, "text"), texts_of(columns, "text_pair"), strict=True))
 
-    def from_json(self, inputs: object) -> tuple[list[tuple[str, str]], bool]:
-        if not isinstance(inputs, list) or not inputs:
-            raise InputError("inputs: a pair of texts, or a list of pairs, is needed")
-        many = not all(isinstance(each, str) for each in inputs)
-        pairs = inputs if many else [inputs]
-        return [_pair(each, f"inputs.{k}" if many else "inputs") for k, each in enumerate(pairs)], many
+    def is_row(self, inputs: object) -> bool:
+        return isinstance(inputs, list) and bool(inputs) and all(isinstance(each, str) for each in inputs)
+
+    def row_from_json(self, value: object, where: str) -> tuple[str, str]:
+        match value:
+            case [str(one), str(another)] if one and another:
+                return one, another
+            case [str(), str()]:
+                raise InputError(f"{where}: a text of the pair is empty")
+        raise InputError(f'{where}: two texts are needed, as in {{"inputs": [["a text", "another"]]}}')
 
     def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
-        return [self._encoded(encoding) for encoding in self._tokenizer.encodings(rows, truncate=truncate)]
-
-    def row_of(self, texts: Sequence[str]) -> tuple[str, str]:
-        one, another = texts
-        return one, another
+        return [self._encoded(encoding) for encoding in self.encodings(rows, truncate=truncate)]
 
     def _encoded(self, encoding: Encoding) -> Encoded:
         columns = (encoding.ids, encoding.type_ids) if self.token_types else (encoding.ids,)
         return Encoded(len(encoding.ids), tuple(np.array(column, dtype=np.int32) for column in columns))
-
-
-def _pair(row: object, where: str) -> tuple[str, str]:
-    match row:
-        case [str(one), str(another)] if one and another:
-            return one, another
-        case [str(), str()]:
-            raise InputError(f"{where}: a text of the pair is empty")
-    raise InputError(f'{where}: two texts are needed, as in {{"inputs": [["a text", "another"]]}}')
 
 
 MOST_WORDS = 20_000
@@ -188,120 +268,6 @@ def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:
     lowers = bool(cast(BertNormalizer, tokenizer.normalizer).lowercase)
     found = WordPieces(tokenizer, within[:at], within[at + 1 :], lowers=lowers)
     return found if all(found.ids(text) in (None, tokenizer.encode(text).ids) for text in _PROBES) else None
-
-
-TOKENIZER_FILE = "tokenizer.json"
-TextOrPair = str | tuple[str, str]
-CHARACTERS_PER_TOKEN = 16
-"""Characters per token of the model's length limit that are tokenized first, of a text that cannot fit."""
-MARGIN = 64
-"""Tokens beyond the limit that a prefix must have: the last tokens may change where a text is cut."""
-LONG = 2048
-"""Characters from which a text is encoded by a call that releases the interpreter's lock; short texts are slower so."""
-
-
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without one."""
-    path = folder / TOKENIZER_FILE
-    if not path.is_file():
-        raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises this class alone
-        raise ModelFolderError(f"{path} holds no fast tokenizer that can be read: {first_line(error)}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-class TextTokenizer:
-    """The model's tokenizer with its length limit."""
-
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        self._tokenizer = tokenizer
-        # Truncation is a state of a tokenizer, and other threads encode at the same time: so there are two.
-        self._cutting = Tokenizer.from_str(tokenizer.to_str())
-        self._cutting.enable_truncation(max_length)
-        self.max_length = max_length
-        self._words = word_pieces_of(tokenizer)
-        self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
-        """Special tokens of a text, and of a pair."""
-
-    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
-        """Returns token ids, int32, special tokens included, of every text; see `encodings`."""
-        # Most requests hold one short text. The tokenizer encodes long ones without the interpreter's lock.
-        if len(texts) == 1 and self._words is not None and type(texts[0]) is str and len(texts[0]) < LONG:
-            plain = self._words.ids(texts[0])
-            if plain is not None and 0 < len(plain) <= self.max_length:
-                return [_encoded(plain)]
-        return [_encoded(encoding.ids) for encoding in self.encodings(texts, truncate=truncate)]
-
-    def surely_takes(self, texts: Sequence[str]) -> bool:
-        """Whether the texts of one input surely fit, and have a token: a cheap test.
-
-        A token of ASCII has at least one character, except special tokens and one that some tokenizers put in front.
-        """
-        special = self._special[len(texts) - 1]
-        most = special + sum(map(len, texts)) + len(texts)
-        return special > 0 and most <= self.max_length and all(map(str.isascii, texts))
-
-    def encodings(self, rows: Sequence[TextOrPair], *, truncate: bool = False) -> list[Encoding]:
-        """Returns the tokenizer's encoding of every text, or pair of texts.
-
-        One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
-        Without `truncate` it raises UnprocessableInputError, which names the input. A text that the tokenizer cannot
-        encode raises it too: for example an unknown word, if the vocabulary has no token for unknown words.
-        """
-        given, rows = rows, [self._shortened(row) for row in rows]
-        encodings = _encode(self._tokenizer, *rows) if rows else []
-        too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
-        for k in too_long:
-            if truncate:
-                [encodings[k]] = _encode(self._cutting, rows[k])
-            if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
-                count = f"{'' if rows[k] is given[k] else 'at least '}{len(encodings[k].ids)} tokens"
-                raise UnprocessableInputError(
-                    f"input {k} has {count}, the model takes {self.max_length}"
-                    + ("" if truncate else '; send "truncate": true to have it cut')
-                )
-        empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
-        if empty is not None:
-            raise UnprocessableInputError(f"input {empty} has no tokens")
-        return encodings
-
-    def _shortened(self, row: TextOrPair) -> TextOrPair:
-        """Returns the row, or prefixes of its texts that still have more tokens than the model takes.
-
-        Tokenizing takes time for characters that are cut off afterwards too. The first `max_length` tokens of a long
-        enough prefix are the text's own.
-        """
-        if isinstance(row, str):
-            return self._prefix(row)
-        first, second = map(self._prefix, row)
-        return row if first is row[0] and second is row[1] else (first, second)
-
-    def _prefix(self, text: str) -> str:
-        size = (self.max_length + MARGIN) * CHARACTERS_PER_TOKEN
-        while size < len(text):
-            space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
-            prefix = text[: space if 2 * space > size else size]
-            if len(_encode(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
-                return prefix
-            size *= 4  # long words, or much white space
-        return text
-
-    def offsets(self, row: TextOrPair) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns the places of tokens: characters (N, 2), empty for special tokens, and the text of each (N,).
-
-        The tokens are those of `encodings`, cut alike; the text of special tokens is -1.
-        """
-        row = self._shortened(row)
-        [encoding] = _encode(self._tokenizer, row, with_offsets=True)
-        if len(encoding.ids) > self.max_length:
-            [encoding] = _encode(self._cutting, row, with_offsets=True)
-        text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
-        offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        return np.where((text_N < 0)[:, None], 0, offsets_N2), text_N
 
 
 def _encoded(ids: list[int]) -> Encoded:

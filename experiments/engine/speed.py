@@ -25,7 +25,7 @@ import torch
 from deployments.replica.build import build_policy, warm_up
 from earlyexit.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
-from earlyexit.codecs.text import TextTokenizer, read_tokenizer
+from earlyexit.codecs import find_codec
 from earlyexit.data.rows import read_labelled
 from earlyexit.network.boundary import Encoded, FloatName, entering
 from earlyexit.network.cut import TorchRunner
@@ -100,8 +100,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     card = read_calibration(options.model)
     texts = read_labelled(options.data, part=options.part).texts
-    tokenizer = TextTokenizer(read_tokenizer(options.model), read_card(options.model).max_length)
-    encoded = tokenizer.encode(texts, truncate=True)
+    encoded = find_codec(read_card(options.model).codec, options.model).encode(texts, truncate=True)
     order = np.random.default_rng(0).permutation(len(encoded))
     sample = [encoded[k] for k in order[: options.inputs]]
     named = _named(options, card)

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from earlyexit.backends.onnx import onnx_segments
-from earlyexit.codecs.text import TextTokenizer, read_tokenizer
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.base import Codec
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import Budget, Encoded, Segment, entering
 from earlyexit.network.layers import reorder_linears
@@ -104,10 +105,10 @@ Logits = Callable[[Sequence[Encoded]], Tensor]
 
 
 class StockModel:
-    """A model and its tokenizer. Texts beyond the model's length are cut."""
+    """A model and its codec. Texts beyond the model's length are cut."""
 
-    def __init__(self, tokenizer: TextTokenizer, logits: Logits, label_names: Sequence[str], last: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, codec: Codec[str], logits: Logits, label_names: Sequence[str], last: int) -> None:
+        self._codec = codec
         self._logits = logits
         self._label_names = label_names
         self._last = last
@@ -122,8 +123,8 @@ class StockModel:
             logits = packed_logits(model)
         else:
             logits = onnx_logits(model, options.model, options.threads)
-        tokenizer = TextTokenizer(read_tokenizer(options.model), model.max_length)
-        return cls(tokenizer, logits, label_task(model).label_names, model.num_blocks - 1)
+        codec = find_codec(model.info.codec, options.model)
+        return cls(codec, logits, label_task(model).label_names, model.num_blocks - 1)
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         """One prediction per text, all computed as one batch."""
@@ -131,7 +132,7 @@ class StockModel:
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """What the model takes of every text, for `predict_encoded`."""
-        return self._tokenizer.encode(texts, truncate=True)
+        return self._codec.encode(texts, truncate=True)
 
     @torch.inference_mode()
     def predict_encoded(self, encoded: Sequence[Encoded]) -> list[Prediction]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from deployments.settings import EmulatedSettings
 from earlyexit.backends import BackendName
-from earlyexit.codecs.text import TextTokenizer, read_tokenizer
+from earlyexit.codecs import find_codec
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card
 from offramp.commands.jobs import ProfileJob
@@ -54,7 +54,7 @@ def measured_problem(
 ) -> tuple[PlanProblem, BackendName]:
     """The most that this machine does within a second, by a profile that is measured now; and its backend."""
     batches = tuple(2**k for k in range(machine.batch_limit.bit_length()))
-    encoded = TextTokenizer(read_tokenizer(folder), read_card(folder).max_length).encode(texts, truncate=True)
+    encoded = find_codec(read_card(folder).codec, folder).encode(texts, truncate=True)
     lengths = (round(np.mean([each.length for each in encoded])),)
     job = ProfileJob(dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=5)
     clock = ProcessorClock() if machine.threads == 1 else None  # of several threads it would be the sum

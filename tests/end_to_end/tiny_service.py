@@ -14,10 +14,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.choices import TracingSettings
 from deployments.settings import ControlSettings, RepositorySettings, ServeSettings
-from earlyexit.codecs.text import TextTokenizer
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.base import Codec
 from earlyexit.network.boundary import Split, entering
 from earlyexit.network.checkpoint import random_model
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.store import save_model
 from earlyexit.policies.base import Opinion
@@ -127,10 +128,11 @@ def some_texts(count: int) -> tuple[str, ...]:
     return tuple(" ".join(rng.choice(WORDS[1:], size=rng.integers(1, MAX_LENGTH))) for _ in range(count))
 
 
-def make_model(folder: Path, *, seed: int = 3) -> tuple[EarlyExitModel, TextTokenizer]:
+def make_model(folder: Path, *, seed: int = 3) -> tuple[EarlyExitModel, Codec[str]]:
     model = random_text_model("tiny", NUM_BLOCKS, seed=seed)
     save_model(model, folder)
-    return model, TextTokenizer(save_words(folder), MAX_LENGTH)
+    save_words(folder)
+    return model, find_codec(model.info.codec, folder)
 
 
 def random_text_model(
@@ -155,9 +157,9 @@ def save_words(folder: Path, words: Sequence[str] = WORDS) -> Tokenizer:
     return tokenizer
 
 
-def median_entropies(model: EarlyExitModel, tokenizer: TextTokenizer, texts: tuple[str, ...]) -> dict[int, float]:
+def median_entropies(model: EarlyExitModel, codec: Codec[str], texts: tuple[str, ...]) -> dict[int, float]:
     """Thresholds that let about half of the inputs leave at every ramp, none of them on the edge."""
-    logits = exit_outputs(model, tokenizer.encode(texts))
+    logits = exit_outputs(model, codec.encode(texts))
     thresholds = {}
     for ramp in RAMPS:
         entropies = torch.sort(EntropyPolicy(0.0).score(ramp, Opinion(model.task, logits[ramp]))).values
@@ -179,10 +181,10 @@ def one_stage(thresholds: dict[int, float]) -> Plan:
     return Plan(stages=(stage,), policy=PolicySpec(name="entropy", thresholds=thresholds))
 
 
-def answer_alone(model: EarlyExitModel, tokenizer: TextTokenizer, text: str, thresholds: dict[int, float]) -> Expected:
+def answer_alone(model: EarlyExitModel, codec: Codec[str], text: str, thresholds: dict[int, float]) -> Expected:
     """The uncut model's answer to one text."""
     policy = EntropyPolicy(thresholds)
-    wire = entering([""], tokenizer.encode([text]))
-    steps = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
+    wire = entering([""], codec.encode([text]))
+    steps = Cut(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     [answer] = [answer for step in steps for answer in step.answers]
     return Expected(label=LABELS[label_of(answer)], score=answer.score, exit=answer.exit)

@@ -21,7 +21,6 @@ from earlyexit.codecs.text import (
     TOKENIZER_FILE,
     TextCodec,
     TextPairCodec,
-    TextTokenizer,
     WordPieces,
     word_pieces_of,
 )
@@ -217,7 +216,8 @@ def test_words_are_forgotten_before_they_are_too_many(tokenizer: Tokenizer, monk
 
 
 def test_one_text_and_several_are_encoded_alike(tokenizer: Tokenizer) -> None:
-    texts = TextTokenizer(tokenizer, 12)
+    texts = TextCodec(12)
+    texts.use(tokenizer)
     alone = [texts.encode([text], truncate=True)[0] for text in ("pay my bill", "a b c d e f g h i j k l m")]
     together = texts.encode(["pay my bill", "a b c d e f g h i j k l m"], truncate=True)
     for one, other in zip(alone, together, strict=True):

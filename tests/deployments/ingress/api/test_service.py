@@ -12,7 +12,7 @@ from deployments.api.parsing import InferRequest
 from deployments.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
-from earlyexit.codecs.text import LONG_CHARS, TextCodec, TextTokenizer
+from earlyexit.codecs.text import LONG_CHARS, TextCodec
 from earlyexit.errors import (
     DeadlineError,
     ExecutionError,
@@ -41,7 +41,7 @@ class Words(TextCodec):
         super().__init__(MAX_LENGTH)
         tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        self._tokenizer = TextTokenizer(tokenizer, MAX_LENGTH)
+        self.use(tokenizer)
         self.encoded: list[str] = []
         self.on_main_thread: list[bool] = []
 
