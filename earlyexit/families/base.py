@@ -49,6 +49,8 @@ class Backbone(nn.Module, ABC):
             raise ModelFolderError(f"{cls.__name__}: packs_linears is called reorders_linears")
 
     num_blocks: int
+    inputs: Boundary
+    """What `embed` takes."""
     max_length: int = 1
     """The longest input in tokens, special tokens included; 1 where inputs have none."""
 
@@ -64,11 +66,6 @@ class Backbone(nn.Module, ABC):
         type. Raises InputError for too few tokens, ModelFolderError where it keeps nothing.
         """
         raise ModelFolderError("this network keeps nothing of sequences")
-
-    @property
-    @abstractmethod
-    def inputs(self) -> Boundary:
-        """What `embed` takes."""
 
     @abstractmethod
     def boundary(self, block: int) -> Boundary:

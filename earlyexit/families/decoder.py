@@ -27,8 +27,7 @@ from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.sequences.kv import TRIAL, KvShape, KvStore, Places, Run
 from earlyexit.sequences.kv_memory import Behind, KvMemory, Pending, joined
-from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import RUN, sequence_of
+from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 
 
 class Block(nn.Module, ABC):
@@ -178,18 +177,6 @@ class DecoderConfig:
         return KvShape(num_blocks=self.num_blocks, num_heads=self.num_kv_heads, head_size=self.head_size)
 
 
-class RmsNorm(nn.Module):
-    """Zhang and Sennrich 2019."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, values: Tensor) -> Tensor:
-        return F.rms_norm(values, self.weight.shape, self.weight, self.eps)
-
-
 @dataclass(frozen=True, slots=True)
 class Where:
     """The places of rows in the store, and the rotation of their queries and keys."""
@@ -206,10 +193,10 @@ class DecoderBlock(Block):
         size, wide = config.hidden_size, config.intermediate_size
         self.heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
         self.head_size = config.head_size
-        self.attention_norm = RmsNorm(size, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(size, config.norm_eps)
         self.qkv = nn.Linear(size, sum(self.heads) * config.head_size, bias=False)
         self.attention_out = nn.Linear(config.num_heads * config.head_size, size, bias=False)
-        self.feed_forward_norm = RmsNorm(size, config.norm_eps)
+        self.feed_forward_norm = nn.RMSNorm(size, config.norm_eps)
         self.gate_up = nn.Linear(size, 2 * wide, bias=False)
         self.down = nn.Linear(wide, size, bias=False)
 
@@ -265,6 +252,8 @@ class DecoderBackbone(Backbone):
         self.num_blocks = config.num_blocks
         self.max_length = config.max_length
         self.vocabulary = "word.weight" if config.tied else None
+        ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=config.vocab_size)
+        self.inputs = (ids, _RUN)
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.num_blocks))
         self.norm = self.new_norm()
@@ -279,7 +268,7 @@ class DecoderBackbone(Backbone):
 
     def new_norm(self) -> nn.Module:
         """Returns the norm behind the last block."""
-        return RmsNorm(self.config.hidden_size, self.config.norm_eps)
+        return nn.RMSNorm(self.config.hidden_size, self.config.norm_eps)
 
     @property
     def memory(self) -> KvMemory:
@@ -302,11 +291,6 @@ class DecoderBackbone(Backbone):
     def open_memory(self, tokens: int, fill: Fill = "compute") -> KvMemory:
         self.fill = fill
         return self.open_store(tokens // PAGE_TOKENS)
-
-    @property
-    def inputs(self) -> Boundary:
-        ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=self.config.vocab_size)
-        return (ids, _RUN)
 
     def boundary(self, block: int) -> Boundary:
         return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True), _RUN, _BEHIND)

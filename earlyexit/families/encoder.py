@@ -171,12 +171,12 @@ class EncoderBackbone(Backbone):
         self.max_length = config.max_length
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_blocks))
-
-    @property
-    def inputs(self) -> Boundary:
-        ids = _whole_per_token("token_ids", self.config.vocab_size)
-        types = self.config.token_types
-        return (ids, _whole_per_token("token_types", types)) if types else (ids,)
+        counts = {"token_ids": config.vocab_size, "token_types": config.token_types}
+        self.inputs = tuple(
+            TensorSpec(name=name, shape=(), dtype="int32", per_token=True, below=count)
+            for name, count in counts.items()
+            if count
+        )
 
     def boundary(self, block: int) -> Boundary:
         return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True),)
@@ -210,10 +210,6 @@ class EncoderBackbone(Backbone):
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)
-
-
-def _whole_per_token(name: str, below: int) -> TensorSpec:
-    return TensorSpec(name=name, shape=(), dtype="int32", per_token=True, below=below)
 
 
 EMBEDDINGS = {

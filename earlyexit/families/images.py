@@ -47,11 +47,8 @@ class ImageBackbone(Backbone):
         self.stem = stem
         self.blocks = nn.ModuleList(blocks)
         self.num_blocks = len(self.blocks)
-
-    @property
-    def inputs(self) -> Boundary:
-        shape = (self.config.height, self.config.width, len(self.config.mean))
-        return (TensorSpec(name="image", shape=shape, dtype="uint8"),)
+        shape = (config.height, config.width, len(config.mean))
+        self.inputs = (TensorSpec(name="image", shape=shape, dtype="uint8"),)
 
     def boundary(self, block: int) -> Boundary:
         return (TensorSpec(name="hidden", shape=self.config.shape_after(block)),)

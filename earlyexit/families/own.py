@@ -218,12 +218,8 @@ class OwnBackbone(Backbone):
         self.embedding = embed
         self.blocks = nn.ModuleList(blocks)
         self.num_blocks = len(self.blocks)
-        self._inputs = inputs
+        self.inputs = inputs
         self._config = config
-
-    @property
-    def inputs(self) -> Boundary:
-        return self._inputs
 
     def boundary(self, block: int) -> Boundary:
         return self._boundaries[block]

@@ -171,8 +171,8 @@ def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
     )
 
 
-class Stem(nn.Module):
-    """Pixels to the hidden state before the first block."""
+class Stem(nn.Sequential):
+    """Pixels from 0 to 255, (B, H, W, C), to the hidden state before the first block."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
     """Convolutions and the norms behind them, which a CPU may fold into one for inference; here and below."""
@@ -185,12 +185,8 @@ class Stem(nn.Module):
             len(config.mean), config.widths[0], kernel=7 if large else 3, stride=2 if large else 1
         )
         self.norm = nn.BatchNorm2d(config.widths[0])
+        self.activation = nn.ReLU()
         self.pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else nn.Identity()
-
-    def forward(self, images_BHWC: Tensor) -> Tensor:
-        """Returns the first block's input of pixels from 0 to 255, (B, H, W, C)."""
-        hidden_BCHW: Tensor = self.pool(F.relu(self.norm(self.convolution(self.pixels(images_BHWC)))))
-        return hidden_BCHW
 
 
 class PaddedShortcut(nn.Module):
@@ -206,7 +202,7 @@ class PaddedShortcut(nn.Module):
         return F.pad(hidden_BCHW[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, *self._new_channels))
 
 
-class ProjectedShortcut(nn.Module):
+class ProjectedShortcut(nn.Sequential):
     """A 1 x 1 convolution."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
@@ -215,10 +211,6 @@ class ProjectedShortcut(nn.Module):
         super().__init__()
         self.convolution = _convolution(sizes.before, sizes.after, kernel=1, stride=sizes.stride)
         self.norm = nn.BatchNorm2d(sizes.after)
-
-    def forward(self, hidden_BCHW: Tensor) -> Tensor:
-        shortcut_BCHW: Tensor = self.norm(self.convolution(hidden_BCHW))
-        return shortcut_BCHW
 
 
 class ResidualBlock(nn.Module):

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
-from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, RmsNorm, pretrained
+from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, pretrained
 from earlyexit.families.encoder import before, by_distance
 from earlyexit.network.layers import ACTIVATIONS
 from earlyexit.network.piece import Layout, Masks, Tensors
 from earlyexit.sequences.kv import TRIAL, KvStore, Places, Run
-from earlyexit.sequences.memory import PAGE_TOKENS
+from earlyexit.sequences.sequence import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Seq2SeqConfig(DecoderConfig):
 
 def new_norm(config: Seq2SeqConfig) -> nn.Module:
     """Returns a norm over hidden states."""
-    kind = nn.LayerNorm if config.bias else RmsNorm
+    kind = nn.LayerNorm if config.bias else nn.RMSNorm
     return kind(config.hidden_size, config.norm_eps)
 
 

@@ -96,7 +96,7 @@ class VggConfig(ImageConfig):
         ]
 
 
-class ConvolutionBlock(nn.Module):
+class ConvolutionBlock(nn.Sequential):
     """A convolution, its norm, a rectifier, and pooling where a region ends."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
@@ -105,11 +105,8 @@ class ConvolutionBlock(nn.Module):
         super().__init__()
         self.convolution = nn.Conv2d(before, after, kernel_size=3, padding=1)
         self.norm = nn.BatchNorm2d(after) if norms else nn.Identity()
+        self.activation = nn.ReLU()
         self.pool = nn.MaxPool2d(kernel_size=2) if pooled else nn.Identity()
-
-    def forward(self, hidden_BCHW: Tensor) -> Tensor:
-        pooled_BCHW: Tensor = self.pool(F.relu(self.norm(self.convolution(hidden_BCHW))))
-        return pooled_BCHW
 
 
 class LinearBlock(nn.Module):

@@ -38,21 +38,19 @@ class Task(ABC):
     leave, are copied to the host. If such a task has principal values, their mean is its score."""
     content_types: ClassVar[tuple[str, ...]] = ()
     """Content types of answers of `POST /predict` besides JSON; `to_content` writes them."""
-
-    @property
-    @abstractmethod
-    def num_outputs(self) -> int:
-        """C, the numbers or maps that an exit gives for an input."""
+    num_outputs: int
+    """C, the numbers or maps that an exit gives for an input."""
+    num_principal_values: int = 0
+    """P; 0 where outputs are no probabilities."""
+    image_sides: tuple[int, int] | None = None
+    """Height and width of the images that answers refer to; None for other answers."""
+    columns: tuple[Column, ...]
+    """The columns of an answer for callers, beside its exit."""
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what an exit gives for an input: (C,), for dense tasks maps (C, H, W)."""
         return (self.num_outputs,)
-
-    @property
-    def image_sides(self) -> tuple[int, int] | None:
-        """Height and width of the images that answers refer to; None for other answers."""
-        return None
 
     def spec(self) -> dict[str, Any]:
         """Returns its entry in a model card, of which `find_task` makes an equal task.
@@ -79,11 +77,6 @@ class Task(ABC):
     def score(self, outputs_BC: Tensor) -> Tensor:
         """Returns how sure the exit is of each answer, float32 (B,), larger is surer."""
 
-    @property
-    def num_principal_values(self) -> int:
-        """P; 0 where outputs are no probabilities."""
-        return 0
-
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """Returns the few outputs that say how sure an exit is, from 0 to 1, float32 (B, P) (PAME section 5.3).
 
@@ -102,11 +95,6 @@ class Task(ABC):
     def figures(self, tallies_K: IntArray) -> dict[str, float]:
         """Returns figures that are not means over inputs, by name, from the sums of `tallies`; here none."""
         return {}
-
-    @property
-    @abstractmethod
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of an answer for callers, beside its exit."""
 
     @abstractmethod
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:

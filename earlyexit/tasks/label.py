@@ -46,6 +46,7 @@ class LabelTask(Task):
 
     name = "label"
     zero_one = True
+    num_principal_values = 1
     columns = (Column(name="label", datatypes=("BYTES",)), Column(name="score", datatypes=("FP32",)))
 
     def __init__(self, label_names: Sequence[str]) -> None:
@@ -53,10 +54,7 @@ class LabelTask(Task):
         if len(label_names) < 2 or len(set(label_names)) < len(label_names):
             raise ValueError(f"at least two different labels are needed, not {list(label_names)}")
         self.label_names = tuple(label_names)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.label_names)
+        self.num_outputs = len(label_names)
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """The likeliest label, int64 (B,)."""
@@ -65,10 +63,6 @@ class LabelTask(Task):
     def score(self, outputs_BC: Tensor) -> Tensor:
         """The probability of that label."""
         return outputs_BC.softmax(-1).amax(-1)
-
-    @property
-    def num_principal_values(self) -> int:
-        return 1
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """The same: P is 1."""

@@ -74,22 +74,15 @@ class PoseTask(Task):
         if unknown or len(set(paired)) < len(paired):
             wrong = f"{unknown[0]!r} is no joint" if unknown else "a joint is in two pairs"
             raise ValueError(f"mirror_pairs: {wrong}; joints are {', '.join(names)}")
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.joint_names)
+        self.num_outputs = len(names)
+        self.num_principal_values = len(names) * highest
+        self.image_sides = image_side, image_side
+        keypoints = Column(name="keypoints", datatypes=("FP32",), shape=(len(names), 3))
+        self.columns = keypoints, Column(name="score", datatypes=("FP32",))
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         return (self.num_outputs, self.heatmap_side, self.heatmap_side)
-
-    @property
-    def image_sides(self) -> tuple[int, int]:
-        return self.image_side, self.image_side
-
-    @property
-    def num_principal_values(self) -> int:
-        return self.num_outputs * self.highest
 
     def compares(self, other: Task) -> bool:
         """Whether joints and image size are the same; heatmaps and tolerances may differ."""
@@ -140,11 +133,6 @@ class PoseTask(Task):
         distance_BJ = np.hypot(*np.moveaxis(early[..., :2].astype(np.float64) - right[..., :2], -1, 0))
         near_BJ = counted_BJ & (distance_BJ <= self.tolerance)
         return near_BJ.sum(1, dtype=np.int64), counted_BJ.sum(1, dtype=np.int64)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        keypoints = Column(name="keypoints", datatypes=("FP32",), shape=(self.num_outputs, 3))
-        return keypoints, Column(name="score", datatypes=("FP32",))
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         return {"keypoints": stacked(values), "score": list(scores)}

@@ -25,6 +25,8 @@ class RegressionTask(Task):
 
     name = "regression"
     zero_one = False
+    num_outputs = 2
+    columns = (Column(name="value", datatypes=("FP32",)), Column(name="score", datatypes=("FP32",)))
 
     def __init__(self, scale: float, offset: float = 0.0) -> None:
         """`offset`: the answer where the first output is 0. Raise ValueError unless `scale` is positive and finite."""
@@ -32,10 +34,6 @@ class RegressionTask(Task):
             raise ValueError(f"scale must be positive and finite, and offset finite, not {scale} and {offset}")
         self.scale = float(scale)
         self.offset = float(offset)
-
-    @property
-    def num_outputs(self) -> int:
-        return 2
 
     def compares(self, other: Task) -> bool:
         """Numbers are in callers' units, whatever the scale of the outputs."""
@@ -51,10 +49,6 @@ class RegressionTask(Task):
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return np.minimum(np.abs(np.asarray(early, dtype=np.float64) - full) / self.scale, 1.0)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return Column(name="value", datatypes=("FP32",)), Column(name="score", datatypes=("FP32",))
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         return {"value": list(values), "score": list(scores)}

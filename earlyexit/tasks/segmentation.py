@@ -6,6 +6,7 @@ Tensor legend: B inputs, C classes, H and W the sides of the image, h and w thos
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,23 +60,16 @@ class SegmentationTask(Task):
         if unknown or not set(names) - set(self.ignored):
             wrong = f"{unknown[0]!r} is no class" if unknown else "all classes are"
             raise ValueError(f"ignored: {wrong}; classes are {', '.join(names)}")
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.class_names)
+        self.num_outputs = len(names)
+        self._ignored_ids = [names.index(name) for name in self.ignored]
+        self.num_principal_values = math.prod(self.output_shape[1:])
+        self.image_sides = height, width
+        class_map = Column(name="class_map", datatypes=("UINT8",), shape=(height, width))
+        self.columns = class_map, Column(name="score", datatypes=("FP32",))
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         return (self.num_outputs, -(-self.height // self.stride), -(-self.width // self.stride))
-
-    @property
-    def image_sides(self) -> tuple[int, int]:
-        return self.height, self.width
-
-    @property
-    def num_principal_values(self) -> int:
-        _, height, width = self.output_shape
-        return height * width
 
     def compares(self, other: Task) -> bool:
         """Whether classes and image size are the same; the exits' own maps may differ in size."""
@@ -131,15 +125,6 @@ class SegmentationTask(Task):
         there_C[self._ignored_ids] = False
         mean_iou = float((both_C[there_C] / union_C[there_C]).mean()) if there_C.any() else 0.0
         return {"pixel_accuracy": float(both_C.sum() / max(int(true_C.sum()), 1)), "mean_iou": mean_iou}
-
-    @property
-    def _ignored_ids(self) -> list[int]:
-        return [self.class_names.index(name) for name in self.ignored]
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        class_map = Column(name="class_map", datatypes=("UINT8",), shape=(self.height, self.width))
-        return class_map, Column(name="score", datatypes=("FP32",))
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         return {"class_map": stacked(values), "score": list(scores)}

@@ -42,13 +42,9 @@ class TokenTask(Task):
             raise ValueError(f"ends {list(ends)} are not all tokens of a vocabulary of {vocab_size}")
         if start is not None and not 0 <= start < vocab_size:
             raise ValueError(f"start {start} is no token of a vocabulary of {vocab_size}")
-        self.vocab_size = vocab_size
+        self.vocab_size = self.num_outputs = vocab_size
         self.start = start
         self.ends = tuple(ends)
-
-    @property
-    def num_outputs(self) -> int:
-        return self.vocab_size
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """Returns tokens and their log-probabilities, float32 (B, 2, k); whole numbers up to 2**24 are exact."""
