@@ -11,7 +11,7 @@ from pydantic import Field
 
 from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import DataError, PlanError
-from earlyexit.sequences.memory import PAGE_TOKENS
+from earlyexit.sequences.sequence import PAGE_TOKENS
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of

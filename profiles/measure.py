@@ -17,8 +17,7 @@ import numpy.typing as npt
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
-from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import RUN, run_of
+from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, run_of
 from profiles.table import FloatArray, LatencyTable
 
 if TYPE_CHECKING:
@@ -329,10 +328,10 @@ class LiveSplits:
 
     def prepare_mixed(self, split: Split, lengths: tuple[int, ...], further: int = 0) -> Callable[[], None]:
         """The same of a batch of inputs of these lengths; `further`: see `TimedSplit`."""
-        from earlyexit.network.cut import cut_out
+        from earlyexit.network.cut import Cut
         from earlyexit.network.piece import fuse
 
-        cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self.segments)
+        cut = Cut(self._network, split.first, split.end, split.ramps, self._policy, self.segments)
         singles = self._piece(split.first, lengths, further).singles()
 
         def run() -> None:

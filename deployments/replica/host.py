@@ -58,7 +58,6 @@ from earlyexit.engine.device import (
     Runner,
     Survivors,
     ignore,
-    ignore_batch,
 )
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
@@ -194,7 +193,7 @@ class StageHost:
         clock: Clock,
         deliver: Deliver[Any],
         *,
-        on_batch: OnBatch[Any] = ignore_batch,
+        on_batch: OnBatch[Any] = ignore,
         on_death: Callable[[], None] = ignore,
         starts: Collection[int] = (),
     ) -> None:

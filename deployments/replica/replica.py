@@ -25,11 +25,10 @@ from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.device import Answered, Release, Survivors
+from earlyexit.engine.device import Answered, MemoryUse, Release, Survivors
 from earlyexit.engine.engine import Batch
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import read_card
-from earlyexit.sequences.memory import MemoryUse
 from optimizer.placement import PlacedPlan, parse_placed
 
 

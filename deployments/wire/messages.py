@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 import earlyexit.errors
+from earlyexit.engine.device import MemoryUse
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
-from earlyexit.sequences.memory import MemoryUse
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations

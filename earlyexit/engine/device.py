@@ -16,10 +16,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from earlyexit.clock import Clock
 from earlyexit.engine.engine import MOST_RUNNING, Batch, BatchEngine, Dispatch
 from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
-from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
+from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, SequenceLostError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
-from earlyexit.sequences.memory import MemoryUse, lost
 
 
 class Payload(Protocol):
@@ -148,6 +147,29 @@ class Inside(Generic[PayloadT]):
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """How much of a replica's memory sequences have."""
+
+    sequences: int = 0
+    pages: int = 0
+    """Reserved now."""
+    peak_pages: int = 0
+    """Reserved at most, since the start."""
+    num_pages: int = 0
+    page_tokens: int = 0
+    """Tokens of a page."""
+
+
+RETRY_S = 0.05
+"""When a lost sequence may begin anew: at once, elsewhere."""
+
+
+def lost(sequence: int, why: str) -> SequenceLostError:
+    """Returns the error of a sequence that cannot go on here."""
+    return SequenceLostError(f"sequence {sequence} cannot go on here: {why}", retry_after_s=RETRY_S)
+
+
 class Memory(Protocol[PayloadT]):
     """What a network keeps of sequences.
 
@@ -220,12 +242,8 @@ OnBatch = Callable[[Batch[PayloadT], float], None]
 """Is called for every batch that has run, with the seconds that it had the device."""
 
 
-def ignore_batch(batch: Batch[Any], seconds: float) -> None:
-    """The default of `on_batch`."""
-
-
-def ignore() -> None:
-    """The default of `wake`, and of `on_death`: `is_alive` says it too."""
+def ignore(*told: object) -> None:
+    """The default of `on_batch`, of `wake`, and of `on_death`: `is_alive` says it too."""
 
 
 class Device(Generic[PayloadT]):
@@ -241,7 +259,7 @@ class Device(Generic[PayloadT]):
         runner: Runner[PayloadT],
         clock: Clock,
         deliver: Deliver[PayloadT],
-        on_batch: OnBatch[PayloadT] = ignore_batch,
+        on_batch: OnBatch[PayloadT] = ignore,
     ) -> None:
         self.engine = engine
         self.runner = runner

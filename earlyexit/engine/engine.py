@@ -171,11 +171,6 @@ class BatchEngine(Generic[P]):
         self.follow(splits, dispatch, order)
 
     @property
-    def splits(self) -> tuple[Split, ...]:
-        """The hosted ones."""
-        return self._splits
-
-    @property
     def counts(self) -> dict[int, SplitCounts]:
         """What every hosted split has done, by its first block."""
         return {first: queue.counts for first, queue in self._hosted.items()}
@@ -191,13 +186,6 @@ class BatchEngine(Generic[P]):
     @property
     def num_waiting(self) -> int:
         return sum(len(queue.members) for queue in self._deepest_first)
-
-    def waiting(self) -> dict[int, int]:
-        """Members queued, by first block of their split."""
-        waiting = dict.fromkeys(self._hosted, 0)
-        for queue in self._deepest_first:
-            waiting[queue.split.first] = waiting.get(queue.split.first, 0) + len(queue.members)
-        return waiting
 
     def hosts(self, block: int) -> bool:
         """Whether survivors wait here for `block`: a hosted split holds it, and it begins no network of a chain.
@@ -217,7 +205,8 @@ class BatchEngine(Generic[P]):
         """
         before = [*self._hosted.values(), *self._passing.values()]
         unchanged = {queue.split: queue for queue in self._hosted.values()}
-        self._splits = tuple(splits)
+        self.splits = tuple(splits)
+        """The hosted ones."""
         self._hosting = tuple((split.first + (split.first in self._starts), split.end) for split in splits)
         self._dispatch = dispatch
         self._order = order
@@ -388,7 +377,7 @@ class BatchEngine(Generic[P]):
         return running[0] if running[0].batch.lane == batch.lane else running[1]
 
     def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
-        split = rest_of(block, self._splits, fallback)
+        split = rest_of(block, self.splits, fallback)
         if split not in self._passing:
             self._passing[split] = Queue(split)
             self._sort()
@@ -452,7 +441,7 @@ class BatchEngine(Generic[P]):
         times = self.times
         own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))
         ends_at = min((start for start in self._starts if start >= queue.split.end), default=math.inf)
-        deeper = [split for split in self._splits if queue.split.end < split.end <= ends_at]
+        deeper = [split for split in self.splits if queue.split.end < split.end <= ends_at]
         return [
             own_s,
             *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),

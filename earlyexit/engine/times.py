@@ -6,7 +6,7 @@ The cost of a batch is its number of tokens; where inputs have no tokens, each c
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -45,12 +45,6 @@ class TimesRun:
         return _work(split) == (self.first, self.end, self.ramps, self.after_answer)
 
 
-@dataclass(slots=True)
-class _Kept(Generic[V]):
-    value: V
-    serial: int
-
-
 class BySplit(Generic[V]):
     """A value per split; a new split replaces the one that has not run for longest.
 
@@ -59,39 +53,27 @@ class BySplit(Generic[V]):
 
     def __init__(self, new: Callable[[], V]) -> None:
         self._new = new
-        self._kept: dict[Work, _Kept[V]] = {}
-        self._serial = 0
+        self.kept: dict[Work, V] = {}
+        self._by_last_run: dict[Work, None] = {}
         # Most replicas run one split again and again, so `latest` saves the look-up.
         self.latest_split: Split | None = None
         self.latest: V = new()
 
     def find(self, split: Split) -> V | None:
         """Returns the split's value; None for a split that never ran, or not for long."""
-        if split is self.latest_split:
-            return self.latest
-        kept = self._kept.get(_work(split))
-        return None if kept is None else kept.value
+        return self.latest if split is self.latest_split else self.kept.get(_work(split))
 
     def of_run(self, split: Split) -> V:
         """Returns the value of a split that has run now."""
         if split is not self.latest_split:
-            self.latest_split, self.latest = split, self._found(_work(split))
+            work = _work(split)
+            if work not in self.kept and len(self.kept) >= MOST_SPLITS:
+                oldest = next(iter(self._by_last_run))
+                del self.kept[oldest], self._by_last_run[oldest]
+            self._by_last_run.pop(work, None)
+            self._by_last_run[work] = None
+            self.latest_split, self.latest = split, self.kept.setdefault(work, self._new())
         return self.latest
-
-    def items(self) -> Iterator[tuple[Work, V]]:
-        """Yields all values that are kept."""
-        for work, kept in self._kept.copy().items():
-            yield work, kept.value
-
-    def _found(self, work: Work) -> V:
-        self._serial += 1
-        kept = self._kept.get(work)
-        if kept is None:
-            if len(self._kept) >= MOST_SPLITS:
-                del self._kept[min(self._kept, key=lambda other: self._kept[other].serial)]
-            kept = self._kept[work] = _Kept(self._new(), 0)
-        kept.serial = self._serial
-        return kept.value
 
 
 class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
@@ -120,7 +102,7 @@ class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
                 after_answer=after_answer,
                 shared=shared,
             )
-            for (first, end, ramps, after_answer), by_size in self.items()
+            for (first, end, ramps, after_answer), by_size in self.kept.copy().items()
             for (size, shared), (batches, tokens, seconds) in by_size.copy().items()
         )
 

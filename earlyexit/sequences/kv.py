@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from earlyexit.engine.device import MemoryUse
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, OverloadedError
-from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
+from earlyexit.sequences.sequence import PAGE_TOKENS
 
 COPIED_TOKENS = 128
 """Up to so many tokens, a CPU copies the keys and values of single rows side by side and attends to them in one call.
@@ -255,10 +256,6 @@ class KvStore:
         pages = self._pages.get(sequence)
         return 0 if pages is None else len(pages.numbers) * self.page_tokens
 
-    def pages_for(self, tokens: int) -> int:
-        """Returns the pages that `tokens` tokens need."""
-        return -(-tokens // self.page_tokens)
-
     def enter(self, sequence: int, tokens: int) -> None:
         """Reserve pages for all the tokens that a sequence may come to, unless it has them.
 
@@ -266,7 +263,7 @@ class KvStore:
         """
         if sequence == TRIAL or sequence in self._pages:
             return
-        needed = self.pages_for(tokens)
+        needed = -(-tokens // self.page_tokens)
         if not 1 <= needed <= self.num_pages:
             raise InputError(
                 f"{tokens} tokens, prompt and answer, are {needed} pages of {self.page_tokens}; 1 to {self.num_pages} "

@@ -21,11 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from earlyexit.engine.device import MemoryUse, lost
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.boundary import WirePiece
 from earlyexit.network.piece import Piece
 from earlyexit.sequences.kv import TRIAL, KvStore, Run
-from earlyexit.sequences.memory import MemoryUse, lost
 from earlyexit.sequences.sequence import sequence_of
 
 

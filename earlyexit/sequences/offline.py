@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.network.boundary import Encoded, Numbers, Seen, entering
-from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import Sampling, TokenSequence, Unread
+from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TokenSequence, Unread
 from earlyexit.training.ramps import no_progress
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def generate(
     backbone = decoder_of(model)
     found: list[Generated] = []
     for batch in batches(model, prompts, asked):
-        cut = cut_out(model, 0, model.num_blocks, asked.ramps, asked.policy)
+        cut = Cut(model, 0, model.num_blocks, asked.ramps, asked.policy)
         backbone.fill = "compute"
         found += _together(model, cut.for_probes() if asked.look else cut, batch, asked)
         progress("answers", len(found), len(prompts))

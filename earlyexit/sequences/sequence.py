@@ -20,6 +20,8 @@ from earlyexit.network.boundary import Encoded
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+PAGE_TOKENS = 16
+"""The page size of vLLM: on average half a page of each sequence is reserved and never used."""
 HALF = "\ufffd"
 """The replacement for an incomplete character."""
 

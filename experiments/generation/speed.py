@@ -40,8 +40,7 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
-from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import Sampling, TextStream, TokenSequence
+from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from experiments.turns import Figures, in_turns, tell
 

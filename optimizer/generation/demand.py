@@ -20,7 +20,7 @@ from typing import get_args
 
 from earlyexit.errors import PlanError
 from earlyexit.named import Fill
-from earlyexit.sequences.memory import PAGE_TOKENS
+from earlyexit.sequences.sequence import PAGE_TOKENS
 from profiles.lengths import Lengths, Pairs
 from profiles.table import LatencyTable
 

@@ -12,8 +12,7 @@ from earlyexit.network.boundary import Budget, Segment, Split
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
-from earlyexit.sequences.memory import PAGE_TOKENS
-from earlyexit.sequences.sequence import RUN, sequence_of
+from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits

@@ -19,6 +19,7 @@ from deployments.replica.build import build_policy, build_runner, check_emulated
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.engine.device import MemoryUse
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import Encoded, Split, entering
 from earlyexit.network.chain_network import open_memory, tokens_that_fit
@@ -26,8 +27,7 @@ from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, ModelFolder, chain_card, read_card, save_model
-from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
-from earlyexit.sequences.sequence import run_of
+from earlyexit.sequences.sequence import PAGE_TOKENS, run_of
 from earlyexit.tasks.token import TokenTask
 from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan
 from optimizer.plan_file import plan_document
