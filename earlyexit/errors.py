@@ -194,7 +194,7 @@ class HeadLostError(OfframpError, exit_status=4):
     """
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or the error's name if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 

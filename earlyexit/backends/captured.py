@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from earlyexit.errors import first_line
 from earlyexit.network.boundary import Budget, Lengths, Segment
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
@@ -316,7 +317,6 @@ class StaticSegment:
 logger = logging.getLogger(__name__)
 
 Place = tuple[Segment, Shape]
-NEWLINE = "\n"
 
 
 class CapturedSegments(SegmentRunner):
@@ -333,18 +333,14 @@ class CapturedSegments(SegmentRunner):
         self._model = model
         self._recorder = recorder
         self._mixes = model.attention in ("auto", "padded")
-        self._captured: dict[Place, StaticSegment] = {}
+        self.captured: dict[Place, StaticSegment] = {}
+        """The recordings that exist now."""
         self._prepared: frozenset[Place] = frozenset()
         self._running = Lock()
         """Two batches may run at once, on one stream: one at a time fills tensors, replays and takes the results."""
 
-    @property
-    def captured(self) -> Collection[Place]:
-        """The recordings that exist now."""
-        return self._captured.keys()
-
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        captured = self._captured.get((segment, shape_of(piece.lengths_B, self._model.max_length)))
+        captured = self.captured.get((segment, shape_of(piece.lengths_B, self._model.max_length)))
         if captured is None or not captured.takes(piece):
             return self._model.run(segment, piece)
         with self._running:
@@ -364,9 +360,9 @@ class CapturedSegments(SegmentRunner):
         if wanted == self._prepared:
             return
         kept = wanted | self._prepared
-        here = {place: captured for place, captured in self._captured.items() if place in kept}
+        here = {place: captured for place, captured in self.captured.items() if place in kept}
         # No recording runs before all exist: recording writes to tensors that all of them share.
-        self._captured = here | self._record(wanted - here.keys())
+        self.captured = here | self._record(wanted - here.keys())
         self._prepared = wanted
 
     def _record(self, places: Collection[Place]) -> dict[Place, StaticSegment]:
@@ -381,7 +377,7 @@ class CapturedSegments(SegmentRunner):
                 recorded[segment, shape] = StaticSegment(self._model, segment, shape, buffers).record(self._recorder)
             except RuntimeError as error:
                 reason = error.__context__ or error  # the end of a failed capture raises too
-                refused.append(f"{type(reason).__name__}: {str(reason).partition(NEWLINE)[0]}")
+                refused.append(f"{type(reason).__name__}: {first_line(reason)}")
                 if not isinstance(reason, torch.OutOfMemoryError):  # a smaller shape would be refused for it too
                     hopeless.add(segment)
         if refused:

@@ -36,7 +36,6 @@ PART = 4
 AFTER_S = 0.003
 """Pause after a run, in which spinning threads spend the rest of what the run costs."""
 Open = Callable[[EarlyExitModel, Path, int], SegmentRunner]
-_OpenHere = Callable[[EarlyExitModel], SegmentRunner]
 
 
 class FastestSegments(SegmentRunner):
@@ -57,8 +56,8 @@ class FastestSegments(SegmentRunner):
     ) -> None:
         """`took_s`: runs something and returns its seconds; None: see `_machine_s`."""
         self._model = model
-        self._open_torch: _OpenHere = lambda each: by_torch(each, folder, num_threads)
-        self._open_onnx: _OpenHere = lambda each: by_onnx(each, folder, num_threads)
+        self._open_torch, self._open_onnx = by_torch, by_onnx
+        self._where = folder, num_threads
         self._took_s = took_s or self._machine_s
         self._chosen: SegmentRunner | None = None
         self.backend: str | None = None
@@ -80,12 +79,12 @@ class FastestSegments(SegmentRunner):
         # ONNX Runtime first, and torch on a copy: exports are of the modules as they are loaded, and torch puts others
         # in their places.
         try:
-            onnx = self._open_onnx(self._model)
+            onnx = self._open_onnx(self._model, *self._where)
             onnx.prepare(segments)
         except PlanError as error:  # not installed, not float32, attends apart
             logger.info("torch computes %s: %s", self._model.info.name, error)
             return self._by_torch()
-        torch_s, onnx_s = self._seconds([self._open_torch(deepcopy(self._model)), onnx], segments)
+        torch_s, onnx_s = self._seconds([self._open_torch(deepcopy(self._model), *self._where), onnx], segments)
         self.backend = "onnx" if onnx_s < torch_s else "torch"
         told = self.backend, self._model.info.name, torch_s * 1e3, onnx_s * 1e3
         logger.info("%s computes %s: an input takes torch %.3g ms of processor time, ONNX Runtime %.3g ms", *told)
@@ -93,7 +92,7 @@ class FastestSegments(SegmentRunner):
 
     def _by_torch(self) -> SegmentRunner:
         self.backend = "torch"
-        return self._open_torch(self._model)
+        return self._open_torch(self._model, *self._where)
 
     @torch.inference_mode()
     def _seconds(self, runners: Sequence[SegmentRunner], segments: Mapping[Segment, Budget]) -> list[float]:

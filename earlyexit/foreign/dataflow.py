@@ -200,13 +200,7 @@ class Dataflow:
     @cached_property
     def live(self) -> tuple[Operator, ...]:
         """Operators on a path from the inputs' content to the outputs, without constants and dead ends."""
-        wanted = set(self.outputs) - self.free
-        found = []
-        for operator in reversed(self.operators):
-            if wanted.intersection(operator.outputs):
-                wanted.update(set(operator.inputs) - self.free)
-                found.append(operator)
-        return tuple(reversed(found))
+        return self._leading_to(self.outputs, self.free)
 
     @cached_property
     def maker(self) -> Mapping[str, Operator]:
@@ -215,13 +209,16 @@ class Dataflow:
 
     def before(self, tensors: Iterable[str]) -> frozenset[str]:
         """Returns the names of the operators, free ones included, that some tensors depend on."""
-        wanted = set(tensors)
-        found = set()
+        return frozenset(each.name for each in self._leading_to(tensors, frozenset()))
+
+    def _leading_to(self, tensors: Iterable[str], but: frozenset[str]) -> tuple[Operator, ...]:
+        """Returns the operators that some tensors depend on, but not through these."""
+        wanted, found = set(tensors) - but, []
         for operator in reversed(self.operators):
             if wanted.intersection(operator.outputs):
-                wanted.update(operator.inputs)
-                found.add(operator.name)
-        return frozenset(found)
+                wanted.update(set(operator.inputs) - but)
+                found.append(operator)
+        return tuple(reversed(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

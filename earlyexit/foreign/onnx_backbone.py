@@ -222,11 +222,9 @@ def read_graph(folder: Path, file: str) -> Any:
 
 
 def fingerprint(folder: Path, file: str) -> str:
-    """Returns the SHA-256 of a graph's file and of its weights; raises ModelFolderError where one is missing."""
+    """Returns the SHA-256 of a graph's file and of its weights."""
     digest = hashlib.sha256()
     for name in (file, file + WEIGHTS_SUFFIX):
-        if not (folder / name).is_file():
-            raise ModelFolderError(f"{folder} has no {name}, which its network consists of")
         with (folder / name).open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
@@ -304,16 +302,13 @@ class OnnxBackbone(Backbone):
         super().__init__()
         self.config = config
         self.num_blocks = len(config.cuts)
+        self.inputs = config.entry
         self.max_length = config.max_length
         self.num_threads = torch.get_num_threads()
         """The threads of sessions that are opened from now on."""
         self._folder = folder
         self._state = state or state_of(folder, config.file)
         self._sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
-
-    @property
-    def inputs(self) -> Boundary:
-        return self.config.entry
 
     def boundary(self, block: int) -> Boundary:
         return tuple(each.spec() for each in self.config.cuts[block])

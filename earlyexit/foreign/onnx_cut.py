@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import Dataflow, UncutError, layout_role
-from earlyexit.foreign.model import SURE, ForeignOptions, longest_taken, or_why, the_answer
+from earlyexit.foreign.model import SURE, ForeignOptions, Looked, longest_taken, or_why, the_answer
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
     FILE,
@@ -65,7 +65,6 @@ TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
 """Operators between ids and the table in which they are looked up."""
 WHOLE = ("int64", "int32", "uint8")
 """Types of images with values from 0 to 255; scaled values would be cut off to whole numbers."""
-Looked = TypeVar("Looked")
 
 
 def opened(
@@ -274,19 +273,20 @@ class Opened:
         trials = Whole(model, folder, entry, names).measured()
 
         def can_be(name: str) -> bool:
-            first, other = trials[0][name], trials[1][name]
+            first, other, *_ = trials[name]
             if first.dtype.kind != "f" or first.ndim != 2 or (len(first), len(other)) != (2, 3):
                 return False
             return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
 
-        answer = the_answer("the graph", {name: trials[0][name].shape for name in names}, can_be, batch=2)
-        return cls(model=model, folder=folder, entry=entry, flow=flow, output=answer, answers=trials[0][answer])
+        answer = the_answer("the graph", {name: trials[name][0].shape for name in names}, can_be, batch=2)
+        return cls(model=model, folder=folder, entry=entry, flow=flow, output=answer, answers=trials[answer][0])
 
     def taken(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded]) -> GraphConfig:
         """Returns all that is needed to run its blocks, which were tried; raises GraphError."""
         cuts = [*cuts, [self.output]]
         sizes = self._sizes(cuts)
-        whole, of_name = self._measured([*(name for cut in cuts for name in cut), *sizes])
+        whole = self._whole([*(name for cut in cuts for name in cut), *sizes])
+        of_name = whole.measured()
         sums = np.abs(self.answers.sum(1) - 1)
         config = GraphConfig(
             **dict(self.entry),
@@ -316,7 +316,7 @@ class Opened:
         """Returns what crosses at each of these cuts, each for itself, or why nothing can; measured at once."""
         sizes = [or_why(self._sizes, [cut, [self.output]]) for cut in cuts]
         readable = [(cut, read) for cut, read in zip(cuts, sizes, strict=True) if not isinstance(read, str)]
-        _, of_name = self._measured([name for cut, read in readable for name in (*cut, *read)] or [self.output])
+        of_name = self._whole([name for cut, read in readable for name in (*cut, *read)] or [self.output]).measured()
 
         def measured(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
             if isinstance(read, str):
@@ -333,11 +333,8 @@ class Opened:
         codec = [each.name for each in self.entry.codec_inputs]
         return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
 
-    def _measured(self, names: Sequence[str]) -> tuple[Whole, dict[str, list[Array]]]:
-        """Returns the uncut graph, and these tensors' values in the trials."""
-        whole = Whole(self.model, self.folder, self.entry, names)
-        trials = whole.measured()
-        return whole, {name: [trial[name] for trial in trials] for name in names}
+    def _whole(self, names: Sequence[str]) -> Whole:
+        return Whole(self.model, self.folder, self.entry, names)
 
 
 class Whole:
@@ -374,11 +371,12 @@ class Whole:
         layout = layout_of([length])
         return not isinstance(or_why(self.run, examples(self._entry.entry, layout), layout), str)
 
-    def measured(self) -> list[dict[str, Array]]:
-        """Returns the tensors for each of `SHAPES`."""
+    def measured(self) -> dict[str, list[Array]]:
+        """Returns the values of every tensor for each of `SHAPES`."""
         shapes = SHAPES if self._entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
         layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
-        return [self.run(examples(self._entry.entry, layout), layout) for layout in layouts]
+        trials = [self.run(examples(self._entry.entry, layout), layout) for layout in layouts]
+        return {name: [trial[name] for trial in trials] for name in self._names}
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:

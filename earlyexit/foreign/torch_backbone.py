@@ -204,13 +204,10 @@ class ExportedBackbone(Backbone):
         super().__init__()
         self.blocks = blocks
         self.num_blocks = len(blocks.graphs)
+        self.inputs = blocks.inputs
         self.max_length = max_length
         self.weights = Weights(blocks.weights)
         self._modules_by_device: dict[tuple[int, torch.device], fx.GraphModule] = {}
-
-    @property
-    def inputs(self) -> Boundary:
-        return self.blocks.inputs
 
     def boundary(self, block: int) -> Boundary:
         return self.blocks.boundaries[block]

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,11 +24,8 @@ from earlyexit.network.chain import Chain, joined
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors, halved
 from earlyexit.network.store import CARD_FILE, load_model, read_card
-from earlyexit.sequences.memory import PAGE_TOKENS
+from earlyexit.sequences.sequence import PAGE_TOKENS
 from earlyexit.tasks import find_task
-
-if TYPE_CHECKING:
-    from earlyexit.tasks.base import Task
 
 
 class ChainNetwork:
@@ -57,31 +53,12 @@ class ChainNetwork:
         self.members = tuple(members)
         self.runners: tuple[SegmentRunner, ...] = tuple(members if runners is None else runners)
         self.chain = joined([member.chain for member in members])
-
-    @property
-    def num_blocks(self) -> int:
-        return self.chain.num_blocks
-
-    @property
-    def ramp_indices(self) -> tuple[int, ...]:
-        return self.chain.ramps
-
-    @property
-    def task(self) -> Task:
-        return self.members[-1].task
-
-    @property
-    def max_length(self) -> int:
+        self.num_blocks = self.chain.num_blocks
+        self.ramp_indices = self.chain.ramps
+        self.task = last.task
+        self.max_length = min(member.max_length for member in members)
         """The longest input that every member takes."""
-        return min(member.max_length for member in self.members)
-
-    @property
-    def device(self) -> torch.device:
-        return self.members[0].device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.members[0].dtype
+        self.device, self.dtype = first.device, first.dtype
 
     def boundary(self, block: int) -> Boundary:
         if block in self.chain.end_ramps:

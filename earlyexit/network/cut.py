@@ -34,6 +34,7 @@ from earlyexit.network.piece import (
 )
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.foresight import Foreseen
+from earlyexit.ramps.heads import NormedRamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,39 +49,6 @@ class Leaving:
     ramp: int
     rows_KD: Tensor
     """What the shared head looks at, for the inputs that leave."""
-
-
-def cut_out(
-    network: Network,
-    first: int,
-    end: int,
-    ramps: tuple[int, ...],
-    policy: ExitPolicy,
-    segments: SegmentRunner | None = None,
-) -> Cut:
-    """Returns a runnable part of a network: blocks first to end - 1, with the given ramps active.
-
-    `segments` computes it; None for the network itself. Raises PlanError for blocks or ramps that the network does not
-    have, and for a policy that cannot judge them.
-    """
-    if not 0 <= first < end <= network.num_blocks:
-        raise PlanError(
-            f"blocks {first} to {end - 1} are not in the model, whose blocks are 0 to {network.num_blocks - 1}"
-        )
-    unknown = sorted(set(ramps) - set(network.ramp_indices))
-    if unknown:
-        raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(network.ramp_indices)}")
-    policy.check_ramps(ramps)
-    if ramps:
-        policy.check_task(network.task)
-    if ramps and policy.foresees is not None:
-        named = f"exit policy {policy.name!r}"
-        if not isinstance(network, EarlyExitModel):
-            raise PlanError(f"{named} asks ramps before their outputs; this network's cannot be asked")
-        blind = [ramp for ramp in ramps if policy.foresees == "classifier" and not network.foresees(ramp)]
-        if blind:
-            raise PlanError(f"{named} asks a ramp's classifier, and ramps {blind} have none")
-    return Cut(network, first, end, ramps, policy, segments)
 
 
 class Cut:
@@ -101,7 +69,12 @@ class Cut:
         *,
         looks: frozenset[int] | None = None,
     ) -> None:
-        """`looks`: of inputs that stay, the ramps, active or not, that the policy looks at; None: inputs leave."""
+        """`segments` computes it; None for the network itself.
+
+        `looks`: of inputs that stay, the ramps, active or not, that the policy looks at; None: inputs leave. Raises
+        PlanError for blocks or ramps that the network does not have, and for a policy that cannot judge them.
+        """
+        _check(network, first, end, ramps, policy)
         self.first = first
         self.end = end
         self._network = network
@@ -183,7 +156,8 @@ class Cut:
         network = self._late
         assert network is not None
         last = network.num_blocks - 1
-        last_BD = network.before_head(last, network.gathered(last, network.reach(segment, piece), piece.lengths_B))
+        hidden = network.run_blocks(segment.first, segment.end, piece.tensors, network.layout(piece.lengths_B))
+        last_BD = network.before_head(last, network.gathered(last, hidden, piece.lengths_B))
         assert last_BD is not None, "the full model has the head that its ramps share"
         answers, (outputs_BC,) = self._together(late, (last, last_BD))
         opinion, state_BS = self._said(segment, piece, (), outputs_BC)
@@ -261,6 +235,26 @@ class Cut:
         seen = _seen(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
+
+
+def _check(network: Network, first: int, end: int, ramps: tuple[int, ...], policy: ExitPolicy) -> None:
+    if not 0 <= first < end <= network.num_blocks:
+        raise PlanError(
+            f"blocks {first} to {end - 1} are not in the model, whose blocks are 0 to {network.num_blocks - 1}"
+        )
+    unknown = sorted(set(ramps) - set(network.ramp_indices))
+    if unknown:
+        raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(network.ramp_indices)}")
+    policy.check_ramps(ramps)
+    if ramps:
+        policy.check_task(network.task)
+    if ramps and policy.foresees is not None:
+        named = f"exit policy {policy.name!r}"
+        if not isinstance(network, EarlyExitModel):
+            raise PlanError(f"{named} asks ramps before their outputs; this network's cannot be asked")
+        blind = [ramp for ramp in ramps if not isinstance(network.exit_head(ramp), NormedRamp)]
+        if blind and policy.foresees == "classifier":
+            raise PlanError(f"{named} asks a ramp's classifier, and ramps {blind} have none")
 
 
 def _before_its_last(segment: Segment) -> tuple[Segment, ...]:
@@ -355,7 +349,7 @@ class TorchRunner:
         """Returns the split's cut; raises PlanError for blocks or ramps that the model does not have."""
         if (split, probe) not in regime.cuts:
             ramps = tuple(ramp for ramp in split.ramps if regime.policy.can_decide(ramp))
-            cut = cut_out(self._network, split.first, split.end, ramps, regime.policy, self._segments)
+            cut = Cut(self._network, split.first, split.end, ramps, regime.policy, self._segments)
             # A probe that no ramp can look at runs as any other input.
             if probe and any(map(regime.policy.can_look, self._network.ramp_indices)):
                 cut = cut.for_probes()

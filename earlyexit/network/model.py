@@ -23,9 +23,8 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.ramps import RampStyle
-from earlyexit.ramps.heads import BridgeRamp, Ramp
+from earlyexit.ramps.heads import BridgeRamp, NormedRamp, Ramp, VocabularyHead
 from earlyexit.ramps.pooling import Pooling
-from earlyexit.ramps.vocabulary import NormedRamp, VocabularyHead
 from earlyexit.tasks.base import Task
 
 
@@ -168,6 +167,8 @@ class EarlyExitModel(nn.Module):
         super().__init__()
         self.info = info
         self.backbone = backbone
+        self.num_blocks = backbone.num_blocks
+        self.ramp_indices = tuple(sorted(ramps))
         self.ramps = nn.ModuleDict({str(index): ramp for index, ramp in ramps.items()})
         self.head = head
         self.register_buffer("temperatures_E", torch.ones(backbone.num_blocks))
@@ -177,14 +178,6 @@ class EarlyExitModel(nn.Module):
         """How packed inputs attend; the service may choose."""
         self.is_last = True
         """Whether its end is the model's; else another network of a chain follows, and its end is a ramp."""
-
-    @property
-    def num_blocks(self) -> int:
-        return self.backbone.num_blocks
-
-    @property
-    def ramp_indices(self) -> tuple[int, ...]:
-        return tuple(sorted(int(index) for index in self.ramps))
 
     @property
     def chain(self) -> Chain:
@@ -217,7 +210,11 @@ class EarlyExitModel(nn.Module):
         return self.boundary(block - 1)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device, self.attention))
+        return self.compute(segment, piece.tensors, self.layout(piece.lengths_B))
+
+    def layout(self, lengths_B: Lengths) -> Layout:
+        """Returns the layout of packed inputs of these lengths."""
+        return Layout(lengths_B, self.device, self.attention)
 
     def is_ready(self, segment: Segment) -> bool:
         return self.backbone.is_ready(segment.first, segment.end, self.device.type)
@@ -244,29 +241,18 @@ class EarlyExitModel(nn.Module):
 
     def exit_outputs(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
         """Returns temperature-scaled outputs of the exit after `block`, float32 (B, C), from the first tensor."""
-        outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
-        return outputs_BC.float() / self.temperatures_E[block]
+        return self.outputs_of(block, self.exit_head(block).gather(hidden[0], layout))
 
-    # The following six let a policy decide before an exit's outputs are computed.
-
-    def foresees(self, ramp: int) -> bool:
-        """Whether this ramp has a classifier that says beforehand how sure it is."""
-        return isinstance(self.exit_head(ramp), NormedRamp)
+    # The following four let a policy decide before an exit's outputs are computed.
 
     def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
         """Returns what the ramp's head looks at, (B, ...), from what crosses before or after its block."""
-        return self.exit_head(ramp).gather(tensors[0], Layout(lengths_B, self.device, self.attention))
+        return self.exit_head(ramp).gather(tensors[0], self.layout(lengths_B))
 
-    def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
-        """Returns log-odds that the ramp will answer as the full model, float32 (B,)."""
-        head = self.exit_head(ramp)
-        assert isinstance(head, NormedRamp)
-        return head.foresee(gathered).float()
-
-    def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
-        """Returns the ramp's outputs as `run` gives them, (B, *output_shape)."""
-        outputs_BC: Tensor = self.exit_head(ramp).classify(gathered)
-        return outputs_BC.float() / self.temperatures_E[ramp]
+    def outputs_of(self, exit_block: int, gathered: Tensor) -> Tensor:
+        """Returns the exit's outputs as `run` gives them, (B, *output_shape)."""
+        outputs_BC: Tensor = self.exit_head(exit_block).classify(gathered)
+        return outputs_BC.float() / self.temperatures_E[exit_block]
 
     def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
         """Returns what the shared head looks at, (B, D); None for an exit with a head of its own."""
@@ -280,11 +266,6 @@ class EarlyExitModel(nn.Module):
         outputs_KC: Tensor = self.head.classify(torch.cat([each for _, each in rows]))
         parts = torch.split(outputs_KC, [len(each) for _, each in rows])
         return [part.float() / self.temperatures_E[block] for part, (block, _) in zip(parts, rows, strict=True)]
-
-    def reach(self, segment: Segment, piece: Piece) -> Tensors:
-        """Returns what crosses after a segment, without its exit."""
-        layout = Layout(piece.lengths_B, self.device, self.attention)
-        return self.run_blocks(segment.first, segment.end, piece.tensors, layout)
 
     @property
     def tied(self) -> Mapping[str, str]:

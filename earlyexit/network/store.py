@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +16,7 @@ from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN
-from earlyexit.network.boundary import Boundary, Column, bytes_per_input
+from earlyexit.network.boundary import Boundary, bytes_per_input
 from earlyexit.network.chain import Chain, joined
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
@@ -49,22 +49,22 @@ class ChainModels(BaseModel):
             raise ModelFolderError(f"a chain of {len(self.models)} models, with the names of {len(self.names)}")
         return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
 
-    def member(self, place: int, folder: Path) -> Path:
-        """Returns a model's folder, given the chain's; raises ModelFolderError where it does not hold that model."""
-        said, name, num_blocks = self.models[place], self.names[place], self.blocks[place]
-        path = (folder / said).resolve()
-        if not (path / CARD_FILE).is_file():
-            raise ModelFolderError(
-                f"{folder / CARD_FILE}: its model {name!r} is not at {said}, there is no {path / CARD_FILE}; "
-                f"`offramp chain` makes the chain anew"
-            )
-        card = read_card(path)
-        if (card.name, card.num_blocks) != (name, num_blocks):
-            raise ModelFolderError(
-                f"{folder / CARD_FILE}: {path} held {name!r} of {num_blocks} blocks, and now holds {card.name!r} of "
-                f"{card.num_blocks}; `offramp chain` makes the chain anew"
-            )
-        return path
+    def members(self, folder: Path) -> Iterator[Path]:
+        """Yields the models' folders, given the chain's; raises ModelFolderError where one does not hold its model."""
+        for said, name, num_blocks in zip(self.models, self.names, self.blocks, strict=True):
+            path = (folder / said).resolve()
+            if not (path / CARD_FILE).is_file():
+                raise ModelFolderError(
+                    f"{folder / CARD_FILE}: its model {name!r} is not at {said}, there is no {path / CARD_FILE}; "
+                    f"`offramp chain` makes the chain anew"
+                )
+            card = read_card(path)
+            if (card.name, card.num_blocks) != (name, num_blocks):
+                raise ModelFolderError(
+                    f"{folder / CARD_FILE}: {path} held {name!r} of {num_blocks} blocks, and now holds {card.name!r} "
+                    f"of {card.num_blocks}; `offramp chain` makes the chain anew"
+                )
+            yield path
 
 
 class ModelCard(BaseModel):
@@ -134,8 +134,7 @@ class ModelCard(BaseModel):
         """
         if self.family != CHAIN:
             return (folder,)
-        models = ChainModels.model_validate(self.backbone)
-        return tuple(models.member(place, folder) for place in range(len(models.models)))
+        return tuple(ChainModels.model_validate(self.backbone).members(folder))
 
     @property
     def max_length(self) -> int:
@@ -362,7 +361,7 @@ def check_members(members: Sequence[ModelFolder]) -> None:
     for member in members[:-1]:
         _check_labels(member, reference)
         ours, theirs = member.card.codec, reference.card.codec
-        if ours["name"] != theirs["name"] or _columns(ours) != _columns(theirs):
+        if ours["name"] != theirs["name"] or make_codec(ours).inputs != make_codec(theirs).inputs:
             said = [f"{each.folder} takes {_in_words(each.card.codec)}" for each in (member, reference)]
             raise InputError(f"{', '.join(said)}: the models of a chain take the same inputs")
 
@@ -388,10 +387,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:SHOWN])) + more
 
 
-def _columns(codec: Mapping[str, Any]) -> tuple[Column, ...]:
-    return make_codec(codec).inputs
-
-
 def _in_words(codec: Mapping[str, Any]) -> str:
-    columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in _columns(codec) if each.shape)
+    inputs = (each for each in make_codec(codec).inputs if each.shape)
+    columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in inputs)
     return f"{codec['name']!r} inputs {', '.join(columns)}".rstrip()

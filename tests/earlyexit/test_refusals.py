@@ -37,7 +37,7 @@ from earlyexit.named import make_named
 from earlyexit.network.boundary import Split, TensorSpec, as_numbers, fitting
 from earlyexit.network.chain import proportional
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
@@ -169,10 +169,10 @@ CASES: dict[str, Case] = {
     "split: no tokens": lambda: Split(first=0, end=2, batch=1, tokens=0),
     "split: repeated ramp": lambda: Split(first=0, end=2, batch=1, ramps=(1, 1)),
     "split: ramp outside": lambda: Split(first=2, end=4, batch=1, ramps=(1,)),
-    "cut: no blocks": lambda: cut_out(small(), 2, 2, (), EntropyPolicy(0.4)),
-    "cut: beyond the end": lambda: cut_out(small(), 0, 5, (), EntropyPolicy(0.4)),
-    "cut: no such ramp": lambda: cut_out(small(), 0, 4, (3,), EntropyPolicy(0.4)),
-    "cut: no threshold": lambda: cut_out(small(), 0, 4, (0, 1), EntropyPolicy({0: 0.4})),
+    "cut: no blocks": lambda: Cut(small(), 2, 2, (), EntropyPolicy(0.4)),
+    "cut: beyond the end": lambda: Cut(small(), 0, 5, (), EntropyPolicy(0.4)),
+    "cut: no such ramp": lambda: Cut(small(), 0, 4, (3,), EntropyPolicy(0.4)),
+    "cut: no threshold": lambda: Cut(small(), 0, 4, (0, 1), EntropyPolicy({0: 0.4})),
     "slot: too long": lambda: first_fit_decreasing([3, 11], 10),
     # Policies
     "policy: unknown": lambda: make_policy("luck"),

@@ -21,7 +21,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import Encoded, entering
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import from_wire
 from earlyexit.network.store import load_model, read_card
 from earlyexit.policies.base import Opinion
@@ -135,7 +135,7 @@ def test_the_network_is_loaded_by_name_and_its_own_rule_lets_inputs_out(folder: 
     wire = entering(["x"], [Encoded(3, (np.array([2, 3, 4], dtype=np.int32),))])
     piece, answers = from_wire(model, wire, policy), 0
     for split in stage.splits:
-        for step in cut_out(model, split.first, split.end, split.ramps, policy).run(piece):
+        for step in Cut(model, split.first, split.end, split.ramps, policy).run(piece):
             answers += len(step.answers)
             survivors = step.survivors
         if survivors is None:

@@ -24,7 +24,7 @@ from earlyexit.backends.captured import (
 )
 from earlyexit.engine.queue import Attention
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
-from earlyexit.network.cut import TorchRunner, cut_out
+from earlyexit.network.cut import Cut, TorchRunner
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
@@ -93,7 +93,7 @@ def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, s
     piece = from_wire(model, wire, POLICY)
     if block == 0:
         return piece
-    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
+    (step,) = Cut(model, 0, block, (), POLICY).run(piece)
     assert step.survivors is not None
     return step.survivors
 

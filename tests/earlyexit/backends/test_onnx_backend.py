@@ -31,7 +31,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.cut import TorchRunner, cut_out
+from earlyexit.network.cut import Cut, TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -78,7 +78,7 @@ def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> P
     piece = piece_of(model, POLICY, random_inputs(np.random.default_rng(sum(lengths)), lengths))
     if block == 0:
         return piece
-    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
+    (step,) = Cut(model, 0, block, (), POLICY).run(piece)
     assert step.survivors is not None
     return step.survivors
 

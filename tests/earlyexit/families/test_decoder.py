@@ -18,7 +18,7 @@ from earlyexit.errors import OverloadedError
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Numbers, Segment, WirePiece, entering
 from earlyexit.network.checkpoint import load_pretrained, start_of
-from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, arbitrary_tensors, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
@@ -160,7 +160,7 @@ class Stages:
         for model in models:
             backbone_of(model).fill = fill
         cuts = {
-            first: cut_out(models[first], first, end, tuple(r for r in RAMPS if first <= r < end), policy)
+            first: Cut(models[first], first, end, tuple(r for r in RAMPS if first <= r < end), policy)
             for first, end in pairwise(bounds)
         }
         return cls({first: models[first] for first in cuts}, cuts, seed, policy=policy)

@@ -26,7 +26,7 @@ from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.families.vgg import CONVOLUTIONS
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
@@ -177,7 +177,7 @@ def test_pairs_and_single_texts_get_the_logits_of_transformers(tmp_path: Path) -
 
 
 def answers(model: EarlyExitModel, piece: Piece) -> list[object]:
-    (step,) = cut_out(model, 0, 3, (), NEVER).run(piece)
+    (step,) = Cut(model, 0, 3, (), NEVER).run(piece)
     return [answer.value for answer in step.answers]
 
 

@@ -12,7 +12,7 @@ import torch
 from earlyexit.network.boundary import Answer, Encoded, Seen, Split, WirePiece, entering
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, ModelInfo, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion
@@ -162,6 +162,6 @@ def _enter(network: ChainNetwork, policy: ExitPolicy, wire: WirePiece, before: P
 
 
 def _cut(network: ChainNetwork, policy: ExitPolicy, split: Split, segments: SegmentRunner | None, kind: str) -> Cut:
-    cut = cut_out(network, split.first, split.end, split.ramps, policy, segments)
+    cut = Cut(network, split.first, split.end, split.ramps, policy, segments)
     of_kind: Mapping[str, Cut] = {"plain": cut, "stay": cut.staying(), "probe": cut.for_probes()}
     return of_kind[kind]

@@ -15,7 +15,7 @@ from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Encoded, Split
-from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
@@ -46,7 +46,7 @@ def cuts_of(
     """The splits between the bounds, by their first block; all ramps active unless they are named."""
     active = model.ramp_indices if ramps is None else ramps
     return {
-        first: cut_out(model, first, end, tuple(ramp for ramp in active if first <= ramp < end), policy, segments)
+        first: Cut(model, first, end, tuple(ramp for ramp in active if first <= ramp < end), policy, segments)
         for first, end in pairwise(bounds)
     }
 

@@ -18,7 +18,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Encoded, Seen, Segment, Split
 from earlyexit.network.chain_network import ChainNetwork
-from earlyexit.network.cut import TorchRunner, cut_out
+from earlyexit.network.cut import Cut, TorchRunner
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
@@ -104,7 +104,7 @@ def test_cuts_batch_mates_and_the_wire_change_no_answer(
 
 def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = ConfidencePolicy(0.0)
-    steps = list(cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
+    steps = list(Cut(model, 0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
     assert [(len(step.answers), step.survivors) for step in steps] == [(24, None)]
 
 
@@ -112,7 +112,7 @@ def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encod
     wire = wire_of(encoded[:2])
     wire.tensors[0].setflags(write=False)
     policy = VotingPolicy(9)
-    *_, last = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
+    *_, last = Cut(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     assert [answer.exit for answer in last.answers] == [3, 3]
 
 
@@ -132,12 +132,12 @@ def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
 ) -> None:
     model, policy = numbers_with(number, block=block), ConfidencePolicy(threshold)
     with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave answers that are not finite"):
-        list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
+        list(Cut(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
 
 
 def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_answer(encoded: list[Encoded]) -> None:
     model, policy = numbers_with(np.nan, block=0), ConfidencePolicy(0.0)
-    steps = list(cut_out(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
+    steps = list(Cut(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
     assert [each.block for step in steps for each in step.seen] == [1, 1]
     assert [len(step.answers) for step in steps] == [0, 2]
 
@@ -161,7 +161,7 @@ def test_of_large_outputs_only_those_of_who_leaves_become_answers(encoded: list[
     model = small(task, num_blocks=2)
     scores = sorted(task.score(exit_outputs(model, encoded[:8])[0]).tolist())
     policy = ConfidencePolicy((scores[4] + scores[5]) / 2)
-    steps = list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:8])))
+    steps = list(Cut(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:8])))
     assert [len(step.answers) for step in steps] == [3, 5]
     assert task.asked == [3, 5]
     alone = answers_alone(model, policy, encoded[:8])
@@ -466,18 +466,18 @@ def test_who_stays_crosses_too_and_every_exit_is_seen(kind: str, three: ChainNet
 def test_a_networks_head_is_computed_where_it_decides(two: ChainNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     heads = {id(member.head): member.info.name for member in two.members}
-    forward = Ramp.__call__
+    classify = Ramp.classify
 
-    def counted(head: Ramp, *given: object) -> object:
+    def counted(head: Ramp, gathered: Tensor) -> Tensor:
         called.extend([heads[id(head)]] if id(head) in heads else [])
-        return forward(head, *given)
+        return classify(head, gathered)
 
-    monkeypatch.setattr(Ramp, "__call__", counted)
+    monkeypatch.setattr(Ramp, "classify", counted)
     inputs = inputs_for(two, count=3)
     runs = [("plain", (0,), []), ("plain", (0, 1), ["m0"]), ("stay", (1,), ["m0"]), ("probe", (), ["m0"])]
     for kind, ramps, expected in runs:
         called.clear()
-        cut = cut_out(two, 0, 2, ramps, ConfidencePolicy(math.inf))
+        cut = Cut(two, 0, 2, ramps, ConfidencePolicy(math.inf))
         cut = {"plain": cut, "stay": cut.staying(), "probe": cut.for_probes()}[kind]
         [*_, step] = cut.run(from_wire(two, inputs.wire(0, 0, inputs.ids), ConfidencePolicy(math.inf)))
         assert step.survivors is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from earlyexit.network.boundary import Numbers, values_of
 from earlyexit.network.chain import check_weights, proportional
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import Cut
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
@@ -396,7 +396,7 @@ def test_class_maps_are_the_same_in_all_cuts_whatever_their_batch_mates() -> Non
 
 def test_probes_tell_every_exits_share_and_map() -> None:
     model, policy, encoded = model_of_maps(), halves(), encoded_images(6)
-    steps = list(cut_out(model, 0, 3, (0,), policy).for_probes().run(piece_of(model, policy, encoded)))
+    steps = list(Cut(model, 0, 3, (0,), policy).for_probes().run(piece_of(model, policy, encoded)))
     assert [{each.block for each in step.seen} for step in steps] == [{0}, {1}, {2}]
     outputs = exit_outputs(model, encoded)
     for block in (0, 1):
@@ -416,7 +416,7 @@ def test_a_ramp_that_looks_at_every_input_makes_each_map_once(monkeypatch: pytes
         return answer(self, outputs_BC)
 
     monkeypatch.setattr(SegmentationTask, "answer", counted)
-    cut = cut_out(model, 0, 3, (0, 1), policy)
+    cut = Cut(model, 0, 3, (0, 1), policy)
     for staying in (cut.staying(), cut.for_probes()):
         steps = list(staying.run(piece_of(model, policy, encoded)))
         assert 0 < len(steps[0].answers) < 6
