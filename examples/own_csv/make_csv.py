@@ -9,19 +9,19 @@ import random
 import sys
 from pathlib import Path
 
-from earlyexit.data.rows import write_labelled
-from offramp.demo.texts import generate
+import offramp
+from earlyexit.data.rows import read_labelled, write_labelled
 
 
 def main(path: Path, rows_per_label: int = 120, num_labels: int = 12) -> None:
     """The columns text and label, in no order, as a file from real life might be."""
-    texts = generate(per_intent=rows_per_label)
-    labels = texts.label_names[:num_labels]
-    kept = [row for row, label in enumerate(texts.labels) if label in labels]
+    texts = read_labelled(Path(offramp.__file__).with_name("demo") / "texts.csv")
+    rows_of = {label: [row for row, each in enumerate(texts.labels) if each == label] for label in texts.label_names}
+    kept = sorted(row for label in texts.label_names[:num_labels] for row in rows_of[label][:rows_per_label])
     random.Random(0).shuffle(kept)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_labelled(texts.select(kept), path.parent, path.stem)
-    print(f"{len(kept)} rows, {len(labels)} labels: {path}")  # noqa: T201 - it is a command
+    print(f"{len(kept)} rows, {num_labels} labels: {path}")  # noqa: T201 - it is a command
 
 
 if __name__ == "__main__":

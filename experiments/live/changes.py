@@ -27,7 +27,7 @@ from deployments.local_ray.cluster import LocalCluster
 from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, said_by
-from offramp.demo.service import RunningService, hand_control, served
+from offramp.demo.turns import RunningService, hand_control, served
 from offramp.load.report import RequestRecord, percentile
 from optimizer.plan import Plan
 

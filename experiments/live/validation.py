@@ -31,7 +31,7 @@ from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.live.model import FOLDER, LABELS, make_model
 from experiments.problems import ENTROPY, PROBLEMS, stretched
-from offramp.demo.service import served
+from offramp.demo.turns import served
 from offramp.load.generator import LoadConfig, run_load
 from offramp.load.processes import Poisson
 from offramp.load.report import RequestRecord, percentile

@@ -21,7 +21,7 @@ from experiments.peers.compare import OURS, Asked, compare
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
 from experiments.peers.workloads import WORKLOADS
-from offramp.demo.plans import Processors
+from offramp.demo.run import Processors
 
 
 def main() -> None:

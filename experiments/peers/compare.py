@@ -39,7 +39,7 @@ from experiments.peers.sides import (
 from experiments.peers.stock import Dtype
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
-from offramp.demo.plans import Processors
+from offramp.demo.run import Processors
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 

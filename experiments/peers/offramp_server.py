@@ -24,7 +24,7 @@ from deployments.local_ray.cluster import HttpFront, LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.errors import OfframpError
 from experiments.peers.processes import LOGS, Server, running, threads_of
-from offramp.demo.service import served
+from offramp.demo.turns import served
 from optimizer.plan import Plan
 from optimizer.plan_file import parse_plan, plan_document
 

@@ -28,8 +28,8 @@ from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
 from offramp.commands.machine import dispatch_for, plan_for, with_slo
-from offramp.demo.plans import Processors, measured_problem
-from offramp.demo.service import hand_control
+from offramp.demo.run import Processors, measured_problem
+from offramp.demo.turns import hand_control
 from offramp.load.sustained import Search
 from optimizer.decision import Strategy
 from optimizer.plan import Plan

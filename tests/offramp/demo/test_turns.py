@@ -11,8 +11,7 @@ from rich.console import Console
 from earlyexit.network.boundary import Split
 from offramp.client.protocol import Prediction
 from offramp.commands.machine import plan_for, stock_s
-from offramp.demo.plans import V100, emulated_problem
-from offramp.demo.run import draw
+from offramp.demo.run import V100, draw, emulated_problem
 from offramp.demo.turns import Load, Ran, batch_at_block, mean, summarized, table_of
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
