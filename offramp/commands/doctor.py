@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
 import typer
 from rich.table import Column
@@ -13,7 +10,6 @@ from rich.text import Text
 
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import make_table, show
-from offramp.doctor.checks import Finding, has_failed
 from offramp.doctor.look import examine
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
@@ -23,20 +19,14 @@ def run(job: DoctorJob) -> None:
     """Print what was found, with what to do below it; the exit status says whether something failed."""
     findings = examine(job.targets, job.port or ())
     if job.as_json:
-        print(json.dumps(doctor_document(findings), indent=2))
+        print(json.dumps([each._asdict() for each in findings], indent=2))
     else:
         columns = Column("check", no_wrap=True), Column(no_wrap=True), Column("found", overflow="fold")
         table = make_table(*columns, box=None, pad_edge=False)
-        for name, group in findings.items():
-            for each in group:
-                words = Text(each.found)
-                if each.advice is not None:
-                    words.append(f"\n-> {each.advice}", style="bold")
-                table.add_row(name, Text(each.verdict, style=STYLES[each.verdict]), words)
+        for each in findings:
+            words = Text(each.found)
+            if each.advice is not None:
+                words.append(f"\n-> {each.advice}", style="bold")
+            table.add_row(each.check, Text(each.verdict, style=STYLES[each.verdict]), words)
         show(table)
-    raise typer.Exit(1 if has_failed(findings) else 0)
-
-
-def doctor_document(findings: Mapping[str, tuple[Finding, ...]]) -> list[dict[str, Any]]:
-    """The same as JSON."""
-    return [{"check": name, **asdict(each)} for name, group in findings.items() for each in group]
+    raise typer.Exit(int(any(each.verdict == "failed" for each in findings)))

