@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,16 @@ from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.output import in_own_process
+from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.commands.profile import cpu_name, profile_model
 from offramp.commands.progress import num_cores
 from offramp.spec.model import with_rows
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
-from optimizer.decision import NoPlan, Strategy
+from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.problem_file import ProblemFile
 from optimizer.what_if import with_batch_limit
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
@@ -254,16 +255,14 @@ def plan_for(
     problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, records: ExitRecords | None = None
 ) -> Plan:
     """Returns the strategy's plan, of good plans the one that the records prefer; raises PlanError if there is none."""
-    decision = solve(problem, strategy)
-    if isinstance(decision, NoPlan):
-        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {decision.binding}")
-    stages, figures = decision.stages, decision.figures
-    if records is not None and policy is not None:
-        assert isinstance(policy.thresholds, Mapping)
-        chosen = rechosen(problem, decision, rescore(problem, decision, joint_reach(records, policy.thresholds)))
-        stages, figures = chosen.stages, chosen.figures
-    predicted = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s}
-    return Plan(stages=stages, shares=figures.shares, policy=policy, predicted=predicted)
+    thresholds = None if policy is None else policy.thresholds
+    assert not isinstance(thresholds, float), "a service's policy has a threshold for each ramp"
+    file = ProblemFile(problem=problem, records=records, thresholds=thresholds)
+    found = answer(file, strategy, solve, compared=())
+    if isinstance(found, NoPlanAnswer):
+        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {found.decision.binding}")
+    plan = plan_of(file, found.planned, policy)
+    return replace(plan, predicted={name: plan.predicted[name] for name in ("rate_per_s", "latency_s")})
 
 
 def mean_tokens(folder: Path, card: ModelCard) -> int:

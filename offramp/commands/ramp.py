@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from earlyexit.codecs import find_codec
-from earlyexit.data.rows import has_labels
+from earlyexit.data.rows import LabelledRows, has_labels
 from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError
 from earlyexit.network.store import read_card
@@ -22,11 +21,8 @@ from offramp.commands.output import command, percent, warn
 from offramp.commands.progress import progress_bars
 from offramp.commands.train import train, unlabelled
 from offramp.commands.worth import calibration_warnings
-
-if TYPE_CHECKING:
-    from earlyexit.data.rows import LabelledRows
-    from optimizer.calibration_file import CalibrationCard
-    from profiles.latency import LatencyProfile
+from optimizer.calibration_file import CalibrationCard
+from profiles.latency import LatencyProfile
 
 
 def run(job: RampJob) -> None:

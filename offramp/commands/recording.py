@@ -24,8 +24,8 @@ from optimizer.confidences import LEVELS, choose_confidences
 from optimizer.ensemble import RULES, Gain, fitted, held_out_gain
 from optimizer.plan import policy_of_score
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT
-from profiles.records import ExitRecords
-from profiles.scores import Score
+from profiles.records import ExitOutcome, ExitRecords
+from profiles.scores import BoolArray, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from earlyexit.policies.base import Opinion
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
-    from profiles.records import ExitOutcome
-    from profiles.scores import BoolArray
 
 
 SERVED = "likelihood"

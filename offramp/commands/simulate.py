@@ -13,57 +13,22 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from earlyexit.errors import InputError
-from offramp.commands.options import SimulateJob, order_option
+from offramp.commands.options import SimulateJob
 from offramp.commands.output import make_table, milliseconds, print_result
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer
 from offramp.commands.progress import progress_share, provenance
-from offramp.commands.simulated_inputs import (
-    Inputs,
-    PlayedPlan,
-    check_sequences,
-    exit_inputs,
-    given_lengths,
-    in_sequences,
-    lengthened,
-    plan_of_file,
-    planner_plan,
-    said_of,
-    thresholds_option,
-    with_lengths,
-)
-from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import MOST_ARRIVALS, FloatArray
+from offramp.commands.simulation import Simulation, prepare
 from offramp.load.report import percentile
-from optimizer.evaluate import Evaluation, evaluate, step_figures, violations
+from optimizer.evaluate import step_figures
 from optimizer.generation.figures import SequenceFigures, sequence_figures
 from optimizer.networks import survival_with
 from optimizer.plan_file import plan_document
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem, nested_shares
-from optimizer.problem_file import read_problem
+from optimizer.problem import nested_shares
 from simulator.outcome import DROPS, Figures, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import PlayedSequences, Progress, generate, simulate
 
 SCHEMA_VERSION = 1
-MOST_INPUTS = MOST_ARRIVALS
-"""Most inputs of one simulation, which takes hours and several GB."""
-SAME_RATE = 0.01
-"""A plan's own prediction that differs by more than this share from the problem's is reported."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulation:
-    """Everything that a simulation needs, read and checked."""
-
-    job: SimulateJob
-    scenario: Scenario
-    played: PlayedPlan
-    predicted: Evaluation
-    """The cost model's prediction, with the problem's survival."""
-    inputs: Inputs
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,56 +41,6 @@ class Simulated:
     interrupted: bool
     notes: tuple[str, ...] = ()
     """Further notes, a sentence each."""
-
-
-def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
-    """Reads and plans what a job names, and draws arrivals; raises InputError for a job that is wrong."""
-    thresholds = None if job.thresholds is None else thresholds_option(job.thresholds)
-    order = order_option(job.order)
-    given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
-    read = read_problem(job.problem)
-    check_sequences(job, read.problem)
-    file = with_lengths(read, given)
-    arrivals = parse_arrivals(job.arrivals)
-    played = (
-        planner_plan(file, job.strategy or "best", solve) if job.plan is None else plan_of_file(job.plan, file.problem)
-    )
-    if isinstance(played, NoPlanAnswer):
-        return played
-    if job.overlap_below is not None:
-        played = replace(played, plan=played.plan.with_splits(overlap_below=job.overlap_below))
-    if order is not None:
-        played = replace(played, plan=replace(played.plan, order=order))
-    with said_of(played):
-        predicted = evaluate(file.problem, played.plan.stages)
-    drawn = exit_inputs(file, played, job.records, thresholds, np.random.default_rng([job.seed, 1]))
-    inputs = lengthened(drawn, file, given, job.seed)
-    with said_of(played):  # so that a plan that does not fit is refused before arrivals are drawn
-        scenario = Scenario(
-            problem=file.problem,
-            plan=played.plan,
-            decisions=inputs.decisions,
-            rows_N=inputs.rows_N,
-            lengths_R=inputs.lengths_R,
-            arrivals_s=np.empty(0),
-            duration_s=job.duration_s,
-            warm_up_s=job.warm_up_s,
-            inputs_per_request=job.inputs_per_request,
-            slo_s=file.problem.slo.latency_s,
-            admission=job.admission,
-            num_ingresses=job.num_ingresses,
-        )
-        scenario = in_sequences(scenario, file.problem, job)
-    arrivals_s = arrivals.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
-    _check_arrivals(job, arrivals_s)
-    return Simulation(
-        job=job,
-        scenario=replace(scenario, arrivals_s=arrivals_s),
-        played=played,
-        predicted=predicted,
-        inputs=inputs,
-        notes=(f"inputs: {inputs.words}", *arrivals.notes, *_plan_notes(file.problem, played, predicted)),
-    )
 
 
 def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | None:
@@ -285,32 +200,6 @@ def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str,
         }
         for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
     ]
-
-
-def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
-    if not len(arrivals_s):
-        raise InputError(f"--arrivals {job.arrivals}: no request arrives in {job.duration_s:g} s")
-    if arrivals_s[-1] < job.warm_up_s:
-        raise InputError(f"--arrivals {job.arrivals}: no request arrives after the {job.warm_up_s:g} s of --warm-up")
-    num_inputs = len(arrivals_s) * job.inputs_per_request
-    if num_inputs > MOST_INPUTS:
-        raise InputError(
-            f"{num_inputs:,} inputs, {len(arrivals_s):,} requests of {job.inputs_per_request:,}; at most "
-            f"{MOST_INPUTS:,} are simulated: lower the rate or the duration"
-        )
-
-
-def _plan_notes(problem: PlanProblem, played: PlayedPlan, predicted: Evaluation) -> tuple[str, ...]:
-    """Returns notes on a plan that was made for other figures than the problem's."""
-    broken = violations(problem, played.plan.stages, predicted)
-    notes = (f"by the problem's figures the plan {'; '.join(broken)}",) if broken else ()
-    own_per_s = played.plan.predicted.get("rate_per_s")
-    if isinstance(own_per_s, float | int) and abs(own_per_s / predicted.rate_per_s - 1) > SAME_RATE:
-        said = (
-            f"the plan file predicts {own_per_s:.1f}/s; by the problem's figures it does {predicted.rate_per_s:.1f}/s"
-        )
-        return (*notes, said)
-    return notes
 
 
 INTERRUPTED = 130

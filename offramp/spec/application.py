@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.devices import find_device
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings
@@ -14,13 +14,9 @@ from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrated import read_calibration
-from offramp.spec.documents import BUILT_IN, PlanOptions
-from optimizer.plan import early_exit_plan, serial_plan, stock_plan
+from offramp.spec.documents import BUILT_IN, ApplicationDocument, PlanOptions
+from optimizer.plan import Plan, early_exit_plan, serial_plan, stock_plan
 from optimizer.plan_file import ModelShape, read_plan
-
-if TYPE_CHECKING:
-    from offramp.spec.documents import ApplicationDocument
-    from optimizer.plan import Plan
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

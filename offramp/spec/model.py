@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ from cluster.inventory_file import InventoryDocument, build_inventory, read_inve
 from earlyexit.data.source_file import Source, read_source
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.boundary import FLOAT_BYTES, hop_float_bytes
-from earlyexit.network.store import WEIGHTS_FILE, read_card
-from offramp.commands.calibrated import check_members, read_calibration
+from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
+from offramp.commands.calibrated import check_members, check_policy, read_calibration
 from offramp.commands.output import command
 from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
@@ -24,17 +25,16 @@ from optimizer.latency_file import latency_table, profile_of
 from optimizer.networks import measuring
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import TableDocument
-from profiles.networks import alone_of, check_decay_of, check_weights, decay_of, kept_of, measuring_of, weights_of
+from profiles.networks import alone_of, decay_of, kept_of, measuring_of, weights_of
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.network.store import ModelCard
     from profiles.records import ExitRecords
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceFile:
-    """The content of a service file, its model and its cluster."""
+@dataclass(frozen=True, kw_only=True)
+class ServiceParts:
+    """A service file, its model and its cluster, and the content of the files that it names."""
 
     document: ServiceDocument
     source: Source
@@ -43,12 +43,31 @@ class ServiceFile:
     model: Path
     card: ModelCard
     inventory: Inventory
+    beside: Path | None = None
+    """Folder of the calibration that is used. None: the model's own."""
 
     @property
     def is_recorded(self) -> bool:
         """Whether emulated accelerators answer from records."""
         emulated = any(name.startswith(EMULATED) for name in self.inventory.counts)
         return emulated and self.document.model.decisions == "recorded"
+
+    @cached_property
+    def tables(self) -> Mapping[str, LatencyTable]:
+        """Latency tables by device, with every ramp of the model, in the file's seconds; raises InputError.
+
+        Blocks of networks that measure attention take as many times as long as was found at the calibration.
+        """
+        tables = _tables(self)
+        if not self.exits.prune:
+            return tables
+        times = measuring_of(self.exits.records)
+        return {device: measuring(table, self.card.chain.bounds, times) for device, table in tables.items()}
+
+    @cached_property
+    def exits(self) -> Exits:
+        """The exit policy with its records; raises InputError at the line of what does not fit the model."""
+        return _exits(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +90,11 @@ class Exits:
     """Share of an input's tokens that each network gets; () for all tokens."""
 
 
-def _exits(file: ServiceFile, beside: Path | None = None) -> Exits:
-    """Reads policy, thresholds and records.
-
-    What the file leaves out is the calibration's: the model's own, or the one in the folder `beside` it. Raises
-    InputError at the line of what does not fit the model.
-    """
+def _exits(file: ServiceParts) -> Exits:
+    """Reads policy, thresholds and records; what the file leaves out is the calibration's."""
     from profiles.records import ExitRecords
 
-    document, model, card, source = file.document.accuracy, file.model, file.card, file.source
+    document, model, card, source, beside = file.document.accuracy, file.model, file.card, file.source, file.beside
     with source.said_at(("accuracy",)):
         complete = document.policy is not None and document.thresholds is not None
         calibration = None if complete else read_calibration(model, beside)
@@ -103,7 +118,7 @@ def _exits(file: ServiceFile, beside: Path | None = None) -> Exits:
                 f"it: give {instead}on emulated accelerators model.decisions: computed"
             )
         if calibration is not None:
-            _check_of_calibration(path, records, calibration)
+            check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
         alone = alone_of(path, records)
     with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
@@ -138,23 +153,6 @@ def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int
     return max(0.0, budget - float(outcome.losses_N[at_end_N].sum()) / len(records))
 
 
-def _check_of_calibration(path: Path, records: ExitRecords, calibration: CalibrationCard) -> None:
-    """Raises InputError for records with other scores than the calibration's thresholds."""
-    if records.score != calibration.policy:
-        raise InputError(f"the calibration's thresholds are of {calibration.policy}, {path} holds {records.score}")
-    check_weights(records, calibration.weights, str(path))
-    check_decay_of(records, calibration.decay, str(path))
-    if records.confidences != calibration.confidences:
-        raise InputError(
-            f"the calibration's shares are of values above {_listed(calibration.confidences)}, "
-            f"those of {path} above {_listed(records.confidences)}"
-        )
-
-
-def _listed(confidences: Mapping[int, float] | None) -> str:
-    return ", ".join(f"{ramp}: {value:g}" for ramp, value in sorted((confidences or {}).items())) or "none"
-
-
 def _thresholds(
     document: AccuracyDocument, calibration: CalibrationCard | None, card: ModelCard, records: ExitRecords
 ) -> dict[int, float]:
@@ -171,7 +169,7 @@ def _thresholds(
     return dict(sorted(thresholds.items()))
 
 
-def _tables(file: ServiceFile) -> dict[str, LatencyTable]:
+def _tables(file: ServiceParts) -> dict[str, LatencyTable]:
     """Returns the model's latency tables by device; raises InputError at the line of a device."""
     document, source, devices = file.document.model, file.source, tuple(file.inventory.counts)
     missing = [device for device in devices if device not in document.latency]
@@ -185,7 +183,7 @@ def _tables(file: ServiceFile) -> dict[str, LatencyTable]:
     return {device: slowed(_table(device, file), document.slower) for device in devices}
 
 
-def _table(device: str, file: ServiceFile) -> LatencyTable:
+def _table(device: str, file: ServiceParts) -> LatencyTable:
     entry, at, card = file.document.model.latency[device], ("model", "latency", device), file.card
     if isinstance(entry, TableDocument):
         return latency_table(at, entry, card.num_blocks, card.ramps, file.source, file.base)
@@ -224,7 +222,7 @@ def _told(folders: list[Path]) -> str:
     return " and ".join(map(str, folders))
 
 
-def _check_memory(file: ServiceFile) -> None:
+def _check_memory(file: ServiceParts) -> None:
     """Raises InputError, with figures, if a replica does not fit its accelerator."""
     document, card = file.document.model, file.card
     with file.source.said_at(("model", "folder")):
@@ -259,15 +257,6 @@ def _gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceParts(ServiceFile):
-    """A service file with the content of the files that it names."""
-
-    tables: Mapping[str, LatencyTable]
-    """Latency tables by device, with every ramp of the model, in the file's seconds."""
-    exits: Exits
-
-
 def read_parts(path: Path) -> ServiceParts:
     """Reads a service file and the files that it names; raises InputError with file, line and what is wrong."""
     source = read_source(path, InputError)
@@ -291,17 +280,16 @@ def read_parts(path: Path) -> ServiceParts:
             if said != found:
                 consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
                 raise InputError(f"{model} {consists}, not of {_told(said)}; `offramp chain` makes that")
-    file = ServiceFile(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
-    _check_memory(file)
-    read = {each.name: getattr(file, each.name) for each in fields(file)}
-    return ServiceParts(**read, tables=_tables(file), exits=_exits(file))
+    parts = ServiceParts(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
+    _check_memory(parts)
+    _ = parts.tables, parts.exits  # which may be refused, too
+    return parts
 
 
 def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
     """Returns the parts for each of the model's calibrations, its own first, or only as the file itself says.
 
-    Blocks of networks that measure attention take as many times as long as was found at the calibration. Raises
-    InputError where `accuracy.prune` asks for what cannot be, and for a calibration of other models.
+    Raises InputError where `accuracy.prune` asks for what cannot be, and for a calibration of other models.
     """
     asked, reason = parts.document.accuracy.prune, _why_whole(parts)
     with parts.source.said_at(("accuracy", "prune") if asked else ("accuracy",)):
@@ -314,8 +302,8 @@ def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
     if _given(parts) is not None or parts.document.planner.plan is not None:
         return (parts,)
     beside = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
-    every = (parts, *(_by(folder, parts) for folder in beside))
-    return tuple(each for each in every if asked is None or bool(each.exits.prune) == asked)
+    every = (parts, *(replace(parts, beside=folder) for folder in beside))
+    return tuple(each for each in every if asked in (None, bool(each.exits.prune)))  # reads the exits of all of them
 
 
 def _given(parts: ServiceParts) -> str | None:
@@ -341,12 +329,3 @@ def _why_whole(parts: ServiceParts) -> str | None:
     if parts.is_recorded:
         return "emulated accelerators that answer from records measure no attention"
     return None
-
-
-def _by(folder: Path, parts: ServiceParts) -> ServiceParts:
-    exits = _exits(parts, folder)
-    if not exits.prune:
-        return replace(parts, exits=exits)
-    times = measuring_of(exits.records)
-    tables = {device: measuring(table, parts.card.chain.bounds, times) for device, table in parts.tables.items()}
-    return replace(parts, exits=exits, tables=tables)

@@ -1,4 +1,4 @@
-"""The inputs of a simulation: recorded ones under a policy, or drawn ones by the problem's survival."""
+"""What `offramp simulate` plays: a problem, a plan, arrivals, and inputs that are recorded or drawn by survival."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
-from offramp.commands.plan import NoPlanAnswer, Solve, answer, plan_of
+from offramp.commands.calibrated import check_policy
+from offramp.commands.options import SimulateJob, order_option
+from offramp.commands.plan import NoPlanAnswer, answer, plan_of
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import MOST_ARRIVALS, FloatArray
 from optimizer.calibration_file import read_calibration_file
 from optimizer.decision import Strategy, strategies_for
+from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.lengths_file import tokens_of
 from optimizer.plan import Plan, PolicySpec, policy_of_score
 from optimizer.plan_file import ModelShape, parse_plan, read_plan
+from optimizer.planner import solve
 from optimizer.problem import PlanProblem
+from optimizer.problem_file import ProblemFile, read_problem
 from optimizer.tokens import in_tokens
 from profiles.lengths import Lengths
-from profiles.networks import check_decay_of, check_weights, decay_of
+from profiles.networks import decay_of
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
 from profiles.scores import SCORES
 from simulator.inputs import Decisions, IntArray, nested, patient, recorded, truncated_normal
 from simulator.scenario import Scenario, SequenceLengths
 
-if TYPE_CHECKING:
-    from offramp.commands.options import SimulateJob
-    from optimizer.problem_file import ProblemFile
-
-
+MOST_INPUTS = MOST_ARRIVALS
+"""Most inputs of one simulation, which takes hours and several GB."""
+SAME_RATE = 0.01
+"""A plan's own prediction that differs by more than this share from the problem's is reported."""
 ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
 """Keys at the top of what `offramp plan --json` prints; a plan file has them below `predicted`."""
 STAND_IN = PolicySpec(name="entropy", thresholds=0.0)
@@ -52,7 +58,7 @@ class PlayedPlan:
     """The source of the plan."""
 
 
-def planner_plan(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlayedPlan | NoPlanAnswer:
+def planner_plan(file: ProblemFile, strategy: Strategy) -> PlayedPlan | NoPlanAnswer:
     """Returns the planner's plan for the problem."""
     # With records, for these may prefer the plan of another strategy.
     compared = () if file.records is None else strategies_for(file.problem)
@@ -215,18 +221,7 @@ def _leaving(
         return patient(
             records, policy.patience
         ), f"they leave after {policy.patience} answers in a row that repeat the one before"
-    if policy.name not in ("recorded", records.score):
-        raise InputError(f"the plan leaves by {policy.name}, {name} holds scores of {records.score}")
-    if policy.confidences is not None and records.confidences is not None:
-        for ramp, wanted in _per_ramp(policy.confidences, ramps).items():
-            if wanted != records.confidences[ramp]:
-                raise InputError(
-                    f"the plan's shares at ramp {ramp} are of values above {wanted:g}, "
-                    f"those of {name} of values above {records.confidences[ramp]:g}"
-                )
-    if policy.name != "recorded":
-        check_weights(records, policy.weights, name)
-        check_decay_of(records, policy.decay, name)
+    check_policy(policy, "the plan", records, name, ramps)
     assert policy.thresholds is not None, "only policies with thresholds are left"
     thresholds = _per_ramp(policy.thresholds, ramps)
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
@@ -354,3 +349,90 @@ def _drawn(lengths: Lengths, number: int, rng: np.random.Generator) -> IntArray:
         return np.full(1, max(1, round(lengths.mean)))
     kinds, shares = zip(*lengths.shares, strict=True)
     return rng.choice(kinds, number, p=np.array(shares) / sum(shares)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """Everything that a simulation needs, read and checked."""
+
+    job: SimulateJob
+    scenario: Scenario
+    played: PlayedPlan
+    predicted: Evaluation
+    """The cost model's prediction, with the problem's survival."""
+    inputs: Inputs
+    notes: tuple[str, ...]
+
+
+def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
+    """Reads and plans what a job names, and draws arrivals; raises InputError for a job that is wrong."""
+    thresholds = None if job.thresholds is None else thresholds_option(job.thresholds)
+    order = order_option(job.order)
+    given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
+    read = read_problem(job.problem)
+    check_sequences(job, read.problem)
+    file = with_lengths(read, given)
+    arrivals = parse_arrivals(job.arrivals)
+    played = planner_plan(file, job.strategy or "best") if job.plan is None else plan_of_file(job.plan, file.problem)
+    if isinstance(played, NoPlanAnswer):
+        return played
+    if job.overlap_below is not None:
+        played = replace(played, plan=played.plan.with_splits(overlap_below=job.overlap_below))
+    if order is not None:
+        played = replace(played, plan=replace(played.plan, order=order))
+    with said_of(played):
+        predicted = evaluate(file.problem, played.plan.stages)
+    drawn = exit_inputs(file, played, job.records, thresholds, np.random.default_rng([job.seed, 1]))
+    inputs = lengthened(drawn, file, given, job.seed)
+    with said_of(played):  # so that a plan that does not fit is refused before arrivals are drawn
+        scenario = Scenario(
+            problem=file.problem,
+            plan=played.plan,
+            decisions=inputs.decisions,
+            rows_N=inputs.rows_N,
+            lengths_R=inputs.lengths_R,
+            arrivals_s=np.empty(0),
+            duration_s=job.duration_s,
+            warm_up_s=job.warm_up_s,
+            inputs_per_request=job.inputs_per_request,
+            slo_s=file.problem.slo.latency_s,
+            admission=job.admission,
+            num_ingresses=job.num_ingresses,
+        )
+        scenario = in_sequences(scenario, file.problem, job)
+    arrivals_s = arrivals.process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
+    _check_arrivals(job, arrivals_s)
+    return Simulation(
+        job=job,
+        scenario=replace(scenario, arrivals_s=arrivals_s),
+        played=played,
+        predicted=predicted,
+        inputs=inputs,
+        notes=(f"inputs: {inputs.words}", *arrivals.notes, *_plan_notes(file.problem, played, predicted)),
+    )
+
+
+def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
+    if not len(arrivals_s):
+        raise InputError(f"--arrivals {job.arrivals}: no request arrives in {job.duration_s:g} s")
+    if arrivals_s[-1] < job.warm_up_s:
+        raise InputError(f"--arrivals {job.arrivals}: no request arrives after the {job.warm_up_s:g} s of --warm-up")
+    num_inputs = len(arrivals_s) * job.inputs_per_request
+    if num_inputs > MOST_INPUTS:
+        raise InputError(
+            f"{num_inputs:,} inputs, {len(arrivals_s):,} requests of {job.inputs_per_request:,}; at most "
+            f"{MOST_INPUTS:,} are simulated: lower the rate or the duration"
+        )
+
+
+def _plan_notes(problem: PlanProblem, played: PlayedPlan, predicted: Evaluation) -> tuple[str, ...]:
+    """Returns notes on a plan that was made for other figures than the problem's."""
+    broken = violations(problem, played.plan.stages, predicted)
+    notes = (f"by the problem's figures the plan {'; '.join(broken)}",) if broken else ()
+    own_per_s = played.plan.predicted.get("rate_per_s")
+    if isinstance(own_per_s, float | int) and abs(own_per_s / predicted.rate_per_s - 1) > SAME_RATE:
+        said = (
+            f"the plan file predicts {own_per_s:.1f}/s; by the problem's figures it does {predicted.rate_per_s:.1f}/s"
+        )
+        return (*notes, said)
+    return notes
