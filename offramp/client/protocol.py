@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -50,51 +51,34 @@ OPENAI_CODES = {"invalid_api_key": "unauthorized", "model_not_found": "unknown_m
 """OpenAI's names of our kinds of errors; other names are the same."""
 
 
-class Prediction:
+class Prediction(SimpleNamespace):
     """The answer to one input, with the values of the model's task as attributes: `label` and `score`, or `value`.
 
     Of tasks that answer many numbers they are arrays: `class_map`, uint8 (height, width); `keypoints`, float32 (J, 3).
     """
 
-    __slots__ = ("exit", "request_id", "said")
-
-    def __init__(self, *, exit: int, request_id: str, **said: Any) -> None:  # noqa: A002 - the protocol's word
-        self.exit = exit
-        """The block after which the input left, counted from 0."""
-        self.request_id = request_id
-        self.said: Mapping[str, Any] = said
-
-    @property
-    def label(self) -> str:
-        return str(self._of_the_task("label"))
+    exit: int
+    """The block after which the input left, counted from 0."""
+    request_id: str
+    label: str
+    score: float
+    """The confidence of the exit; for a label its probability."""
 
     @property
-    def score(self) -> float:
-        """The confidence of the exit; for a label its probability."""
-        return float(self._of_the_task("score"))
+    def said(self) -> dict[str, Any]:
+        """The values of the model's task."""
+        return {name: value for name, value in vars(self).items() if name not in ("exit", "request_id")}
 
     def __getattr__(self, name: str) -> Any:
-        return self._of_the_task(name)
+        raise AttributeError(f"the model's answers have no {name!r}")
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Prediction) or self._facts.keys() != other._facts.keys():
+        if not isinstance(other, Prediction) or vars(self).keys() != vars(other).keys():
             return False
-        return all(np.array_equal(value, other._facts[name]) for name, value in self._facts.items())
+        return all(np.array_equal(value, vars(other)[name]) for name, value in vars(self).items())
 
     def __hash__(self) -> int:
         return hash((self.exit, self.request_id))
-
-    def __repr__(self) -> str:
-        return f"Prediction({', '.join(f'{name}={value!r}' for name, value in self._facts.items())})"
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        return {**self.said, "exit": self.exit, "request_id": self.request_id}
-
-    def _of_the_task(self, name: str) -> Any:
-        if name in Prediction.__slots__ or name not in self.said:  # the first: while it is copied
-            raise AttributeError(f"the model's answers have no {name!r}")
-        return self.said[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +195,10 @@ def _kind_and_message(reply: Reply) -> tuple[str, str]:
 
 
 def _prediction(row: Any, request_id: str) -> Prediction:
-    said = {name: value for name, value in row.items() if name not in ("exit", "request_id")}
-    if not said:
+    found = Prediction(**row | {"exit": int(row["exit"]), "request_id": request_id})
+    if not found.said:
         raise KeyError("an answer")
-    return Prediction(exit=int(row["exit"]), request_id=request_id, **said)
+    return found
 
 
 def _decode(content: bytes) -> Any:

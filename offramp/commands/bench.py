@@ -78,7 +78,7 @@ def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float
     found = parse_arrivals(arrivals)
     for note in found.notes:
         print(note, file=sys.stderr)
-    times_s = [float(time_s) for time_s in found.draw(seconds, np.random.default_rng(seed))]
+    times_s = [float(time_s) for time_s in found.process.draw(seconds, np.random.default_rng(seed))]
     if not times_s:
         raise InputError(f"--arrivals {arrivals}: no request arrives in {seconds:g} s")
     return times_s

@@ -18,10 +18,9 @@ in one of them (`3.0`), for times, unless the caller says otherwise.
 from __future__ import annotations
 
 import gzip
-import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -65,8 +64,8 @@ DATES_S = 1e8
 """Seconds beyond three years are taken as dates since 1970, not as waits from 0."""
 UNITS = {"s": 1.0, "ms": 1e-3}
 """Of times, in seconds."""
-CV_RANGE = (0.01, 100.0)
-"""Below, gaps are equal; above, all arrivals of a draw come at one instant."""
+RATE = "its rate"
+"""The key of what stands behind the name of a process that is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +75,6 @@ class Arrivals:
     process: Process
     notes: tuple[str, ...] = ()
     """What was done to a trace that the words for it do not say, a sentence each."""
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Seconds of all arrivals in [0, duration_s), ascending; equal generators give equal arrays.
-
-        Raises InputError for a duration that is not finite and above 0 and for more than 200 million arrivals,
-        DataError for a part of a trace in which nothing arrives. A trace shorter than the duration goes round again.
-        """
-        if not 0 < duration_s < math.inf:
-            raise InputError(f"a duration of {duration_s} s; a finite one above 0 is needed")
-        return self.process.draw(duration_s, rng)
 
 
 def parse_arrivals(spec: str) -> Arrivals:
@@ -100,7 +89,7 @@ def parse_arrivals(spec: str) -> Arrivals:
     if name not in KEYS:
         raise InputError(f"arrivals {spec!r}: no such process {name!r}; allowed: {ALLOWED}")
     head, *parts = re.split(r",(?=\w+=)", rest)  # a file name may hold commas
-    options: dict[str, str] = {}
+    options = {} if name in READINGS else {RATE: head}
     for part in parts:
         key, _, value = part.partition("=")
         if key in options:
@@ -122,14 +111,17 @@ class _Words:
     head: str
     options: Mapping[str, str]
 
-    @property
-    def rate_per_s(self) -> float:
-        return self._above_zero("its rate", self.head)
-
     def needed(self, key: str) -> float:
         if key not in self.options:
             raise InputError(f"arrivals {self.spec!r}: {key}= is missing; allowed: {ALLOWED}")
-        return self._above_zero(key, self.options[key])
+        text = self.options[key]
+        value = _number(text)
+        if value is None or not 0 < value <= LARGEST:
+            raise InputError(
+                f"arrivals {self.spec!r}: {key} is {text!r}; a number above 0 and at most {LARGEST:g} is needed; "
+                f"allowed: {ALLOWED}"
+            )
+        return value
 
     def rate_option(self) -> float | None:
         return self.needed("rate") if "rate" in self.options else None
@@ -141,15 +133,6 @@ class _Words:
             raise InputError(f"arrivals {self.spec!r}: from={text!r}; a second of the trace, 0 or above, is needed")
         return second
 
-    def _above_zero(self, what: str, text: str) -> float:
-        value = _number(text)
-        if value is None or not 0 < value <= LARGEST:
-            raise InputError(
-                f"arrivals {self.spec!r}: {what} is {text!r}; a number above 0 and at most {LARGEST:g} is needed; "
-                f"allowed: {ALLOWED}"
-            )
-        return value
-
 
 def _number(text: str) -> float | None:
     try:
@@ -160,11 +143,15 @@ def _number(text: str) -> float | None:
 
 READINGS: Mapping[str, Reading | None] = {"trace": None, "counts": "counts", "times": "times"}
 """How the numbers of a recorded trace are read; None: as the content says."""
-KEYS: Mapping[str, tuple[str, ...]] = {
-    "poisson": (),
-    "uniform": (),
-    "gamma": ("cv",),
-    "mmpp": ("peak", "calm_s", "burst_s"),
+DRAWN: Mapping[str, tuple[Callable[..., Process], Mapping[str, str]]] = {
+    "poisson": (Poisson, {RATE: "rate_per_s"}),
+    "uniform": (Uniform, {RATE: "rate_per_s"}),
+    "gamma": (Gamma, {RATE: "rate_per_s", "cv": "cv"}),
+    "mmpp": (Modulated, {RATE: "mean_per_s", "peak": "peak_per_s", "calm_s": "calm_s", "burst_s": "burst_s"}),
+}
+"""Processes that are drawn at random, or of equal gaps, with their fields by the keys that give them."""
+KEYS: Mapping[str, Collection[str]] = {
+    **{name: fields for name, (_, fields) in DRAWN.items()},
     "trace": ("rate", "from", "gaps"),
     "counts": ("rate", "from", "gaps"),
     "times": ("rate", "from", "unit"),
@@ -172,23 +159,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def _drawn(name: str, words: _Words) -> Process:
-    """A process that is drawn at random, or of equal gaps."""
-    match name:
-        case "poisson":
-            return Poisson(rate_per_s=words.rate_per_s)
-        case "uniform":
-            return Uniform(rate_per_s=words.rate_per_s)
-        case "gamma":
-            cv = words.needed("cv")
-            if not CV_RANGE[0] <= cv <= CV_RANGE[1]:
-                raise InputError(f"arrivals {words.spec!r}: cv={cv:g}; allowed: {CV_RANGE[0]:g} to {CV_RANGE[1]:g}")
-            return Gamma(rate_per_s=words.rate_per_s, cv=cv)
-    return Modulated(
-        mean_per_s=words.rate_per_s,
-        peak_per_s=words.needed("peak"),
-        calm_s=words.needed("calm_s"),
-        burst_s=words.needed("burst_s"),
-    )
+    make, fields = DRAWN[name]
+    return make(**{field: words.needed(key) for key, field in fields.items()})
 
 
 def _recorded(words: _Words, reading: Reading | None) -> tuple[Process, tuple[str, ...]]:

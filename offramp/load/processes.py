@@ -24,13 +24,19 @@ FloatArray = npt.NDArray[np.float64]
 
 MOST_ARRIVALS = 200_000_000
 """In one draw: 1.6 GB as an array, several times that while it is drawn."""
+CV_RANGE = (0.01, 100.0)
+"""Below, gaps are equal; above, all arrivals of a draw come at one instant."""
 
 
 class Process(Protocol):
     """Arrivals of one kind."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Seconds in [0, duration_s), ascending; raises InputError above `MOST_ARRIVALS`."""
+        """Seconds in [0, duration_s), ascending; equal generators give equal arrays.
+
+        A trace shorter than the duration goes round again. Raises InputError above `MOST_ARRIVALS`, DataError for a
+        part of a trace in which nothing arrives.
+        """
         ...
 
 
@@ -75,6 +81,11 @@ class Gamma:
     rate_per_s: float
     cv: float
     """Standard deviation of the gaps over their mean."""
+
+    def __post_init__(self) -> None:
+        least, most = CV_RANGE
+        if not least <= self.cv <= most:
+            raise InputError(f"cv={self.cv:g}; allowed: {least:g} to {most:g}")
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         shape, until = self.cv**-2, self.rate_per_s * duration_s

@@ -96,7 +96,7 @@ def bodies(texts: Sequence[str]) -> str:
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
     """Their seconds."""
-    return parse_arrivals(spec).draw(duration_s, np.random.default_rng(seed))
+    return parse_arrivals(spec).process.draw(duration_s, np.random.default_rng(seed))
 
 
 def trace(folder: Path, text: str, name: str = "trace") -> str:

@@ -226,7 +226,7 @@ def test_poisson_and_gamma_counts_are_those_of_their_rates() -> None:
     counts = per_second(arrivals_s_N, 100)
     assert np.var(counts) == pytest.approx(1000, rel=0.4)  # of 100 counts: three standard deviations are 42 %
     rng = np.random.default_rng(0)
-    bursty = parse_arrivals("gamma:10,cv=4")
+    bursty = parse_arrivals("gamma:10,cv=4").process
     # One standard deviation of the mean of 2000 counts is at most 0.28; a first gap like any other would give 17.5.
     assert np.mean([len(bursty.draw(1.0, rng)) for _ in range(2000)]) == pytest.approx(10, abs=0.85)
 
