@@ -13,9 +13,9 @@ import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -37,7 +37,6 @@ from earlyexit.errors import (
 from offramp.client.client import AsyncClient, Client
 from offramp.client.protocol import Prediction, find_api_key
 from offramp.commands.options import PredictJob
-from offramp.commands.output import in_a_folder
 from offramp.commands.progress import progress_bars
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
 
@@ -48,40 +47,6 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
 def is_png(value: object) -> bool:
     """Returns whether a value of an answer is a PNG file in base64."""
     return isinstance(value, str) and value.startswith(PNG)
-
-
-class MapFiles:
-    """A folder for pictures, each named after its image."""
-
-    def __init__(self, folder: Path, inputs: Iterable[Path] = ()) -> None:
-        """Makes the folder; raises InputError if that fails, or if it is or holds one of the inputs."""
-        held = next((path for path in inputs if path.resolve().is_relative_to(folder.resolve())), None)
-        if held is not None:
-            raise InputError(f"--maps {folder}: {held} lies there, an input: class maps need another folder")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: {error.strerror}") from error
-        self._folder = folder
-        self._numbers: Counter[str] = Counter()
-
-    def put(self, image: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the pictures of an answer, and returns the answer with their paths instead."""
-        return {name: self._write(image, value) if is_png(value) else value for name, value in said.items()}
-
-    def _write(self, image: str, content: str) -> str:
-        """Writes a picture under the first unused name, since images of several folders may have one name."""
-        stem = Path(image).stem
-        while True:
-            self._numbers[stem] += 1
-            number = self._numbers[stem]
-            path = self._folder / (f"{stem}.png" if number == 1 else f"{stem}-{number}.png")
-            try:
-                with path.open("xb") as file:
-                    file.write(base64.b64decode(content))
-            except FileExistsError:
-                continue
-            return str(path)
 
 
 Format = Literal["jsonl", "csv"]
@@ -106,14 +71,12 @@ class Row:
     error: str | None = None
 
     def to_json(self) -> dict[str, object]:
+        """Returns the row for JSON, with lists instead of arrays."""
         if self.prediction is None:
             return {**self.shown, "error": self.error}
-        return {**self.shown, **plain(self.prediction.said), "exit": self.prediction.exit}
-
-
-def plain(said: Mapping[str, Any]) -> dict[str, object]:
-    """Returns an answer for JSON, with lists instead of arrays."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in said.items()}
+        said = self.prediction.said.items()
+        lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in said}
+        return {**self.shown, **lists, "exit": self.prediction.exit}
 
 
 @dataclass(slots=True)
@@ -245,17 +208,45 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
         sys.stderr.write(f"no columns of CSV, so left out: {', '.join(left_out)}; --format jsonl has them\n")
 
 
-def with_files(write: Callable[[Row], None], maps: MapFiles) -> Callable[[Row], None]:
-    """Returns a writer that puts pictures of answers into files of their own."""
+def map_folder(folder: Path | None, wanted: Mapping[str, str], inputs: Iterable[Path]) -> Path | None:
+    """Makes the folder for class maps, if one is asked for.
 
-    def put(row: Row) -> None:
-        if row.prediction is not None:
-            found = row.prediction
-            said = maps.put(str(row.shown["image"]), found.said)
-            row = replace(row, prediction=Prediction(exit=found.exit, request_id=found.request_id, **said))
-        write(row)
+    Raises InputError if that fails, for inputs without names, and for a folder that is or holds one of the inputs.
+    """
+    if folder is None:
+        return None
+    if wanted != IMAGES:
+        raise InputError("--maps: class maps are answers to images, and the model takes other inputs")
+    for path in inputs:
+        if path.suffix in ARRAYS:
+            raise InputError(f"--maps: class maps are named after images; {path} holds rows: give a folder or a .zip")
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"--maps {folder}: {path} lies there, an input: class maps need another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
+    return folder
 
-    return put
+
+def with_pictures(row: Row, folder: Path | None) -> Row:
+    """Writes the pictures of an answer, and returns the row with their paths instead."""
+    if folder is None or row.prediction is None:
+        return row
+    stem = Path(str(row.shown["image"])).stem
+    said = vars(row.prediction).items()
+    put = {name: _picture(folder, stem, value) if is_png(value) else value for name, value in said}
+    return replace(row, prediction=Prediction(**put))
+
+
+def _picture(folder: Path, stem: str, content: str) -> str:
+    """Writes a picture under the first unused name, since images of several folders may have one name."""
+    for number in count(1):
+        path = folder / (f"{stem}.png" if number == 1 else f"{stem}-{number}.png")
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(base64.b64decode(content))
+            return str(path)
+    raise AssertionError("numbers do not end")
 
 
 def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[str, None]) -> Callable[[Row], None]:
@@ -293,7 +284,6 @@ def run(job: PredictJob) -> None:
     if given and not piped:
         _predict_few(given, job, api_key)
         return
-    in_a_folder("out", job.out)
     tally = _predict_many(job, format_of(job.out, job.form), api_key)
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
@@ -304,26 +294,12 @@ def _predict_few(given: Sequence[str], job: PredictJob, api_key: str | None) -> 
     with Client(job.url, job.timeout_s, api_key=api_key) as client:
         wanted = _wanted(client.metadata())
         inputs = _arguments(given, wanted)
-        files = _map_files(job.maps, wanted, [Path(path) for path in given])
+        maps = map_folder(job.maps, wanted, map(Path, given))
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for one, found in zip(inputs, predictions, strict=True):
-        said = found.said if files is None else files.put(str(one.shown["image"]), found.said)
-        if job.as_json:
-            print(json.dumps({**one.shown, **plain(said), "exit": found.exit}))
-        else:
-            print(f"{_told(said, found)}  {' | '.join(map(str, one.shown.values()))}")
-
-
-def _map_files(maps: Path | None, wanted: Mapping[str, str], inputs: Sequence[Path]) -> MapFiles | None:
-    """Makes the folder for class maps; raises InputError for inputs without names."""
-    if maps is None:
-        return None
-    if wanted != IMAGES:
-        raise InputError("--maps: class maps are answers to images, and the model takes other inputs")
-    unnamed = next((path for path in inputs if path.suffix in ARRAYS), None)
-    if unnamed is not None:
-        raise InputError(f"--maps: class maps are named after images; {unnamed} holds rows: give a folder or a .zip")
-    return MapFiles(maps, inputs)
+        row = with_pictures(Row(shown=one.shown, prediction=found), maps)
+        shown = " | ".join(map(str, row.shown.values()))
+        print(json.dumps(row.to_json()) if job.as_json else f"{_told(row)}  {shown}")
 
 
 def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
@@ -348,9 +324,11 @@ def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def _told(said: Mapping[str, Any], found: Prediction) -> str:
-    values = ", ".join(_in_words(value) for name, value in said.items() if name != "score")
-    score = "" if "score" not in found.said else f"score {found.score:.3f}, "
+def _told(row: Row) -> str:
+    assert row.prediction is not None, "where one of few inputs fails the command does"
+    found = row.prediction
+    values = ", ".join(_in_words(value) for name, value in found.said.items() if name != "score")
+    score = f"score {found.score:.3f}, " if "score" in found.said else ""
     return f"{values}  ({score}left after block {found.exit})"
 
 
@@ -387,15 +365,14 @@ def _predict_many(job: PredictJob, form: Format, api_key: str | None) -> Tally:
             metadata = await client.metadata()
             wanted = _wanted(metadata)
             inputs = _inputs(job, wanted)
-            files = _map_files(job.maps, wanted, [] if job.data is None else [job.data])
+            maps = map_folder(job.maps, wanted, [] if job.data is None else [job.data])
             shown = (*shown_columns(job.data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
             with row_writer(job.out, form, shown) as write, progress_bars() as progress:
-                write = write if files is None else with_files(write, files)
                 return await predict_all(
                     inputs,
                     client,
                     job,
-                    write,
+                    lambda row: write(with_pictures(row, maps)),
                     clock=MonotonicClock(),
                     on_rows=lambda done: progress("inputs", done, 0),
                 )

@@ -35,7 +35,7 @@ from offramp.commands.calibrated import read_calibration
 from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_of
 from offramp.commands.jobs import RampJob, TrainJob
 from offramp.commands.kinds import codec_for
-from offramp.commands.predict import MapFiles, Row, is_png, with_files
+from offramp.commands.predict import IMAGES, Row, is_png, map_folder, with_pictures
 from offramp.commands.ramp import read_log
 from offramp.commands.train import train
 from offramp.doctor.look import look_at_target
@@ -185,25 +185,29 @@ MAP = np.array([[0, 1], [2, 1]], dtype=np.uint8)
 CONTENT = base64.b64encode(to_png(MAP, 3)).decode()
 
 
+def put(folder: Path, image: str, **said: Any) -> dict[str, Any]:
+    row = with_pictures(Row(shown={"image": image}, prediction=Prediction(exit=2, request_id="r", **said)), folder)
+    assert row.prediction is not None
+    return row.prediction.said
+
+
 def test_a_picture_becomes_a_file_named_after_its_image_and_none_is_written_over(tmp_path: Path) -> None:
-    maps = MapFiles(tmp_path / "maps")
-    said = maps.put("street/a.jpg", {"class_map": CONTENT, "score": 0.5, "note": "PNG"})
+    maps = map_folder(tmp_path / "maps", IMAGES, ())
+    assert maps is not None
+    said = put(maps, "street/a.jpg", class_map=CONTENT, score=0.5, note="PNG")
     assert said == {"class_map": str(tmp_path / "maps/a.png"), "score": 0.5, "note": "PNG"}
     assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()
     (tmp_path / "a.png").write_bytes(b"a photo")
-    maps = MapFiles(tmp_path)
-    paths = [maps.put(image, {"class_map": CONTENT})["class_map"] for image in ("1/a.jpg", "2/a.png", "b.jpg")]
-    paths.append(MapFiles(tmp_path).put("elsewhere/a.jpg", {"class_map": CONTENT})["class_map"])
+    images = ("1/a.jpg", "2/a.png", "b.jpg", "elsewhere/a.jpg")
+    paths = [put(tmp_path, image, class_map=CONTENT)["class_map"] for image in images]
     assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png", "b.png", "a-4.png"]
     assert (tmp_path / "a.png").read_bytes() == b"a photo"
 
 
 def test_rows_of_a_run_name_the_files_and_those_that_failed_have_none(tmp_path: Path) -> None:
-    rows: list[Row] = []
-    write = with_files(rows.append, MapFiles(tmp_path))
-    write(Row(shown={"image": "a.jpg"}, prediction=Prediction(exit=2, request_id="r", class_map=CONTENT, score=0.5)))
-    write(Row(shown={"image": "b.jpg"}, error="no image"))
-    assert [row.to_json() for row in rows] == [
+    found = Prediction(exit=2, request_id="r", class_map=CONTENT, score=0.5)
+    rows = Row(shown={"image": "a.jpg"}, prediction=found), Row(shown={"image": "b.jpg"}, error="no image")
+    assert [with_pictures(row, tmp_path).to_json() for row in rows] == [
         {"image": "a.jpg", "class_map": str(tmp_path / "a.png"), "score": 0.5, "exit": 2},
         {"image": "b.jpg", "error": "no image"},
     ]

@@ -29,7 +29,7 @@ from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob, default_ta
 from offramp.commands.kinds import task_for
 from offramp.commands.packaged import unpack
 from offramp.commands.plan import serving_plan
-from offramp.commands.predict import IMAGES, MapFiles, _map_files
+from offramp.commands.predict import IMAGES, map_folder
 from offramp.commands.profile import profile_model
 from offramp.commands.thresholds import calibrate_records
 from offramp.commands.train import train
@@ -153,7 +153,7 @@ def mapped(given: str) -> Reader:
         photos = folder / "photos"
         (photos / "inner").mkdir(parents=True)
         (photos / "a.png").write_bytes(b"a photo")
-        return MapFiles(photos, [photos / given])
+        return map_folder(photos, IMAGES, [photos / given])
 
     return read
 
@@ -248,9 +248,9 @@ FOLDERS: dict[str, Reader] = {
     "profile: a long prompt": profiled(lambda: decoder(hf_decoder())),
     "profile: a long context": profiled(lambda: decoder(hf_decoder()), batches=(1,), context=128),
     **{f"maps: beside {given or 'nothing'}": mapped(given) for given in ("a.png", "", "inner", "../photos")},
-    "maps: of texts": lambda folder: _map_files(folder / "maps", {"text": "BYTES"}, [folder / "t.csv"]),
-    "maps: of an array": lambda folder: _map_files(folder / "maps", IMAGES, [folder / "x.npy"]),
-    "maps: of arrays": lambda folder: _map_files(folder / "maps", IMAGES, [folder / "x.npz"]),
+    "maps: of texts": lambda folder: map_folder(folder / "maps", {"text": "BYTES"}, [folder / "t.csv"]),
+    "maps: of an array": lambda folder: map_folder(folder / "maps", IMAGES, [folder / "x.npy"]),
+    "maps: of arrays": lambda folder: map_folder(folder / "maps", IMAGES, [folder / "x.npz"]),
     "packages: other weights": lambda folder: unpack(pieces(folder, weights=b"others"), "net", SHA256, folder / "net"),
     "packages: another folder": lambda folder: unpack(pieces(folder, name="other"), "net", SHA256, folder / "net"),
 }
