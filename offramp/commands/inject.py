@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
-from earlyexit.data.rows import IMAGE, check_folder_names, has_labels, write_labelled
+from earlyexit.codecs.base import Codec
+from earlyexit.data.rows import IMAGE, LabelledRows, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
+from earlyexit.families.base import Pretrained
 from earlyexit.foreign import read_foreign
+from earlyexit.foreign.dataflow import Site
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
+from earlyexit.named import NamedSpec
+from earlyexit.network.boundary import Boundary, Encoded
 from earlyexit.network.checkpoint import add_ramps
-from earlyexit.network.model import check_inputs
+from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
@@ -31,18 +37,7 @@ from offramp.commands.train import HELD_OUT, in_place_of, unlabelled
 from offramp.commands.worth import outputs_of_features, warnings_on
 from optimizer.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from earlyexit.codecs.base import Codec
-    from earlyexit.data.rows import LabelledRows
-    from earlyexit.families.base import Pretrained
-    from earlyexit.foreign.dataflow import Site
-    from earlyexit.named import NamedSpec
-    from earlyexit.network.boundary import Boundary, Encoded
-    from earlyexit.network.model import EarlyExitModel
-    from profiles.table import FloatArray
+from profiles.table import FloatArray
 
 LENGTH = 16
 """Tokens of the timed inputs: a short text, for which ramps cost most in relation."""
@@ -52,7 +47,7 @@ REPEATS = 15
 NO_TABLE = 2
 """Bound of random numbers for an ONNX graph that does not tell the size of its table."""
 Say = Callable[[str], None]
-Times = Callable[["EarlyExitModel", Path], "tuple[FloatArray, FloatArray]"]
+Times = Callable[[EarlyExitModel, Path], tuple[FloatArray, FloatArray]]
 
 
 def ramps_worth_their_time(

@@ -8,21 +8,25 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
-from earlyexit.data.rows import PAIR, write_labelled
+from earlyexit.data.rows import PAIR, LabelledRows, write_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.families.base import Backbone, Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
+from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import takes_images
 from earlyexit.network.checkpoint import RampOptions, add_ramps, ends_of, load_pretrained, start_of
-from earlyexit.network.model import check_inputs
+from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
 from earlyexit.sequences.offline import Asked, generate
+from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
@@ -35,16 +39,6 @@ from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.output import make_folder, warn
 from offramp.commands.progress import progress_bars, provenance
 from offramp.commands.worth import outputs_of_features, warnings_on
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from earlyexit.data.rows import LabelledRows
-    from earlyexit.families.base import Backbone, Pretrained
-    from earlyexit.named import NamedSpec
-    from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import Task, ValueArray
-
 
 HELD_OUT = "held_out"
 """Name, without ending, of the file with rows that are kept from training."""
@@ -74,39 +68,41 @@ def train(
     the rows that ramps on a frozen backbone learned from. Raises DataError, ModelFolderError or InputError for what
     cannot be used, before anything is trained.
     """
-    with model_folder(out):
+    with in_place_of(out) as folder:
         if job.task == TOKEN:
-            return train_tokens(job, data, out, progress)
-        model, features, targets = _train(job, data, out, progress)
+            return train_tokens(job, data, folder, progress)
+        model, features, targets = _train(job, data, folder, progress, saved=out / SAVED)
     for each in _warnings(model, features, targets, held_out, out, progress):
         on_warning(each)
     return model
 
 
 def _train(
-    job: TrainJob, data: LabelledRows, out: Path, progress: Progress
+    job: TrainJob, data: LabelledRows, folder: Path, progress: Progress, *, saved: Path
 ) -> tuple[EarlyExitModel, dict[int, Tensor] | None, ValueArray]:
-    """Returns the model, the exits' features if the backbone was frozen, and the targets of training."""
+    """Returns the model, the exits' features if the backbone was frozen, and the targets of training.
+
+    `saved`: where a joint training keeps its state until it is finished.
+    """
     model, options = _untrained(job, data, progress)
-    codec = load_codec(model.info.codec, job, out)
+    codec = load_codec(model.info.codec, job, folder)
     targets = data.targets(model.task, codec) if data.are_labelled else None
     if targets is not None:
         model.task.check_taught(targets)
-    forget_calibration(out)
     encoded = data.encode(codec)
     check_inputs(model, encoded[0])
     features = None
     if isinstance(options, JointOptions):
         assert targets is not None, "a joint training imitates no checkpoint's head"
-        train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
+        train_jointly(model, encoded, targets, replace(options, saved=saved))
     else:
         features = exit_features(_computing(model, job), encoded, progress=progress)
         if targets is None:
             last = model.num_blocks - 1
             targets = outputs_of_features(model, {last: features[last]})[last].argmax(1).numpy()
         train_ramps(model, encoded, targets, options, features=features)
-    save_model(model, out)
-    (out / SAVED).unlink(missing_ok=True)
+    save_model(model, folder)
+    saved.unlink(missing_ok=True)
     return model, features, targets
 
 
@@ -184,11 +180,11 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
     return model, options
 
 
-def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
+def train_tokens(job: TrainJob, data: LabelledRows, folder: Path, progress: Progress) -> EarlyExitModel:
     """Trains a decoder's ramps and saves the model; raises what `train` raises."""
     model, options = _untrained(job, data, progress)
     model.requires_grad_(False)
-    codec, task = load_codec(model.info.codec, job, out), model.task
+    codec, task = load_codec(model.info.codec, job, folder), model.task
     assert isinstance(codec, PromptCodec)
     assert isinstance(task, TokenTask)
     texts = prompts_of(codec, data, task, chat=job.chat)
@@ -197,9 +193,8 @@ def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progres
         asked = Asked(max_tokens=job.answers, ends=frozenset(task.ends))
         found = generate(model, texts, asked, progress)
         texts, given = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
-    forget_calibration(out)
     train_token_ramps(model, token_states(model, texts, given, options), options)
-    save_model(model, out)
+    save_model(model, folder)
     return model
 
 
@@ -238,26 +233,6 @@ def head_in_words(model: EarlyExitModel) -> str:
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
-@contextmanager
-def model_folder(out: Path) -> Iterator[None]:
-    """Makes the folder, and removes it again if an error leaves it new and empty.
-
-    Raises InputError where there can be none, and for a checkpoint's own folder, whose weights would be overwritten.
-    """
-    if (out / "config.json").is_file() and not (out / CARD_FILE).is_file():
-        raise InputError(
-            f"{out} is a checkpoint of transformers, which would be overwritten; name another folder by --out"
-        )
-    new = not out.exists()
-    make_folder(out)
-    try:
-        yield
-    except BaseException:
-        if new and not any(out.iterdir()):
-            out.rmdir()
-        raise
-
-
 def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:
     """Returns the options of training: as asked for, else what suits the kind of training."""
     options: RampTraining = RampTraining()
@@ -273,14 +248,25 @@ def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progre
 def in_place_of(out: Path) -> Iterator[Path]:
     """Yields a folder to make a model in, whose files replace those in `out` unless an error is raised.
 
-    The calibration of the model before goes then, too. Raises InputError where `out` cannot be a folder.
+    The calibration of the model before goes then, too; an error leaves no new folder that is empty. Raises InputError
+    where `out` cannot be a folder, and for a checkpoint's own folder, whose weights would be overwritten.
     """
-    with model_folder(out), TemporaryDirectory(dir=out, prefix=".made-") as made:
-        yield Path(made)
-        forget_calibration(out)
-        files = sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE)  # the card says what the rest is
-        for path in files:
-            path.replace(out / path.name)
+    if (out / "config.json").is_file() and not (out / CARD_FILE).is_file():
+        raise InputError(
+            f"{out} is a checkpoint of transformers, which would be overwritten; name another folder by --out"
+        )
+    new = not out.exists()
+    make_folder(out)
+    try:
+        with TemporaryDirectory(dir=out, prefix=".made-") as made:
+            yield Path(made)
+            forget_calibration(out)
+            for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # which says what is new
+                path.replace(out / path.name)
+    except BaseException:
+        if new and not any(out.iterdir()):
+            out.rmdir()
+        raise
 
 
 def run(job: TrainOptions) -> None:
