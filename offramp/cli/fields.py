@@ -120,7 +120,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         option["autocompletion"] = lambda incomplete: [each for each in allowed if each.startswith(incomplete)]
     if get_origin(kind) is Literal:
         kind = str
-    elif get_origin(kind) is tuple and get_args(kind)[0] in (int, float):  # numbers separated by commas
+    elif get_origin(kind) is tuple and _kind(get_args(kind)[0]) in (int, float):  # numbers separated by commas
         kind, default = str, default and ",".join(map(str, default))
     limits = list(field.metadata)
     if get_origin(kind) in (tuple, list):

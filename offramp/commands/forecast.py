@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, ValidationError
 from rich.table import Table
 
 from earlyexit.data.images import check_file
@@ -137,16 +137,13 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
         raise DataError(f"{where}: {len(cells)} values; {len(header)} are needed, or none where nothing is known")
     if not any(cells):
         return None
-    try:
-        values = [float(cell) for cell in cells]
-    except ValueError as error:
-        raise DataError(f"{where}: {error}; numbers are needed, or no value at all where nothing is known") from error
-    if not all(math.isfinite(value) for value in values):
-        raise DataError(f"{where}: values must be finite numbers")
     at = header.index(INPUTS)
-    if values[at] > MOST_INPUTS:
-        raise DataError(f"{where}: {values[at]:g} inputs; at most {MOST_INPUTS:g} are taken")
-    return Window.model_construct(survival=values[:at] + values[at + 1 :], inputs=values[at])
+    try:
+        return Window.model_validate({"inputs": cells[at], "survival": cells[:at] + cells[at + 1 :]}, strict=False)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+    said = first["msg"]
+    raise DataError(f"{where}: {first['input']!r}: {said[0].lower()}{said[1:]}, or no value where nothing is known")
 
 
 def run(job: ForecastJob) -> None:

@@ -17,7 +17,7 @@ from cluster.devices import find_device
 from earlyexit.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.ramps.pooling import Pooling
-from offramp.commands.options import Job, LabelledRows, Printed, Rows, Seed, integers
+from offramp.commands.options import Integers, Job, LabelledRows, OutFile, Printed, Rows, Seed, Sizes
 from offramp.commands.output import percent
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class ProfileJob(Job):
     """Library that runs the model: torch, onnx, or auto (whichever is faster here)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the model computes: float32 or bfloat16."""
-    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batches: Sizes = (1, 2, 4, 8, 16)
     """Batch sizes to measure."""
-    lengths: tuple[int, ...] | None = None
+    lengths: Sizes | None = None
     """Input lengths to measure, in tokens with special tokens. For a decoder, 1 is one step of each sequence, and a
     larger length is a prompt of batch x length tokens. None: 16,32,64; for decoders 1,16; for inputs without tokens 1.
     """
@@ -58,14 +58,6 @@ class ProfileJob(Job):
     threads: int = Field(default=1, ge=1)
     """Threads of a CPU replica."""
     seed: Seed = 0
-
-    @field_validator("batches", "lengths", mode="before")
-    @classmethod
-    def _ascend(cls, given: Any, info: ValidationInfo) -> Any:
-        given = integers(given, info)
-        if given is not None and (not given or min(given) < 1 or list(given) != sorted(set(given))):
-            raise InputError(f"{info.field_name} must ascend from at least 1, not {list(given)}")
-        return given
 
     @model_validator(mode="after")
     def _can_be_measured(self) -> ProfileJob:
@@ -86,9 +78,9 @@ class ProfileOptions(Printed, ProfileJob):
 
     model: Path = Field(json_schema_extra={"argument": "MODEL"})
     """Model folder, as `offramp train` writes it."""
-    out: Path
+    out: OutFile
     """Latency profile to write (.json), which a plan problem can name."""
-    jsonl: Path | None = None
+    jsonl: OutFile | None = None
     """File for all measured points, one JSON line each. None: not written."""
 
     @model_validator(mode="after")
@@ -154,7 +146,7 @@ class NewModel(Job):
     normed or adapted (the default, with two thin layers), which share the model's head."""
     pooling: Pooling = "mean"
     """Pooling before a ramp: mean (of tokens, or of a map), first (token) or grid (of a map)."""
-    ramps: tuple[int, ...] | None = None
+    ramps: Integers | None = None
     """Blocks that get a ramp, like 0,2,4. None: all but the last."""
     max_length: int | None = Field(default=None, ge=2)
     """Longest input in tokens. None: the network's."""
@@ -166,14 +158,13 @@ class NewModel(Job):
     source: str = Field(default="", exclude=True)
     """Where the rows came from, for the record."""
 
-    _ascend = field_validator("ramps", mode="before")(integers)
-
     @property
     def ramp_options(self) -> RampOptions:
         """The ramps that the model gets."""
         from earlyexit.network.checkpoint import RampOptions
 
-        return RampOptions(style=self.ramp_style, pooling=self.pooling, at=self.ramps)
+        head_style = getattr(self, "head_style", None)
+        return RampOptions(style=self.ramp_style, head_style=head_style, pooling=self.pooling, at=self.ramps)
 
     def training(self, default: TrainingT, **more: Any) -> TrainingT:
         """Returns the options of training: the default with `more`, and with the job's own."""
@@ -185,15 +176,8 @@ class NewModel(Job):
 class HoldsOut(Job):
     """Rows of which some are kept from training."""
 
-    hold_out: float | None = None
+    hold_out: float | None = Field(default=None, gt=0, lt=1)
     """Share of each label's rows to keep from training, written to --out as held_out. None: no rows."""
-
-    @field_validator("hold_out")
-    @classmethod
-    def _is_a_share(cls, hold_out: float | None) -> float | None:
-        if hold_out is not None and not 0 < hold_out < 1:
-            raise InputError(f"--hold-out {hold_out:g}; a share between 0 and 1 is needed")
-        return hold_out
 
 
 class IntoFolder(Job):
@@ -276,12 +260,6 @@ class TrainJob(NewModel):
             raise InputError(f"--dtype {self.dtype} is of a frozen backbone: joint training chooses by itself")
         return self
 
-    @property
-    def ramp_options(self) -> RampOptions:
-        from earlyexit.network.checkpoint import RampOptions
-
-        return RampOptions(style=self.ramp_style, head_style=self.head_style, pooling=self.pooling, at=self.ramps)
-
 
 class TrainOptions(LabelledRows, HoldsOut, IntoFolder, TrainJob):
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
@@ -339,7 +317,7 @@ class InjectJob(HoldsOut, NewModel):
     """Of the model's answers, in its order. None: the data's."""
     output: str | None = None
     """Name of the output that is the answer, if there are several. None: the only possible one."""
-    blocks: int | None = None
+    blocks: int | None = Field(default=None, ge=2)
     """Number of blocks. None: one more than there are sites, up to 12."""
     sets: bool = False
     """Cut also where two or three tensors together carry everything."""
@@ -379,8 +357,6 @@ class InjectJob(HoldsOut, NewModel):
                 "your own module:function that returns the module, its weights from safetensors or by "
                 "torch.load(..., weights_only=True), and example inputs"
             )
-        if self.blocks is not None and self.blocks < 2:
-            raise InputError(f"--blocks {self.blocks}; at least 2 are needed, for a ramp to sit between them")
         return self
 
     @property
@@ -437,7 +413,7 @@ class CalibrateJob(Job):
     """Number of calibrations that the same inputs test, as in `optimizer.risk.Guarantee`."""
     design_share: float = Field(default=0.25, exclude=True)
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
-    ramps: tuple[int, ...] | Literal["all", "ends"] | None = None
+    ramps: Integers | Literal["all", "ends"] | None = None
     """Ramps that get thresholds: blocks such as 0,3,5, `all`, or `ends` (the ends of a chain's networks). The promise
     holds for every subset of them, so fewer ramps may each let more inputs leave. None: all; for a chain the ends and
     the few ramps that are worth it, and beside these a few of the last network's."""
@@ -457,11 +433,6 @@ class CalibrateJob(Job):
     seed: Seed = 0
     source: str = Field(default="", exclude=True)
     """Where the rows came from, for the record."""
-
-    @field_validator("ramps", mode="before")
-    @classmethod
-    def _of_text(cls, given: Any, info: ValidationInfo) -> Any:
-        return given if given in ("all", "ends") else integers(given, info)
 
     @model_validator(mode="after")
     def _can_be_promised(self) -> CalibrateJob:

@@ -5,22 +5,20 @@ Like all models of options they load neither torch nor numpy, for a shell that c
 
 from __future__ import annotations
 
-import math
+import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, PlanError
-from offramp.commands import output
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from earlyexit.data import rows as table
+
 
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 """As `optimizer.decision.Strategy`, which a shell that completes does not wait for."""
@@ -38,19 +36,34 @@ def _address(url: str) -> str:
     return url
 
 
+def _in_a_folder(path: Path, info: ValidationInfo) -> Path:
+    """Raises InputError for a file to write whose folder does not exist or is not writable."""
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError(f"--{info.field_name} {path}; a file in a folder that exists is needed")
+        writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise InputError(f"--{info.field_name} {path}: {error.strerror}") from error
+    if not writable:
+        raise InputError(f"--{info.field_name} {path}: may not be written")
+    return path
+
+
 Address = Annotated[str, AfterValidator(_address)]
+OutFile = Annotated[Path, AfterValidator(_in_a_folder)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1, description="Seed of all random numbers.")]
+Split = BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given)
+"""Of options that are numbers separated by commas."""
+Ascending = AfterValidator(lambda numbers: tuple(sorted(set(numbers))))
+Integers = Annotated[tuple[int, ...], Split, Ascending]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), Split, Ascending]
+Numbers = Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Split]
 
 
 def refusal(option: str, error: ErrorDetails) -> InputError:
     """The error of an option that pydantic refuses, in the words of the command line."""
     said = error["msg"]
     return InputError(f"--{option.replace('_', '-')} {error['input']!r}: {said[0].lower()}{said[1:]}")
-
-
-def integers(given: Any, info: ValidationInfo) -> Any:
-    """Numbers separated by commas, ascending, each once; what is not text stays. Raises InputError."""
-    return output.integers(str(info.field_name), given) if isinstance(given, str) else given
 
 
 class Job(BaseModel):
@@ -162,7 +175,7 @@ class PredictJob(Printed, Asks, Rows):
     data: Path | None = None
     """Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images (folder or
     .zip), arrays (.npy, .npz)."""
-    out: Path | None = None
+    out: OutFile | None = None
     """With --data or -: file to write, .jsonl or .csv. None: print."""
     form: Literal["jsonl", "csv"] | None = Field(default=None, alias="format")
     """Format of the output: jsonl or csv. None: by the ending of --out, else jsonl."""
@@ -271,9 +284,9 @@ class PlanJob(Printed, OfProblem, OfOrder):
     """Strategy: best, or a part of its search space: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use."""
-    plot: Path | None = None
+    plot: OutFile | None = None
     """Picture of the plan: .svg, .png or .pdf."""
-    out: Path | None = None
+    out: OutFile | None = None
     """Plan file for `offramp serve --plan`."""
     threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """For --out: entropy in nats at which inputs leave, at every active ramp."""
@@ -292,15 +305,15 @@ class PlanJob(Printed, OfProblem, OfOrder):
 class WhatIfJob(Printed, OfProblem):
     """Plan a problem again and again with one number changed; give exactly one of the options."""
 
-    slo_ms: str | None = None
+    slo_ms: Numbers | None = None
     """SLOs in ms, like 25,50,100."""
-    batch_limit: str | None = None
+    batch_limit: Integers | None = None
     """Largest batch sizes, like 1,2,4,8."""
-    budget: str | None = None
+    budget: Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Split] | None = None
     """Budgets in USD per hour, like 10,20."""
     count: str | None = None
     """Numbers of one device, like V100=4,8,16."""
-    rate: str | None = None
+    rate: Numbers | None = None
     """Rates per second, like 1000,2000, at the least cost if the problem asks for no rate."""
 
 
@@ -317,7 +330,7 @@ class SimulateJob(Printed, OfProblem, OfOrder):
     """Plan file, or the output of `offramp plan --json`. None: the planner's plan."""
     strategy: StrategyName | None = None
     """Strategy of the planner's plan: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
-    duration_s: float = Field(default=60.0, alias="duration")
+    duration_s: float = Field(default=60.0, alias="duration", gt=0, allow_inf_nan=False)
     """Seconds in which requests arrive."""
     warm_up_s: float = Field(default=1.0, alias="warm_up")
     """Seconds from the start that are not counted."""
@@ -342,8 +355,6 @@ class SimulateJob(Printed, OfProblem, OfOrder):
     def _agrees(self) -> SimulateJob:
         if self.plan is not None and self.strategy is not None:
             raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
-        if not 0 < self.duration_s < math.inf:
-            raise InputError(f"--duration {self.duration_s:g}; a finite number of seconds above 0 is needed")
         if not 0 <= self.warm_up_s < self.duration_s:
             raise InputError(
                 f"--warm-up {self.warm_up_s:g}; seconds from 0 on are needed, fewer than the {self.duration_s:g} of "
@@ -352,20 +363,22 @@ class SimulateJob(Printed, OfProblem, OfOrder):
         return self
 
 
+def _absolute(at: str) -> str:
+    if not PurePosixPath(at).is_absolute():
+        raise InputError(f"--at {at}: an absolute folder of the nodes is needed")
+    return at
+
+
+NodeFolder = Annotated[str, AfterValidator(_absolute)]
+
+
 class OfService(Job):
     """A service file."""
 
     service: Path = Field(json_schema_extra={"argument": "SERVICE"})
     """Service file, YAML or JSON."""
-    at: str | None = None
+    at: NodeFolder | None = None
     """Folder where all nodes find model/, exit records and state. None: the same paths as here."""
-
-    @field_validator("at")
-    @classmethod
-    def _is_absolute(cls, at: str | None) -> str | None:
-        if at is not None and not PurePosixPath(at).is_absolute():
-            raise InputError(f"--at {at}: an absolute folder of the nodes is needed")
-        return at
 
 
 class OfCluster(Job):
@@ -404,7 +417,7 @@ class RenderJob(OfService):
     """For --redis: the secret of Kubernetes with its `password`. None: none."""
     settings: bool = False
     """Write only the settings, as in a repository's folder."""
-    out: Path | None = None
+    out: OutFile | None = None
     """File to write. None: print."""
 
     @model_validator(mode="after")

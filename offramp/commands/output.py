@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
-import os
 import shlex
 import signal
 import sys
@@ -76,39 +74,6 @@ def percent(share: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Returns milliseconds with two digits; `endless` for infinity."""
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
-
-
-def integers(name: str, value: str) -> tuple[int, ...]:
-    """Returns numbers separated by commas, ascending and without duplicates; raises InputError."""
-    try:
-        return tuple(sorted({int(part) for part in value.split(",")}))
-    except ValueError as error:
-        raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
-
-
-def numbers(name: str, value: str, *, zero: bool = False) -> tuple[float, ...]:
-    """Returns finite numbers above 0 (with `zero` also 0) separated by commas, in order; raises InputError."""
-    try:
-        found = tuple(float(part) for part in value.split(","))
-    except ValueError as error:
-        raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
-    if not all(0 < each < math.inf or (zero and each == 0) for each in found):
-        raise InputError(f"--{name} {value!r}; finite numbers {'not below' if zero else 'above'} 0 are needed")
-    return found
-
-
-def in_a_folder(name: str, path: Path | None) -> None:
-    """Checks a file that `--name` is to write; raises InputError if its folder does not exist or is not writable."""
-    if path is None:
-        return
-    try:
-        if path.is_dir() or not path.parent.is_dir():
-            raise InputError(f"--{name} {path}; a file in a folder that exists is needed")
-        writable = os.access(path if path.exists() else path.parent, os.W_OK)
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise InputError(f"--{name} {path}: {error.strerror}") from error
-    if not writable:
-        raise InputError(f"--{name} {path}: may not be written")
 
 
 def make_folder(out: Path) -> None:

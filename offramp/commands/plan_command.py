@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import AfterAnswer
 from offramp.commands.options import PlanJob, WhatIfJob, order_option
-from offramp.commands.output import in_a_folder, integers, make_table, milliseconds, numbers, print_result, show
+from offramp.commands.output import make_table, milliseconds, print_result, show
 from offramp.commands.plan import (
     NO_PLAN,
     NoPlanAnswer,
@@ -36,14 +36,12 @@ from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.problem_file import read_problem, read_problems
 from optimizer.rescore import Rescoring
-from optimizer.what_if import Axis, with_batch_limit
+from optimizer.what_if import Axis, AxisName, with_batch_limit
 
 
 def run(job: PlanJob) -> None:
     """Plans, writes the asked files, and prints the plan."""
     order = order_option(job.order)
-    in_a_folder("out", job.out)
-    in_a_folder("plot", job.plot)
     if job.plot is not None:
         check_picture(job.plot)
     files = read_problems(job.problem)
@@ -66,26 +64,12 @@ def run(job: PlanJob) -> None:
 
 def run_what_if(job: WhatIfJob) -> None:
     """Plans each value, and prints the results."""
-    given = {name.replace("_", "-"): value for name, value in job if name not in ("problem", "as_json")}
+    given = {name: value for name, value in job if name not in ("problem", "as_json")}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) != 1:
-        options = ", ".join(f"--{name}" for name in named or given)
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in named or given)
         raise InputError(f"give exactly one of the options that change a number, not {len(named)}: {options}")
-    [(name, value)] = named.items()
-    match name:
-        case "slo-ms":
-            axis = Axis(name="slo_s", values=tuple(each / 1000 for each in numbers(name, value)))
-        case "batch-limit":
-            axis = Axis(name="batch_limit", values=integers(name, value))
-        case "budget":
-            axis = Axis(name="usd_per_hour", values=numbers(name, value, zero=True))
-        case "rate":
-            axis = Axis(name="rate_per_s", values=numbers(name, value))
-        case _:
-            device, _, counts = value.partition("=")
-            if not device or not counts:
-                raise InputError(f"--count {value!r}; a device and its numbers are needed, like V100=4,8,16")
-            axis = Axis(name="count", values=integers("count", counts), device=device)
+    axis = _counts(job.count) if job.count is not None else _axis(*named.popitem())
     asked = read_problem(job.problem).problem
     rows = what_if(asked, axis, solve)
     if job.as_json:
@@ -93,6 +77,18 @@ def run_what_if(job: WhatIfJob) -> None:
             print(json.dumps(what_if_document(asked, axis, each, decisions)), flush=True)
         return
     show(what_if_table(asked, axis, list(rows)))
+
+
+def _axis(name: str, values: tuple[float, ...]) -> Axis:
+    return Axis(name=AXES[name], values=tuple(each / 1000 for each in values) if name == "slo_ms" else values)
+
+
+def _counts(text: str) -> Axis:
+    device, _, counts = text.partition("=")
+    try:
+        return Axis(name="count", values=tuple(sorted({int(each) for each in counts.split(",")})), device=device)
+    except ValueError as error:
+        raise InputError(f"--count {text!r}; a device and its numbers are needed, like V100=4,8,16") from error
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
@@ -115,6 +111,13 @@ def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: E
     return table
 
 
+AXES: Mapping[str, AxisName] = {
+    "slo_ms": "slo_s",
+    "batch_limit": "batch_limit",
+    "budget": "usd_per_hour",
+    "rate": "rate_per_s",
+}
+"""By the option that changes it."""
 AXIS_TITLES = {
     "slo_s": "SLO ms",
     "batch_limit": "batch limit",

@@ -20,7 +20,7 @@ from earlyexit.engine.cpu import first_processor
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
 from offramp.commands.jobs import ProfileJob, ProfileOptions
-from offramp.commands.output import in_a_folder, make_table, print_result
+from offramp.commands.output import make_table, print_result
 from offramp.commands.progress import progress_bars, provenance
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
@@ -262,8 +262,6 @@ NOISY = 0.05
 
 def run(job: ProfileOptions) -> None:
     """Measure, write the profile, and print what it says."""
-    in_a_folder("out", job.out)
-    in_a_folder("jsonl", job.jsonl)
     with progress_bars() as progress:
         measured, points = profile_model(job.model, job, progress=progress)
     measured.save(job.out)

@@ -28,7 +28,7 @@ from deployments.local_ray.applications import check_devices, claimed, with_appl
 from deployments.local_ray.start import HAPROXY, THROUGHPUT
 from offramp.client.protocol import find_api_key, key_header
 from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
-from offramp.commands.output import in_a_folder, make_table, print_result
+from offramp.commands.output import make_table, print_result
 from offramp.spec.deploying import applications_document, open_dashboard
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 def render(job: RenderJob) -> None:
     """Prints or writes the file."""
-    in_a_folder("out", job.out)
     found = _read(job)
     if job.settings:
         text = found.moved_to(job.at).settings.model_dump_json(indent=2) + "\n"

@@ -21,7 +21,7 @@ from deployments.settings import ServeSettings
 from offramp.cli.app import main
 from offramp.client.protocol import Prediction
 from offramp.commands.options import StrategyName
-from offramp.commands.predict import _told
+from offramp.commands.predict import Row, _told
 from optimizer.decision import Strategy
 from optimizer.plan import stock_plan
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
@@ -361,4 +361,4 @@ PNG = "iVBORw0KGgo" + "A" * 89
 )
 def test_a_line_of_the_terminal_says_what_there_is_room_for(said: dict[str, Any], words: str) -> None:
     found = Prediction(exit=3, request_id="r", score=0.5, **said)
-    assert _told(found.said, found) == f"{words}  (score 0.500, left after block 3)"
+    assert _told(Row(shown={}, prediction=found)) == f"{words}  (score 0.500, left after block 3)"
