@@ -77,7 +77,7 @@ class Prediction(SimpleNamespace):
             return False
         return all(np.array_equal(value, vars(other)[name]) for name, value in vars(self).items())
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override] # a namespace has none
         return hash((self.exit, self.request_id))
 
 

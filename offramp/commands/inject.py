@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ REPEATS = 15
 NO_TABLE = 2
 """Bound of random numbers for an ONNX graph that does not tell the size of its table."""
 Say = Callable[[str], None]
+Cuts = tuple[tuple[str, ...], ...]
+"""Names of the tensors between every two blocks."""
 Times = Callable[[EarlyExitModel, Path], tuple[FloatArray, FloatArray]]
 
 
@@ -152,22 +155,26 @@ def _injected(
     learned, held = parts
     encoder = load_codec(codec, job, folder)
     encoded = learned.encode(encoder)
-    raw = _cut(job, foreign, codec, encoded, folder, say)
-    check_inputs(raw.model(()), encoded[0])
-    _check_looked_up(job, raw.pretrained.backbone.inputs, encoded)
-    check_names(job, learned, raw.num_outputs)
-    untrained = raw.model(job.ramps)
+    pretrained, cuts = _cut(job, foreign, codec, encoded, folder, say)
+    assert pretrained.head is not None
+    numbers = tuple(map(str, range(pretrained.head.num_outputs)))
+    with_ramps = partial(_with_ramps, job, foreign, codec, pretrained)
+    check_inputs(with_ramps((), numbers), encoded[0])
+    _check_looked_up(job, pretrained.backbone.inputs, encoded)
+    check_names(job, learned, numbers)
+    untrained = with_ramps(job.ramps, numbers)
     asked = job.ramps is not None
     block_s, ramp_s = times(untrained, folder)
     ramps = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, asked=asked, say=say)
-    features = exit_features(raw.model(ramps), encoded, progress=progress)
-    answers = _answers(raw.model(ramps), features, job)
-    names = answer_names(job, learned, answers, raw.num_outputs)
+    unnamed = with_ramps(ramps, numbers)
+    features = exit_features(unnamed, encoded, progress=progress)
+    answers = _answers(unnamed, features, job)
+    names = answer_names(job, learned, answers, numbers)
     labels = {*learned.label_names, *(() if held is None else held.label_names)}
     if unknown := labels - {*names, ""}:
         say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
         learned, held = unlabelled(learned), None if held is None else unlabelled(held)
-    model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
+    model = with_ramps(ramps, names, _facts(job, pretrained, cuts, learned))
     targets = learned.labels if learned.are_labelled else [names[k] for k in answers.tolist()]
     before = model.backbone.sha256()
     truth_N = model.task.targets(targets)
@@ -189,8 +196,8 @@ def _injected(
 
 def _cut(
     job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say
-) -> _Raw:
-    """Returns the network in blocks, and writes its files into the folder; raises GraphError for too few sites."""
+) -> tuple[Pretrained, Cuts]:
+    """Returns the network in blocks and where it is cut, and writes its files; raises GraphError for too few sites."""
     sites = crossing_sites(job, foreign, codec, say)
     wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
     if wanted > len(sites) + 1:
@@ -203,38 +210,27 @@ def _cut(
     say(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
         say("--sets looks for more, where two or three tensors carry everything together")
-    pretrained = foreign.take(cuts, codec, folder, rows)
-    return _Raw(job=job, family=foreign.family, codec=codec, cuts=cuts, pretrained=pretrained)
+    return foreign.take(cuts, codec, folder, rows), cuts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Raw:
-    """A foreign network in blocks, to which ramps can be added."""
-
-    job: InjectJob
-    family: str
-    codec: NamedSpec
-    cuts: tuple[tuple[str, ...], ...]
-    pretrained: Pretrained
-
-    @property
-    def num_outputs(self) -> int:
-        assert self.pretrained.head is not None
-        return self.pretrained.head.num_outputs
-
-    def model(
-        self, at: Sequence[int] | None, names: Sequence[str] | None = None, *, provenance: dict[str, Any] | None = None
-    ) -> EarlyExitModel:
-        """Returns a model with ramps; without names its labels are numbers."""
-        return add_ramps(
-            self.pretrained,
-            name=self.job.name,
-            family=self.family,
-            codec=self.codec,
-            task=LabelTask(names or tuple(map(str, range(self.num_outputs)))),
-            ramps=replace(self.job.ramp_options, at=None if at is None else tuple(at)),
-            provenance=provenance,
-        )
+def _with_ramps(
+    job: InjectJob,
+    foreign: ForeignModel,
+    codec: NamedSpec,
+    pretrained: Pretrained,
+    at: tuple[int, ...] | None,
+    names: Sequence[str],
+    provenance: dict[str, Any] | None = None,
+) -> EarlyExitModel:
+    return add_ramps(
+        pretrained,
+        name=job.name,
+        family=foreign.family,
+        codec=codec,
+        task=LabelTask(names),
+        ramps=replace(job.ramp_options, at=at),
+        provenance=provenance,
+    )
 
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
@@ -310,11 +306,11 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
     return answers_N
 
 
-def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
+def _facts(job: InjectJob, pretrained: Pretrained, cuts: Cuts, data: LabelledRows) -> dict[str, Any]:
     return provenance(
         backbone=job.backbone,
-        backbone_sha256=raw.pretrained.backbone.sha256(),
-        cuts=[list(each) for each in raw.cuts],
+        backbone_sha256=pretrained.backbone.sha256(),
+        cuts=[list(each) for each in cuts],
         data=job.source,
         rows=len(data),
         imitate=job.from_answers or not data.are_labelled,
@@ -371,26 +367,26 @@ def warn_of_reversed_means(job: InjectJob) -> None:
         warn(f"--mean {given}: these are well-known means, but reversed; {order}")
 
 
-def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
+def check_names(job: InjectJob, data: LabelledRows, numbers: tuple[str, ...]) -> None:
     """Raises DataError if ramps are to learn labels that do not fit the model's number of answers."""
-    where = job.source or "the data"
+    where, num_outputs, labels = job.source or "the data", len(numbers), data.label_names
     if job.names is not None:
         if len(job.names) != num_outputs or len(set(job.names)) < num_outputs:
             raise DataError(f"--labels: {len(set(job.names))} different names; the model has {num_outputs} answers")
-        unknown = sorted(set(data.label_names) - {*job.names, ""})
+        unknown = sorted(set(labels) - {*job.names, ""})
         if unknown and not job.from_answers:
             raise DataError(f"{where}: {unknown[0]!r} is none of the names in --labels")
-    elif not (job.from_answers or _are_numbers(data, num_outputs)) and len(data.label_names) != num_outputs:
+    elif not job.from_answers and not set(labels) <= {*numbers, ""} and len(labels) != num_outputs:
         raise DataError(
-            f"{where}: {len(data.label_names)} different labels, and the model has {num_outputs} answers; --labels "
+            f"{where}: {len(labels)} different labels, and the model has {num_outputs} answers; --labels "
             "FILE names all of them in the model's order, a line each"
         )
 
 
-def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_outputs: int) -> tuple[str, ...]:
+def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, numbers: tuple[str, ...]) -> tuple[str, ...]:
     """Returns names of the answers: as asked for, else the data's labels in the order that fits most answers.
 
-    The numbers 0 to C - 1 where rows have no labels, or none but these; and where `check_names` lets other labels pass.
+    `numbers`, 0 to C - 1, where rows have no labels or none but these, and where `check_names` lets other labels pass.
     Of orders that fit as many, it is the one nearest the alphabet.
     """
     from scipy.optimize import linear_sum_assignment
@@ -398,14 +394,10 @@ def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_output
     if job.names is not None:
         return job.names
     labels = data.label_names
-    if _are_numbers(data, num_outputs) or len(labels) != num_outputs:
-        return tuple(map(str, range(num_outputs)))
+    if set(labels) <= {*numbers, ""} or len(labels) != len(numbers):
+        return numbers
     counts_CC = np.eye(len(labels)) / 2
     label_N = np.array([labels.index(label) for label in data.labels])
     np.add.at(counts_CC, (answers.numpy(), label_N), 1)
     _, label_of_C = linear_sum_assignment(counts_CC, maximize=True)
     return tuple(labels[k] for k in label_of_C)
-
-
-def _are_numbers(data: LabelledRows, num_outputs: int) -> bool:
-    return set(data.label_names) <= {*map(str, range(num_outputs)), ""}

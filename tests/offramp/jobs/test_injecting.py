@@ -190,7 +190,7 @@ def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_u
 )
 def test_names_are_in_outputs_order(labels: tuple[str, ...], answers: tuple[int, ...], names: tuple[str, ...]) -> None:
     data = LabelledRows.of_texts(["x"] * len(labels), labels)
-    assert answer_names(job_of(), data, torch.tensor(answers), 3) == names
+    assert answer_names(job_of(), data, torch.tensor(answers), ("0", "1", "2")) == names
 
 
 def test_from_answers_labels_name_the_answers_and_nothing_is_learned_from_them(folder: Path, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ SHARES = exit_records(np.ones((100, 1)), score="share", zero_one=False)
 ABA = LabelledRows.of_texts("xyz", ("a", "b", "a"))
 CASES: dict[str, Case] = {
     **{
-        f"inject: names {names}": partial(check_names, injecting.job_of(names=names), ABA, 3)
+        f"inject: names {names}": partial(check_names, injecting.job_of(names=names), ABA, ("0", "1", "2"))
         for names in (None, ("a", "b"), ("a", "c", "d"))
     },
     **{
