@@ -378,10 +378,10 @@ def trial_over(view: View) -> Actions:
         settle_s=SETTLE_LOOKS * settings.watch_s,
         patience_s=settings.period_s,
     )
-    if judgement.outcome == "wait":
+    if judgement is None:
         return ()
     over = Say(kind="trial", words=judgement.words), Become({"trial": None, "previous": None})
-    if judgement.outcome == "keep" or state.previous is None:
+    if not judgement.rolls_back or state.previous is None:
         return over
     placed = view.place(decided(view.settings, state.previous.plan, state))
     fits = view.has_room(placed)
@@ -501,7 +501,7 @@ def _survival_left(ground: Ground, plan: Plan, intervals: Sequence[Interval], lo
         given_up = sum(count for reason, count in seen.drops.items() if reason not in REFUSED)
         found = survival_deviation(expected, seen.exits, unknown=more_inside + given_up)
         if found is not None:
-            return seen.since_s, found.words
+            return seen.since_s, found
     return None
 
 
@@ -514,7 +514,7 @@ def _rate_left(
         return None
     rate = replace(forecast.rate, coverage=_strict(forecast.rate.coverage, looks))
     found = rate_deviation(rate, seen.arrived, seen.seconds, sized_for_rps=sized_for_rps)
-    return None if found is None else (seen.since_s, found.words)
+    return None if found is None else (seen.since_s, found)
 
 
 def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned
@@ -16,55 +15,22 @@ from optimizer.evaluate import evaluate, sought, violations
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 
-Gain = Literal["rate", "cost", "time"]
-GAINS: dict[type[Objective], Gain] = {MaximizeRate: "rate", MinimizeCost: "cost", MinimizeLatency: "time"}
-GAIN_WORDS: dict[Gain, tuple[str, str]] = {
-    "rate": ("give {:.1%} more", "give {:.1%} less"),
-    "cost": ("save {:.1%}", "cost {:.1%} more"),
-    "time": ("answer {:.1%} sooner", "answer {:.1%} later"),
+GAIN_WORDS: dict[type[Objective], tuple[str, str]] = {
+    MaximizeRate: ("give {:.1%} more", "give {:.1%} less"),
+    MinimizeCost: ("save {:.1%}", "cost {:.1%} more"),
+    MinimizeLatency: ("answer {:.1%} sooner", "answer {:.1%} later"),
 }
-"""Of a gain, and of a loss."""
+"""A gain and a loss in words, by what is sought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """Change the plan or keep it, with the figures that decide."""
+    """Whether the plan is changed, and why."""
 
     change: bool
-    gain: float
-    """Share of rate that the new plan gives more, or of the present cost or mean answer time that it saves, both plans
-    by the same forecast."""
-    cost: float
-    """Share of a period's service that the change costs."""
-    least_gain: float
-    moved: int
-    """Replicas that move or start."""
-    replicas: int
-    """All of the new plan."""
-    of: Gain
-    """What the gain is."""
-    broken: tuple[str, ...] = ()
-    """Promises that the present plan breaks under the forecast, and the new one does not."""
+    words: str
     same: bool = False
     """Whether the new plan is the present one."""
-    first: bool = False
-    """Whether there is no present plan."""
-
-    @property
-    def words(self) -> str:
-        if self.first:
-            return "takes the plan: there is none yet"
-        if self.same:
-            return "keeps the plan: it is still the best"
-        if self.broken:
-            return f"changes the plan: the present one breaks a promise: {'; '.join(self.broken)}"
-        more, less = GAIN_WORDS[self.of]
-        gains = less.format(-self.gain) if self.gain < 0 else more.format(self.gain)
-        verb = "changes" if self.change else "keeps"
-        return (
-            f"{verb} the plan: the new one would {gains}, moving {self.moved} of {self.replicas} replicas "
-            f"costs {self.cost:.1%}, and {self.least_gain:.1%} is the least gain"
-        )
 
 
 def weigh(
@@ -80,33 +46,39 @@ def weigh(
 ) -> Weighed:
     """Change if the new plan gains more than the change costs and `least_gain` on top, or the old one breaks a promise.
 
-    `problem` is the forecast that the new plan was made for; `moved` replicas miss `start_s` of the `period_s` that the
-    new plan is expected to hold. Where the rate is sought, the rate that the plan could do is weighed, even where less
-    is asked for: what is in hand takes bursts.
+    `current`: the present plan; None: there is none. `problem` is the forecast that the new plan was made for. `moved`
+    replicas move or start, and miss `start_s` of the `period_s` that the new plan is expected to hold: that share of a
+    period's service is what the change costs. Where the rate is sought, the rate that the plan could do is weighed,
+    even where less is asked for: what is in hand takes bursts.
     """
+    if current is None:
+        return Weighed(change=True, words="takes the plan: there is none yet")
+    if tuple(current) == new.stages:
+        return Weighed(change=False, words="keeps the plan: it is still the best", same=True)
+    gain, broken = _compared(problem, current, new.stages, reach)
+    if broken:
+        return Weighed(
+            change=True, words=f"changes the plan: the present one breaks a promise: {'; '.join(broken)}"
+        )
     replicas = sum(stage.replicas for stage in new.stages)
     cost = min(1.0, moved / replicas * start_s / period_s)
-    same = current is not None and tuple(current) == new.stages
-    gain, broken = (0.0, ()) if current is None or same else _compared(problem, current, new.stages, reach)
-    change = current is None or (not same and (bool(broken) or gain > cost + least_gain))
-    return Weighed(
-        change=change,
-        gain=gain,
-        cost=cost,
-        least_gain=least_gain,
-        moved=moved,
-        replicas=replicas,
-        of=GAINS[type(problem.objective)],
-        broken=broken,
-        same=same,
-        first=current is None,
+    change = gain > cost + least_gain
+    more, less = GAIN_WORDS[type(problem.objective)]
+    words = (
+        f"{'changes' if change else 'keeps'} the plan: the new one would "
+        f"{less.format(-gain) if gain < 0 else more.format(gain)}, moving {moved} of {replicas} replicas costs "
+        f"{cost:.1%}, and {least_gain:.1%} is the least gain"
     )
+    return Weighed(change=change, words=words)
 
 
 def _compared(
     problem: PlanProblem, current: Sequence[Stage], new: Sequence[Stage], reach: Reach | None
 ) -> tuple[float, tuple[str, ...]]:
-    """The gain, and what the present plan breaks although the new one would not."""
+    """The gain, both plans by the same forecast, and promises that the present plan breaks and the new one does not.
+
+    The gain is the share of rate that the new plan gives more, or of the present cost or answer time that it saves.
+    """
     ahead = evaluate(problem, new, reach)
     try:
         now = evaluate(problem, current, reach)

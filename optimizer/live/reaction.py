@@ -37,53 +37,6 @@ class ExpectedShares:
     coverage: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivalDeviation:
-    """The active ramp where inputs leave most differently from the forecast."""
-
-    ramp: int
-    left: float
-    """Share of the answers that left at or before the ramp."""
-    least_left: float
-    """The least share of all inputs, endless ones, that explains it; the most below."""
-    most_left: float
-    expected: float
-    low: float
-    """The least share that the forecast holds likely; the largest below."""
-    high: float
-    num_inputs: int
-
-    @property
-    def beyond(self) -> float:
-        """How far what is seen and what is expected are apart at the least; below 0 where they overlap."""
-        return max(self.least_left - self.high, self.low - self.most_left)
-
-    @property
-    def words(self) -> str:
-        return (
-            f"{self.left:.1%} of {self.num_inputs} inputs left by ramp {self.ramp}, "
-            f"{self.low:.1%} to {self.high:.1%} were expected"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateDeviation:
-    """A request rate that the forecast does not hold likely."""
-
-    rate_rps: float
-    expected_rps: float
-    low_rps: float
-    high_rps: float
-    seconds: float
-
-    @property
-    def words(self) -> str:
-        return (
-            f"{self.rate_rps:.4g} requests/s came for {self.seconds:.0f} s, "
-            f"{self.low_rps:.4g} to {self.high_rps:.4g} were expected"
-        )
-
-
 def expected_shares(forecast: SurvivalForecast, ramps: Sequence[int], reach: Reach | None = None) -> ExpectedShares:
     """Returns the next window's forecast as a plan with these active ramps shows it, nested as the planner sees it.
 
@@ -115,8 +68,10 @@ def survival_deviation(
     *,
     unknown: int = 0,
     least_difference: float = LEAST_DIFFERENCE,
-) -> SurvivalDeviation | None:
-    """Returns None where the answers agree with what was expected, are too few, or differ by too little to matter.
+) -> str | None:
+    """Returns how the answers differ from what was expected, at the ramp where they differ most.
+
+    Returns None where they agree, are too few, or differ by too little to matter.
 
     `exits` counts answers by the block they left after, since the plan is followed; `unknown` are inputs that entered
     the model and were not seen to leave it: under way, or dropped inside. They may have gone, or go, either way, so
@@ -127,9 +82,26 @@ def survival_deviation(
     if num_inputs < LEAST_INPUTS or not expected.ramps:
         return None
     width = NormalDist().inv_cdf(1 - (1 - expected.coverage) / (2 * len(expected.ramps)))
-    found = [_left_by(ramp, expected, exits, unknown, width) for ramp in expected.ramps]
-    outside = [each for each in found if each.beyond > 0 and abs(each.left - each.expected) >= least_difference]
-    return max(outside, key=lambda each: each.beyond, default=None)
+    furthest, words = 0.0, None
+    for ramp in expected.ramps:
+        num_left = sum(count for block, count in exits.items() if block <= ramp)
+        least, most = left_bounds(num_left, num_inputs, unknown, width)
+        low, high = 1 - expected.high_N[ramp + 1], 1 - expected.low_N[ramp + 1]
+        left, beyond = num_left / num_inputs, max(least - high, low - most)
+        if beyond > furthest and abs(left - (1 - expected.share_N[ramp + 1])) >= least_difference:
+            furthest = beyond
+            words = f"{left:.1%} of {num_inputs} inputs left by ramp {ramp}, {low:.1%} to {high:.1%} were expected"
+    return words
+
+
+def left_bounds(num_left: int, num_inputs: int, unknown: int, width: float) -> tuple[float, float]:
+    """Returns the least and the largest share of all inputs, endless ones, whose noise explains what left.
+
+    `unknown` inputs may have left or not. `width`: standard deviations of noise.
+    """
+    entered = num_inputs + unknown
+    least = _wilson_bound(num_left / entered, entered, -width)
+    return least, _wilson_bound((num_left + unknown) / entered, entered, width)
 
 
 def rate_deviation(
@@ -138,8 +110,10 @@ def rate_deviation(
     seconds: float,
     *,
     sized_for_rps: float | None,
-) -> RateDeviation | None:
-    """Returns None where the arrivals of the last `seconds`, refused ones too, agree with the forecast or are few.
+) -> str | None:
+    """Returns how the arrivals of the last `seconds`, refused ones too, differ from the forecast.
+
+    Returns None where they agree with it, or are few.
 
     `sized_for_rps` is the rate that the plan was made for: more than that is told even where the forecast's interval
     reaches further. None: the plan gives the highest rate there is, so no other demand would change it.
@@ -158,26 +132,8 @@ def rate_deviation(
     outside = most / seconds < low_rps or fewest / seconds > allowed_rps
     if not outside or abs(rate_rps - median_rps) < LEAST_RATE_DIFFERENCE * median_rps:
         return None
-    return RateDeviation(
-        rate_rps=rate_rps, expected_rps=median_rps, low_rps=low_rps, high_rps=allowed_rps, seconds=seconds
-    )
-
-
-def _left_by(
-    ramp: int, expected: ExpectedShares, exits: Mapping[int, int], unknown: int, width: float
-) -> SurvivalDeviation:
-    num_inputs = sum(exits.values())
-    left = sum(count for block, count in exits.items() if block <= ramp)
-    entered = num_inputs + unknown
-    return SurvivalDeviation(
-        ramp=ramp,
-        left=left / num_inputs,
-        least_left=_wilson_bound(left / entered, entered, -width),
-        most_left=_wilson_bound((left + unknown) / entered, entered, width),
-        expected=1 - expected.share_N[ramp + 1],
-        low=1 - expected.high_N[ramp + 1],
-        high=1 - expected.low_N[ramp + 1],
-        num_inputs=num_inputs,
+    return (
+        f"{rate_rps:.4g} requests/s came for {seconds:.0f} s, {low_rps:.4g} to {allowed_rps:.4g} were expected"
     )
 
 

@@ -51,23 +51,9 @@ class Straggler:
     replica: str
     slot: str
     device: str
-    ratio: float
-    """Seconds taken, over seconds expected."""
-    usual: float
-    """The same of its peers, in the median."""
-    peers: int
-
-    @property
-    def behind(self) -> float:
-        """How many times as long as its peers it takes."""
-        return self.ratio / self.usual
-
-    @property
-    def words(self) -> str:
-        return (
-            f"{self.replica} takes {self.behind:.2f} times as long as its {self.peers} peers "
-            f"({self.ratio:.2f} against {self.usual:.2f} times the profile)"
-        )
+    behind: float
+    """How many times as long as its peers it takes, in the median."""
+    words: str
 
 
 def find(
@@ -118,14 +104,12 @@ def _straggler(one: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], ratio: f
     bounds = [usual] if peers is mates else [usual, *mates]
     if ratios[one] <= ratio * max(bounds) or usual <= 0:
         return None
-    return Straggler(
-        replica=one.replica,
-        slot=one.slot,
-        device=one.device,
-        ratio=ratios[one],
-        usual=usual,
-        peers=len(peers),
+    behind = ratios[one] / usual
+    words = (
+        f"{one.replica} takes {behind:.2f} times as long as its {len(peers)} peers "
+        f"({ratios[one]:.2f} against {usual:.2f} times the profile)"
     )
+    return Straggler(replica=one.replica, slot=one.slot, device=one.device, behind=behind, words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,33 +6,12 @@ the plan that caused them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from earlyexit.errors import DataError, PlanError
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
-
-Outcome = Literal["wait", "keep", "roll back"]
-Reason = Literal[
-    "settling",
-    "few inputs",
-    "never enough inputs",
-    "as promised",
-    "nothing before",
-    "no better before",
-    "better before",
-]
-OUTCOMES: Mapping[Reason, Outcome] = {
-    "settling": "wait",
-    "few inputs": "wait",
-    "never enough inputs": "keep",
-    "as promised": "keep",
-    "nothing before": "keep",
-    "no better before": "keep",
-    "better before": "roll back",
-}
 
 LEAST_INPUTS = 100
 """Of fewer, a share is not known to a tenth."""
@@ -91,48 +70,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What becomes of a plan on trial, and why."""
+    """The end of a trial."""
 
-    reason: Reason
-    epoch: int
-    seconds: float
-    """Since the switch."""
-    arrived: int
-    goodput_rps: float
-    expected_rps: float
-    kept: float
-    """Share of the goodput expected that came."""
-    before_kept: float | None
-    """The same of the plan before; None: there is nothing to compare."""
-    before_now_rps: float | None
-    """Goodput that the plan before would give of what is offered now, if it keeps as much of its promise."""
-
-    @property
-    def outcome(self) -> Outcome:
-        return OUTCOMES[self.reason]
-
-    @property
-    def words(self) -> str:
-        if self.reason == "settling":
-            return f"waits: plan {self.epoch} is in force for {self.seconds:.0f} s, too short to judge"
-        if self.reason == "few inputs":
-            return f"waits: only {self.arrived} inputs came under plan {self.epoch}"
-        if self.reason == "never enough inputs":
-            return f"keeps plan {self.epoch}: only {self.arrived} inputs came in {self.seconds:.0f} s, nothing tells"
-        promise = (
-            f"plan {self.epoch} gives {self.goodput_rps:.4g}/s in time, {self.kept:.1%} of what was expected "
-            f"({self.expected_rps:.4g}/s)"
-        )
-        verb = "rolls back" if self.outcome == "roll back" else "keeps the plan"
-        return f"{verb}: {promise}{self._before_words}"
-
-    @property
-    def _before_words(self) -> str:
-        if self.reason == "as promised":
-            return ""
-        if self.before_kept is None or self.before_now_rps is None:
-            return "; none was measured before it"
-        return f"; the one before kept {self.before_kept:.1%} of its own and would give {self.before_now_rps:.4g}/s"
+    rolls_back: bool
+    words: str
 
 
 def judge(
@@ -142,41 +83,34 @@ def judge(
     margin: float,
     settle_s: float,
     patience_s: float,
-) -> Judgement:
-    """Judge a plan by what was `served` since the switch.
+) -> Judgement | None:
+    """Judges a plan by what was `served` since the switch; returns None while it is too early.
 
-    It waits for `settle_s` and enough inputs (not answers: a plan that answers nothing must not wait for ever), with
-    few of them up to `patience_s`. It rolls back where more than `margin` of the goodput expected is missing, the plan
-    before kept more of its own promise, and would give more of what is offered now.
+    It is too early before `settle_s`, and while there are few inputs, up to `patience_s`. (Inputs are counted, not
+    answers: a plan that answers nothing must not wait for ever.) The plan is rolled back where more than `margin` of
+    the goodput expected is missing, the plan before kept more of its own promise, and would give more of what is
+    offered now.
     """
+    has_few = served.arrived < LEAST_INPUTS
+    if served.seconds < settle_s or (has_few and served.seconds < patience_s):
+        return None
+    if has_few:
+        words = f"only {served.arrived} inputs came in {served.seconds:.0f} s, nothing tells"
+        return Judgement(rolls_back=False, words=f"keeps plan {trial.epoch}: {words}")
     kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
-    before_kept = before_now_rps = None
-    if trial.before is not None:
-        before_kept = trial.before.kept(trial.before_predicted_rps)
-        before_now_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
-    reason: Reason
-    if served.seconds < settle_s:
-        reason = "settling"
-    elif served.arrived < LEAST_INPUTS:
-        reason = "few inputs" if served.seconds < patience_s else "never enough inputs"
-    elif kept >= 1 - margin:
-        reason = "as promised"
-    elif before_kept is None or before_now_rps is None:
-        reason = "nothing before"
-    else:
-        better = before_kept > kept and before_now_rps > kept * expected_rps
-        reason = "better before" if better else "no better before"
-    return Judgement(
-        reason=reason,
-        epoch=trial.epoch,
-        seconds=served.seconds,
-        arrived=served.arrived,
-        goodput_rps=served.goodput_rps,
-        expected_rps=expected_rps,
-        kept=kept,
-        before_kept=before_kept,
-        before_now_rps=before_now_rps,
+    promise = (
+        f"plan {trial.epoch} gives {served.goodput_rps:.4g}/s in time, {kept:.1%} of what was expected "
+        f"({expected_rps:.4g}/s)"
     )
+    if kept >= 1 - margin:
+        return Judgement(rolls_back=False, words=f"keeps the plan: {promise}")
+    if trial.before is None:
+        return Judgement(rolls_back=False, words=f"keeps the plan: {promise}; none was measured before it")
+    before_kept = trial.before.kept(trial.before_predicted_rps)
+    before_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
+    is_worse = before_kept > kept and before_rps > kept * expected_rps
+    before = f"the one before kept {before_kept:.1%} of its own and would give {before_rps:.4g}/s"
+    return Judgement(rolls_back=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}")
 
 
 CLEAR_SHARE = 0.1
