@@ -56,8 +56,6 @@ class SimulatedService:
         """The batches that ran, by split."""
         self.took_s: dict[Split, array[float]] = {}
         """The seconds of every batch by split, where inputs have lengths."""
-        self.cycle = len(scenario.rows_N)
-        """Inputs whose numbers are that far apart are the same."""
         self._per_request = scenario.inputs_per_request
         self._rows_N: IntArray = scenario.rows_N
         self._decide = decide

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.apparate.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
 from experiments.apparate.recording import KINDS, NEEDS, Kind
 from experiments.served_streams import (
     BUDGET,
@@ -31,7 +32,6 @@ from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
 from optimizer.decision import Planned
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.rescore import joint_reach, rechosen, rescore
@@ -358,15 +358,15 @@ BranchyNet, BERT-base against DeeBERT."""
 
 def tuned_on_the_stream(case: Case) -> Answered:
     """The better of one threshold and one each, chosen by what is to come."""
-    served, ramps = case.stream.served, case.times.ramps
+    served, ramps = case.stream.served, case.stream.records.ramps
     found = (tune(served, BUDGET, case.times, ramps) for tune in (same_threshold, greedy_thresholds))
     return max((all_ramps(case, thresholds) for thresholds in found), key=lambda each: each.mean_saved)
 
 
 TABLE2_SIDES: Sides = {
     APPARATE: lambda case: by_mover(case, EVERYWHERE),
-    SAME: lambda case: all_ramps(case, same_threshold(sample(case), BUDGET, case.times, case.times.ramps)),
-    EACH: lambda case: all_ramps(case, greedy_thresholds(sample(case), BUDGET, case.times, case.times.ramps)),
+    SAME: lambda case: all_ramps(case, same_threshold(sample(case), BUDGET, case.times, case.stream.records.ramps)),
+    EACH: lambda case: all_ramps(case, greedy_thresholds(sample(case), BUDGET, case.times, case.stream.records.ramps)),
     OPT: tuned_on_the_stream,
     OURS: by_plan,
 }

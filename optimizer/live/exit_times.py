@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from profiles.records import ExitOutcome
@@ -42,11 +41,6 @@ class ExitTimes:
         return cls(block_s=tuple(table.blocks_at(at).tolist()), ramp_s=ramp_s)
 
     @property
-    def ramps(self) -> tuple[int, ...]:
-        """Of the model, ascending."""
-        return tuple(sorted(self.ramp_s))
-
-    @property
     def whole_s(self) -> float:
         """Of the model without ramps."""
         return sum(self.block_s)
@@ -56,14 +50,6 @@ class ExitTimes:
         on_the_way_s = [self.ramp_s[block] if block in active else 0.0 for block in range(len(self.block_s))]
         return np.cumsum(np.add(self.block_s, on_the_way_s))
 
-    def overhead(self, active: Collection[int]) -> float:
-        """Seconds of these ramps as a share of the model's: what the slowest answer takes longer."""
-        return sum(self.ramp_s[ramp] for ramp in active) / self.whole_s
-
-    def mean_s(self, exits_N: npt.NDArray[np.integer], active: Collection[int]) -> float:
-        """Mean answer time of inputs that are answered after these blocks."""
-        return float(self.released_s(active)[exits_N].mean())
-
     def saved(self, outcome: ExitOutcome, active: Collection[int]) -> float:
         """Share of the model's time that answers come earlier, on average; negative where ramps cost more."""
-        return 1 - self.mean_s(outcome.exits_N, active) / self.whole_s
+        return 1 - float(self.released_s(active)[outcome.exits_N].mean()) / self.whole_s

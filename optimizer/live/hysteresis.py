@@ -57,9 +57,7 @@ def weigh(
         return Weighed(change=False, words="keeps the plan: it is still the best", same=True)
     gain, broken = _compared(problem, current, new.stages, reach)
     if broken:
-        return Weighed(
-            change=True, words=f"changes the plan: the present one breaks a promise: {'; '.join(broken)}"
-        )
+        return Weighed(change=True, words=f"changes the plan: the present one breaks a promise: {'; '.join(broken)}")
     replicas = sum(stage.replicas for stage in new.stages)
     cost = min(1.0, moved / replicas * start_s / period_s)
     change = gain > cost + least_gain

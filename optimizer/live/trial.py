@@ -110,7 +110,9 @@ def judge(
     before_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
     is_worse = before_kept > kept and before_rps > kept * expected_rps
     before = f"the one before kept {before_kept:.1%} of its own and would give {before_rps:.4g}/s"
-    return Judgement(rolls_back=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}")
+    return Judgement(
+        rolls_back=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}"
+    )
 
 
 CLEAR_SHARE = 0.1

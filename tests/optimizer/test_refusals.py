@@ -33,7 +33,6 @@ from optimizer.problem_file import parse_problem, read_problem
 from optimizer.rescore import joint_reach
 from optimizer.risk import Guarantee
 from optimizer.sequences import sequences_of, tried_in_order
-from optimizer.tabi import ProfiledModel
 from optimizer.thresholds import lay_path, learn_then_test
 from optimizer.what_if import Axis, variants, with_batch_limit
 from profiles.lengths import Lengths
@@ -236,10 +235,6 @@ CASES: dict[str, Case] = {
     "sequences: none recorded": lambda: sequences_of(replace(GENERATIONS, sequences_N=None)),
     "sequences: torn apart": lambda: sequences_of(replace(GENERATIONS, sequences_N=np.array([1, 1, 2, 2, 1, 1, 1]))),
     "ensemble: a gain of nothing": lambda: gain(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
-    "tabi: no inputs": lambda: ProfiledModel(name="m", latency_s=1.0, confidence_N=np.zeros(0), right_N=np.zeros(0)),
-    "tabi: two confidences of one": lambda: ProfiledModel(
-        name="m", latency_s=1.0, confidence_N=np.ones(2), right_N=np.ones(1)
-    ),
     # The live planner
     "change-over: too many": lambda: steps(None, changeover.placed(("T4", 3), avoided={"slow": "T4"}), {"T4": 3}, {}),
     "change-over: a type that is not there": lambda: steps(None, changeover.placed(("T4", 1)), {"V100": 3}, {}),

@@ -1,4 +1,4 @@
-"""The simulated fleet that the live control loop steers: accelerators, replicas that start and end, and reports."""
+"""The fleet that the live control loop steers here: accelerators, replicas that start and end, and reports."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class SimulatedTime(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        self._soon.append(handle)
-        self._be_run()
+        self._due(handle)
         return handle
 
     def call_at(  # type: ignore[override] # typeshed's is generic in the arguments
@@ -49,9 +48,6 @@ class SimulatedTime(asyncio.BaseEventLoop):
 
     def _due(self, handle: asyncio.Handle) -> None:
         self._soon.append(handle)
-        self._be_run()
-
-    def _be_run(self) -> None:
         if not self._has_turn:
             self._has_turn = True
             self._events.at(self._events.time_s, CONTROLS, self._run_turn)
@@ -138,12 +134,7 @@ class AcceleratorPool:
 class SimulatedFleet(Fleet):
     """Does what Serve does: every type gets its number of replicas as soon as there are accelerators for them."""
 
-    def __init__(
-        self,
-        service: SimulatedService,
-        counts: Mapping[str, int],
-        delays: Delays,
-    ) -> None:
+    def __init__(self, service: SimulatedService, counts: Mapping[str, int], delays: Delays) -> None:
         """`counts`: accelerators per type."""
         self.log: list[tuple[float, str]] = []
         """What was done to the service, and when."""

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from deployments.settings import Tuning
+from experiments.controlled.fleet import Delays
+from experiments.controlled.run import Control, Controlled, Mix, rows_in_turn, simulate_controlled
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
-from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
-from simulator.fleet import Delays
 from simulator.inputs import IntArray, recorded
 from simulator.scenario import FloatArray, Scenario
 from tests.deployments.control import control_fakes
@@ -21,6 +21,7 @@ from tests.deployments.control.control_fakes import POLICY as POLICY
 from tests.deployments.control.control_fakes import RAMPS as RAMPS
 
 DELAYS = Delays(start_s=4.0, notice_s=1.0, lost_s=8.0, drain_s=1.0)
+SETTINGS = {"period_s": 60.0, "watch_s": 2.5, "start_s": 4.0}
 EASY, HARD = 0, 1
 """Rows of the records: inputs that leave after block 1, and inputs that stay to the end."""
 
@@ -82,10 +83,9 @@ def scenario(plan: Plan, arrivals_s: FloatArray, rows_N: IntArray, *, duration_s
 
 def control(expected: PlanProblem, **options: Any) -> Control:
     """Periods of 60 s and a look every 2.5 s; probes are a tenth."""
-    settings = control_settings(expected, period_s=60.0, watch_s=2.5, start_s=4.0)
     made = Control(
-        settings=settings,
         problem=expected,
+        settings=SETTINGS,
         records=records(),
         probe_share=0.1,
         delays=DELAYS,
@@ -117,11 +117,9 @@ def simulated(
         duration_s=duration_s,
         slo_s=1.0,
     )
-    settings = control_settings(
-        expected, period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=budget
-    )
+    settings = {**SETTINGS, "tuning": tuning, "accuracy_budget": budget}
     fields: dict[str, Any] = {"probe_share": 0.1, "delays": DELAYS} | options
-    return simulate_controlled(made, Control(settings=settings, problem=expected, records=of, **fields))
+    return simulate_controlled(made, Control(problem=expected, settings=settings, records=of, **fields))
 
 
 def seconds(log: Sequence[tuple[float, str]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Apparate's ramp adjustment (section 3.3): ramps are judged by what they saved, dropped, tried and shifted one by one.
 
-These are baselines for experiments; a service's ramps are the planner's choice. A round reads a window of inputs that
+These are baselines; a service's ramps are the planner's choice. A round reads a window of inputs that
 saw every *active* ramp, and nothing of other ramps. Where the paper is silent: of two places in the middle the earlier
 is tried; inputs that left at dropped ramps count for a candidate behind the last of them; where a place is taken, the
 next ramp in line is added before or shifted; where no ramp is left, all begins anew.
@@ -58,28 +58,20 @@ def best_ramps(records: ExitRecords, times: ExitTimes, ramp_budget: float, tune:
 def affordable(ramps: Sequence[int], times: ExitTimes, ramp_budget: float) -> Iterator[tuple[int, ...]]:
     """Every set of ramps, one at least, with an overhead within the budget; small sets first."""
     for number in range(1, len(ramps) + 1):
-        some = False
-        for each in combinations(ramps, number):
-            if fits(each, times, ramp_budget):
-                some = True
-                yield each
-        if not some:
+        found = [each for each in combinations(ramps, number) if fits(each, times, ramp_budget)]
+        if not found:
             return
+        yield from found
 
 
 def fits(ramps: Sequence[int], times: ExitTimes, ramp_budget: float) -> bool:
-    """Whether the overhead of these ramps is within the budget."""
-    return times.overhead(ramps) <= ramp_budget * (1 + ROUNDING)
+    """Whether the seconds of these ramps, as a share of the model's, are within the budget."""
+    return sum(times.ramp_s[ramp] for ramp in ramps) / times.whole_s <= ramp_budget * (1 + ROUNDING)
 
 
 def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
     """What records of these ramps alone would hold; without answers."""
     return replace(records, answers_NE=None, true_losses_NE=None, tallies_NE=None).of_ramps(ramps)
-
-
-def fixed(thresholds: Mapping[int, float]) -> Tune:
-    """These, whatever the records show: thresholds that hold for every subset of their ramps, say."""
-    return lambda records: {ramp: thresholds[ramp] for ramp in records.ramps}
 
 
 def greedily(times: ExitTimes, budget: float) -> Tune:
@@ -106,7 +98,7 @@ class Moved:
 
 def spread_out(times: ExitTimes, ramp_budget: float = RAMP_BUDGET) -> tuple[int, ...]:
     """To begin with (section 3.1): as many ramps as the budget allows, evenly spaced."""
-    ramps = times.ramps
+    ramps = sorted(times.ramp_s)
     for number in range(len(ramps), 0, -1):
         places = np.linspace(0, len(ramps) - 1, number + 2)[1:-1] if number < len(ramps) else np.arange(number)
         chosen = tuple(ramps[int(place)] for place in np.round(places))
@@ -224,7 +216,7 @@ def _candidate(
 
 def _intervals(kept: Sequence[int], dropped: Sequence[int], times: ExitTimes) -> list[list[int]]:
     """Places behind the last ramp that stays: before, between and behind the ramps that were dropped."""
-    behind = [ramp for ramp in times.ramps if not kept or ramp > max(kept)]
+    behind = [ramp for ramp in sorted(times.ramp_s) if not kept or ramp > max(kept)]
     bounds = pairwise([-1, *dropped, len(times.block_s)])
     return [[ramp for ramp in behind if low < ramp < high] for low, high in bounds]
 
@@ -236,8 +228,7 @@ def _hope(place: int, kept: Collection[int], leaving: float, reaching: float, ti
 
 
 def _before(ramp: int, times: ExitTimes) -> int | None:
-    index = times.ramps.index(ramp)
-    return times.ramps[index - 1] if index else None
+    return max((each for each in times.ramp_s if each < ramp), default=None)
 
 
 def _saved(window: ExitRecords, thresholds: Mapping[int, float], times: ExitTimes) -> float:

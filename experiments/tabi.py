@@ -13,11 +13,9 @@ from itertools import combinations
 
 import numpy as np
 
-from earlyexit.errors import DataError
 from earlyexit.policies.reroute import SLOPE, FloatArray, reroute_probability
 
-FIRST_CUTOFF = 0.95
-CUTOFF_STEP = 0.05
+FIRST_CUTOFF, CUTOFF_STEP = 0.95, 0.05
 TAIL = 0.75
 TAIL_OVER_SLOWEST = 1.5
 """Candidates are kept whose 75th percentile is within 1.5 times the latency of the slowest model they use."""
@@ -29,7 +27,6 @@ class Cutoff:
     """One setting of the rule, the same c at every network but the last, and what it does to the profiled inputs."""
 
     c: float
-    k: float
     accuracy: float
     """Mean of what is right, wherever inputs are answered."""
     answered_L: tuple[float, ...]
@@ -47,12 +44,6 @@ class ProfiledModel:
     right_N: FloatArray
     """1 where its answer is right, 0 where not; against the truth, or against a reference's answers."""
 
-    def __post_init__(self) -> None:
-        if not (len(self.right_N) == len(self.confidence_N) > 0):
-            raise DataError(f"{self.name}: a profile needs inputs, and as many confidences as answers")
-        if not self.latency_s > 0:
-            raise DataError(f"{self.name}: a latency must be positive, not {self.latency_s}")
-
     @property
     def accuracy(self) -> float:
         return float(self.right_N.mean())
@@ -63,7 +54,7 @@ class TabiCandidate:
     """Models one after the other with the rule between them."""
 
     models: tuple[str, ...]
-    cutoff: Cutoff | None
+    c: float | None
     """None of a single model."""
     accuracy: float
     mean_latency_s: float
@@ -86,49 +77,33 @@ def at_cutoff(confidence_NL: FloatArray, right_NL: FloatArray, c: float, k: floa
     """What the rule does at one c; `right_NL`: what answering there is worth, of a later network with the ensemble."""
     reaching_NL = reaching(confidence_NL, c, k)
     answered_NL = reaching_NL - np.column_stack([reaching_NL[:, 1:], np.zeros(len(reaching_NL))])
-    shares_L = answered_NL.mean(0)
     accuracy = float((answered_NL * right_NL).sum(1).mean())
-    return Cutoff(c=c, k=k, accuracy=accuracy, answered_L=tuple(map(float, shares_L)))
+    return Cutoff(c=c, accuracy=accuracy, answered_L=tuple(answered_NL.mean(0).tolist()))
 
 
-def cutoffs(confidence_NL: FloatArray, right_NL: FloatArray, k: float = SLOPE) -> list[Cutoff]:
-    """Settings as they are tried: c from 0.95 down by 0.05, while no less accurate than the models on average.
-
-    Empty where the first is less. Raises DataError for arrays that do not fit together.
-    """
-    if confidence_NL.shape != right_NL.shape or confidence_NL.ndim != 2 or not confidence_NL.size:
-        raise DataError("a search for c needs a confidence and a judgement of every network on every input")
-    average = float(right_NL.mean())
-    tried: list[Cutoff] = []
+def cutoffs(confidence_NL: FloatArray, right_NL: FloatArray, k: float = SLOPE) -> Iterator[Cutoff]:
+    """Settings as they are tried: c from 0.95 down by 0.05, while no less accurate than the models on average."""
     for step in range(round(FIRST_CUTOFF / CUTOFF_STEP) + 1):
         found = at_cutoff(confidence_NL, right_NL, max(0.0, round(FIRST_CUTOFF - step * CUTOFF_STEP, 10)), k)
-        if found.accuracy < average - ROUNDING:
-            break
-        tried.append(found)
-    return tried
+        if found.accuracy < right_NL.mean() - ROUNDING:
+            return
+        yield found
 
 
-def candidates(
-    models: Sequence[ProfiledModel], k: float = SLOPE, *, most_levels: int | None = None
-) -> list[TabiCandidate]:
+def candidates(models: Sequence[ProfiledModel], k: float = SLOPE) -> Iterator[TabiCandidate]:
     """Single models, and every combination of two or more in ascending order of accuracy at every c of its search.
 
     Kept are those whose 75th percentile is within 1.5 times the slowest model they use.
     """
     by_accuracy = sorted(models, key=lambda model: (model.accuracy, model.latency_s))
-    singles = [
-        TabiCandidate(
-            models=(model.name,),
-            cutoff=None,
-            accuracy=model.accuracy,
-            mean_latency_s=model.latency_s,
-            tail_latency_s=model.latency_s,
+    for model in by_accuracy:
+        alone_s = model.latency_s
+        yield TabiCandidate(
+            models=(model.name,), c=None, accuracy=model.accuracy, mean_latency_s=alone_s, tail_latency_s=alone_s
         )
-        for model in by_accuracy
-    ]
-    levels = range(2, (most_levels or len(models)) + 1)
-    several = (chosen for number in levels for chosen in combinations(by_accuracy, number))
-    return [*singles, *(candidate for chosen in several for candidate in _candidates_of(chosen, k))]
+    for number in range(2, len(models) + 1):
+        for chosen in combinations(by_accuracy, number):
+            yield from _candidates_of(chosen, k)
 
 
 def select(found: Sequence[TabiCandidate], accuracy: float) -> TabiCandidate | None:
@@ -147,7 +122,7 @@ def _candidates_of(models: Sequence[ProfiledModel], k: float) -> Iterator[TabiCa
         if tail_s <= TAIL_OVER_SLOWEST * slowest_s + ROUNDING:
             yield TabiCandidate(
                 models=tuple(model.name for model in models),
-                cutoff=cutoff,
+                c=cutoff.c,
                 accuracy=cutoff.accuracy,
                 mean_latency_s=float(until_L @ np.array(cutoff.answered_L)),
                 tail_latency_s=tail_s,

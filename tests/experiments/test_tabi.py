@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
+from experiments.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
 
 STEEP = 1e6
 """Then the band is a threshold in its middle."""
@@ -31,23 +31,23 @@ def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average_or_t
     small = np.array([0.99, 0.89, 0.71, 0.55])
     confidence_NL = np.column_stack([small, small])
     right_NL = np.array([[1, 1], [0, 1], [0, 1], [0, 1]], dtype=float)
-    found = cutoffs(confidence_NL, right_NL, STEEP)
+    found = list(cutoffs(confidence_NL, right_NL, STEEP))
     # On average 5 of 8 are right. An input returns once (c + 1) / 2 is below it: the second, wrong, at c = 0.75, the
     # third at 0.4, where 2 of 4 are right.
     assert [each.c for each in found] == [pytest.approx(0.95 - 0.05 * n) for n in range(11)]
     assert [each.accuracy for each in found] == [1] * 4 + [0.75] * 7
-    found = cutoffs(np.full((2, 2), 0.5), np.ones((2, 2)))
+    found = list(cutoffs(np.full((2, 2), 0.5), np.ones((2, 2))))
     assert len(found) == 20
     assert found[-1].c == 0
 
 
 def test_chosen_is_the_fastest_that_is_accurate_enough_and_without_a_heavy_tail() -> None:
     slow = model("slow", 20.0, [0.9] * 4, [1, 1, 1, 0])  # reroutes all at 0.95: 46 > 1.5 x 26
-    found = candidates([slow, LARGE], STEEP)
+    found = list(candidates([slow, LARGE], STEEP))
     assert all(each.tail_latency_s <= 1.5 * 26 for each in found)
     assert [each.models for each in found[:2]] == [("slow",), ("large",)]
-    assert all(each.cutoff is not None and each.cutoff.c < 0.85 for each in found[2:])
-    found = candidates([LARGE, SMALL], STEEP)
+    assert all(each.c is not None and each.c < 0.85 for each in found[2:])
+    found = list(candidates([LARGE, SMALL], STEEP))
     chosen = select(found, 1.0)
     assert chosen is not None
     assert chosen.models == ("small", "large")
@@ -57,6 +57,6 @@ def test_chosen_is_the_fastest_that_is_accurate_enough_and_without_a_heavy_tail(
     assert single is not None
     assert single.models == ("small",)
     middle = model("middle", 12.0, [0.99] * 4, [1, 1, 1, 0])
-    found = candidates([LARGE, middle, SMALL], STEEP)
+    found = list(candidates([LARGE, middle, SMALL], STEEP))
     assert {each.models for each in found if len(each.models) == 3} <= {("small", "middle", "large")}
     assert not any(each.models[0] == "large" for each in found if len(each.models) > 1)

@@ -8,8 +8,7 @@ from operator import methodcaller
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
-from simulator.controlled import (
+from experiments.controlled.run import (
     Control,
     Controlled,
     Fault,
@@ -20,14 +19,11 @@ from simulator.controlled import (
 )
 from simulator.outcome import DROPS, UNANSWERED
 from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import (
-    EASY,
-    HARD,
+from tests.experiments.controlled.controlled_cases import (
     control,
     evenly,
     halves,
     problem,
-    records,
     rows,
     scenario,
     seconds,
@@ -182,12 +178,3 @@ def test_equal_runs_are_equal_and_another_seed_probes_others() -> None:
         assert getattr(one.outcome, name).tobytes() == getattr(again.outcome, name).tobytes()
     assert (one.plans, one.said, one.done) == (again.plans, again.said, again.done)
     assert one.outcome.latency_s_N.tobytes() != other.outcome.latency_s_N.tobytes()
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    made = scenario(whole(4), evenly(10, 1), rows(0.0), duration_s=1.0)
-    with pytest.raises(DataError, match="1 records of 2 rows"):
-        simulate_controlled(made, control(problem(0.0), records=records().subset(np.array([EASY]))))
-    with pytest.raises(DataError, match="probe_share"):
-        control(problem(0.0), probe_share=1.5)
-    assert HARD != EASY

@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from experiments.apparate.ramps import best_ramps, move, of_ramps, spread_out, utilities
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramps import best_ramps, fixed, move, of_ramps, spread_out, utilities
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from tests.exit_records import exit_records
@@ -42,8 +42,6 @@ def test_answers_are_released_after_blocks_and_ramps_and_utility_is_what_that_sa
     times = ExitTimes(block_s=(1.0, 2.0, 3.0), ramp_s={0: 0.5, 1: 0.25})
     assert times.released_s([]).tolist() == [1, 3, 6]
     assert times.released_s([1]).tolist() == [1, 3.25, 6.25]
-    assert times.overhead([0, 1]) == 0.75 / 6
-    assert times.mean_s(np.array([1, 2]), [1]) == (3.25 + 6.25) / 2
     window = leaving({2: 1, 8: 1}, 10)
     found = utilities(window.outcome(at(2, 8)), (2, 8), TIMES)
     # Ramp 2 spares one input eight blocks and ramp 8, nine others pass; ramp 8 spares one two blocks, eight pass.
@@ -89,8 +87,7 @@ def random_records(seed: int, number: int = 400) -> ExitRecords:
 
 def test_the_best_set_by_given_thresholds_is_that_of_brute_force() -> None:
     records = random_records(5)
-    thresholds = dict.fromkeys(records.ramps, 0.8)
-    best = best_ramps(records, TIMES, 0.03, fixed(thresholds))
+    best = best_ramps(records, TIMES, 0.03, lambda window: at(*window.ramps, threshold=0.8))
     each = {
         ramps: TIMES.saved(records.outcome(dict.fromkeys(ramps, 0.8)), ramps)
         for number in range(4)

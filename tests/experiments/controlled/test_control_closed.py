@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
-from earlyexit.errors import DataError
-from simulator.controlled import Closed, Fault, Mix, rows_in_turn, simulate_controlled
-from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
+from experiments.controlled.run import Closed, Fault, Mix, rows_in_turn, simulate_controlled
+from tests.experiments.controlled.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
 
 
 def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -> None:
@@ -38,20 +36,7 @@ def test_refused_inputs_come_again_after_a_pause() -> None:
     assert (refused_N ^ ~np.isnan(outcome.latency_s_N)).all()
 
 
-def test_mixes_have_as_many_rows_and_a_fault_happens_at_a_time() -> None:
-    with pytest.raises(DataError, match="as many rows"):
-        Closed(in_flight=1, mixes=(Mix(at_s=0.0, rows_N=np.array([0])), Mix(at_s=1.0, rows_N=np.array([0, 1]))))
-    with pytest.raises(DataError, match="at_s must be a finite number"):
-        Fault(at_s=-1.0, happen=lambda fleet: fleet.die("split-cpu-0"))
-
-
 def test_inputs_are_those_of_the_mix_that_is_on_when_their_request_arrives() -> None:
     mixes = [Mix(at_s=0.0, rows_N=np.array([0, 1])), Mix(at_s=2.0, rows_N=np.array([5]))]
     assert rows_in_turn(mixes, np.array([0.0, 1.0, 1.9, 2.0, 3.0])).tolist() == [0, 1, 0, 5, 5]
     assert rows_in_turn(mixes, np.array([1.0, 2.5]), inputs_per_request=3).tolist() == [0, 1, 0, 5, 5, 5]
-
-
-@pytest.mark.parametrize("begins_s", [(), (1.0,), (0.0, 2.0, 2.0)], ids=["none", "late", "twice"])
-def test_mixes_begin_at_once_and_one_after_the_other(begins_s: tuple[float, ...]) -> None:
-    with pytest.raises(DataError, match="mixes begin at 0 s"):
-        rows_in_turn([Mix(at_s=each, rows_N=np.array([0, 1])) for each in begins_s], np.array([0.0]))

@@ -1,1 +1,0 @@
-"""Planners against each other."""
