@@ -187,12 +187,12 @@ def _check(num: int, mean: float, variance: float, low: int, high: int) -> None:
 class NetworkTokens:
     """The tokens of inputs by network, in the order of their arrival, to be repeated."""
 
-    def __init__(self, problem: PlanProblem, tokens_C: array[int]) -> None:
+    def __init__(self, problem: PlanProblem, tokens_C: IntArray) -> None:
         """`tokens_C`: as the problem's lengths count them."""
         num_networks = max(1, len(problem.networks))
         self._shares = problem.network_tokens or (1.0,) * num_networks
         self._left = problem.crossing_tokens or (1.0,) * num_networks
-        self._tokens_C = tokens_C
+        self._tokens_C = array("i", tokens_C.astype(np.int32).tobytes())
 
     def of(self, number: int, network: int, *, crossed: bool = False) -> int:
         """Returns the tokens of an input that entered a network at once, or that crossed into it with words pruned."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-
-import numpy as np
 
 from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, weigh
 from deployments.ingress.core.ingress_core import HANG_S, Driver, IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import Hosting, StageReplicas
+from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
@@ -345,8 +343,9 @@ class Slot:
         self.stays.append(replica.stay)
 
 
-WAITS_S = 30.0
-"""How long a call waits for a replica if there is no SLO: `ServeSettings.default_timeout_s`."""
+WAITS_S: float = ServeSettings.model_fields["default_timeout_s"].default
+"""How long a call waits for a replica if there is no SLO."""
+MAX_ATTEMPTS: int = ServeSettings.model_fields["max_attempts"].default
 TOO_LATE: Final = DeadlineError("the deadline could no longer be met, so the input was not run")
 
 Settled = Callable[[int, bool], None]
@@ -378,10 +377,9 @@ class SimulatedIngress(Driver):
         self._ledger = ledger
         self._events = events
         self._slo_s = scenario.slo_s
-        tokens_C = tokens_in_turn(scenario)
-        self._tokens = None if tokens_C is None else NetworkTokens(scenario.problem, tokens_C)
+        lengths_R = scenario.lengths_R
+        self._tokens = None if lengths_R is None else NetworkTokens(scenario.problem, lengths_R[scenario.rows_N])
         self._per_request = scenario.inputs_per_request
-        self._entry_s, self._answer_s = scenario.entry_s, scenario.answer_s
         self._crossing_s = scenario.problem.crossing_s
         self._has_networks = len(scenario.problem.networks) > 1
         self._admits = scenario.admission and not math.isinf(scenario.slo_s)
@@ -455,7 +453,6 @@ class SimulatedIngress(Driver):
     def send(self, send: SendCall) -> None:
         trip, block, members, network, rows = send
         assert isinstance(trip, Trip)
-        enters = members is None
         if rows is not None:
             members = [members[row] for row in rows]
         crosses = network is not None and members is not None
@@ -466,7 +463,7 @@ class SimulatedIngress(Driver):
         elif crosses:
             members = self._crossing(trip, block, members)
         trip.begin(self, members)
-        delay_s = self._entry_s if enters else self._crossing_s if crosses else 0.0
+        delay_s = self._crossing_s if crosses else 0.0
         if not self.go(trip, block, delay_s):
             self._slots[trip.stage.slot].pending.append((trip, block, delay_s))
             if math.isinf(self._slo_s):
@@ -513,18 +510,18 @@ class SimulatedIngress(Driver):
     # Replies
 
     def answer(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        if self._answer_s:
-            for member in members:
-                member.origin = None
-            self._events.at(self._events.time_s + self._answer_s, COMES, self._take_answers, (trip, members, block))
-        else:
-            self._take_answers((trip, members, block))
+        inputs = _inputs_of(members)
+        if trip.watch is not None and self._probing is not None:
+            ramps = self._probing.shape.ramps if trip.probe else inputs[0].chain.present.route.ramps
+            self.core.see(trip, self._probing.seen(inputs, ramps))
+        self._part_of(trip, self.core.answer(trip, inputs, block, self._events.time_s))
 
     def answer_early(self, members: Sequence[Input], block: int) -> None:
-        if self._answer_s:
-            self._events.at(self._events.time_s + self._answer_s, COMES, self._take_early, (members, block))
-        else:
-            self._take_early((members, block))
+        """Pass on answers to inputs that stayed, and may have another call by now."""
+        inputs = _inputs_of(members)
+        for call in {each.holder: None for each in inputs}:
+            if isinstance(call, Call):
+                self.do(self.core.answer_early(call, inputs, block, self._events.time_s))
 
     def lose(self, trip: Trip, members: Sequence[Input]) -> None:
         self._part_of(trip, self.core.lose(trip, _inputs_of(members), TOO_LATE, self._events.time_s))
@@ -535,22 +532,6 @@ class SimulatedIngress(Driver):
     def restart(self, trip: Trip) -> None:
         """Have the inputs of a call whose replica is dead, or that found none, start again."""
         self.do(self.core.fail(trip, trip.left(), self._events.time_s))
-
-    def _take_answers(self, answers: tuple[Trip, Sequence[Input], int]) -> None:
-        trip, members, block = answers
-        inputs = _inputs_of(members)
-        if trip.watch is not None and self._probing is not None:
-            ramps = self._probing.shape.ramps if trip.probe else inputs[0].chain.present.route.ramps
-            self.core.see(trip, self._probing.seen(inputs, ramps))
-        self._part_of(trip, self.core.answer(trip, inputs, block, self._events.time_s))
-
-    def _take_early(self, answers: tuple[Sequence[Input], int]) -> None:
-        """Pass on answers to inputs that stayed, and may have another call by now."""
-        members, block = answers
-        inputs = _inputs_of(members)
-        for call in {each.holder: None for each in inputs}:
-            if isinstance(call, Call):
-                self.do(self.core.answer_early(call, inputs, block, self._events.time_s))
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """Carry out what a part of a call's reply led to."""
@@ -565,19 +546,12 @@ class SimulatedIngress(Driver):
         trip.members = ()  # members refer to it too, and cycles are not collected here
 
 
-def tokens_in_turn(scenario: Scenario) -> array[int] | None:
-    """Returns the tokens of inputs in the order of their arrival, to be repeated; None where inputs have no length."""
-    if scenario.lengths_R is None:
-        return None
-    return array("i", scenario.lengths_R[scenario.rows_N].astype(np.int32).tobytes())
-
-
 def _rules(scenario: Scenario, probing: Probing | None) -> Rules:
     has_slo = not math.isinf(scenario.slo_s)
     return Rules(
         max_queued=math.inf if scenario.max_queued is None else scenario.max_queued,
         calls_per_replica=scenario.calls_per_replica,
-        max_attempts=scenario.max_attempts,
+        max_attempts=MAX_ATTEMPTS,
         slo_s=scenario.slo_s if has_slo else None,
         slack=scenario.problem.slo.slack,
         num_ingresses=scenario.num_ingresses,

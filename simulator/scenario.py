@@ -75,15 +75,9 @@ class Scenario:
     """Whether requests that cannot meet the SLO are refused at once."""
     warm_up_s: float = 0.0
     """Requests that arrive before this are served and left out of the figures."""
-    entry_s: float = 0.0
-    """From a request's arrival until its call is at the first stage's replica."""
-    answer_s: float = 0.0
-    """From an answer at a replica until the caller has it."""
     num_ingresses: int = 1
     """Each takes requests in turn and knows of its own calls only, as Serve's routers do."""
     calls_per_replica: int = 2
-    max_attempts: int = 8
-    """Times an input is sent from the start, when replicas die under it, before it is dropped."""
     max_queued: int | None = None
     """Unanswered inputs at which an ingress refuses more; None: no such limit."""
 
@@ -91,12 +85,11 @@ class Scenario:
         self._check_plan()
         self._check_inputs()
         _check_arrivals(self.arrivals_s, self.duration_s)
-        for name in ("inputs_per_request", "num_ingresses", "calls_per_replica", "max_attempts"):
+        for name in ("inputs_per_request", "num_ingresses", "calls_per_replica"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warm_up_s", "entry_s", "answer_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise DataError(f"{name} must be a finite number of seconds from 0 on, not {getattr(self, name)}")
+        if not 0 <= self.warm_up_s < math.inf:
+            raise DataError(f"warm_up_s must be a finite number of seconds from 0 on, not {self.warm_up_s}")
         if self.max_queued is not None and self.max_queued < self.inputs_per_request:
             raise DataError(f"no request of {self.inputs_per_request} inputs fits into {self.max_queued}")
         if self.warm_up_s >= self.duration_s:

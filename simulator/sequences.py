@@ -16,8 +16,8 @@ from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
 from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
-from simulator.events import COMES, WAKES
-from simulator.processes import SimulatedIngress, Trip
+from simulator.events import WAKES
+from simulator.processes import MAX_ATTEMPTS, SimulatedIngress, Trip
 from simulator.scenario import Scenario
 from simulator.work import Step
 
@@ -55,7 +55,7 @@ class GeneratingIngress(SimulatedIngress):
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
         rules = GenerationRules(
-            max_attempts=scenario.max_attempts,
+            max_attempts=MAX_ATTEMPTS,
             ttft_slo_s=scenario.sequences.ttft_slo_s,
             tpot_slo_s=scenario.sequences.tpot_slo_s,
             num_ingresses=scenario.num_ingresses,
@@ -181,7 +181,5 @@ class GeneratingIngress(SimulatedIngress):
     def _leave(self, state: GenerationState[int]) -> None:
         for slot, name in state.placement.replicas.items():
             replica = self._slots[slot].of[self.index].leave(name, state.placement.number)
-            if replica is not None and self._entry_s:
-                self._events.at(self._events.time_s + self._entry_s, COMES, replica.end, state.placement.number)
-            elif replica is not None:
+            if replica is not None:
                 replica.end(state.placement.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -180,7 +181,7 @@ class SimulatedService:
         if works is None:
             by_tokens = self.scenario.counts_tokens
             hop_length = bytes_length(self.scenario.problem) if by_tokens else None
-            make = self._work if self.scenario.sequences is None else self._work_of_steps(device, slowness)
+            make = partial(self._work, device, slowness)
             works = self._works[device, slowness] = Works(self._pace_of(device, slowness), make, hop_length)
         return works
 
@@ -192,33 +193,25 @@ class SimulatedService:
             table = pruned_table(problem, table, used)
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
-    def _work(self, split: Split, pace: Pace) -> Work:
-        counts = self.counts.setdefault(split, SplitCounts(split.budget))
+    def _work(self, device: str, slowness: float, split: Split, pace: Pace) -> Work:
+        leaves, counts = self._leaves_of(split), self.counts.setdefault(split, SplitCounts(split.budget))
         took_s = None if pace.length is None else self.took_s.setdefault(split, array("d"))
-        return Work(split, self._leaves_of(split), pace, counts, took_s)
-
-    def _work_of_steps(self, device: str, slowness: float) -> Callable[[Split, Pace], Work]:
-        """Returns what makes the work of a split of a decoder on an accelerator type."""
+        if self.scenario.sequences is None:
+            return Work(split, leaves, pace, counts, took_s)
         problem, generation = self.scenario.problem, self.scenario.problem.generation
         prefill = None if generation is None or generation.prefill is None else generation.prefill[device]
-        seconds = DecoderSeconds(problem.latency[device], prefill, slowness)
-        fill = 1.0 if generation is None or generation.fill == "compute" else generation.copy_share
-
-        def make(split: Split, pace: Pace) -> Work:
-            return StepWork(
-                split,
-                self._leaves_of(split),
-                pace,
-                self.counts.setdefault(split, SplitCounts(split.budget)),
-                self.took_s.setdefault(split, array("d")),
-                seconds=seconds,
-                ramps=problem.ramps,
-                num_blocks=problem.num_blocks,
-                fill=fill,
-                policy=self.placed.plan.policy,
-            )
-
-        return make
+        return StepWork(
+            split,
+            leaves,
+            pace,
+            counts,
+            took_s,
+            seconds=DecoderSeconds(problem.latency[device], prefill, slowness),
+            ramps=problem.ramps,
+            num_blocks=problem.num_blocks,
+            fill=1.0 if generation is None or generation.fill == "compute" else generation.copy_share,
+            policy=self.placed.plan.policy,
+        )
 
     def _leaves_of(self, split: Split) -> array[int]:
         leaves = self._leaves.get(split.ramps)

@@ -27,14 +27,25 @@ CHUNK = 1 << 13
 """Arrivals between two reports of progress."""
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Turns garbage collection off: a simulation makes no cycles, and the search for them takes a third of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome:
     """Serve the scenario's requests by its plan, until the last is answered or dropped.
 
     Interrupted (Ctrl-C), it gives what it has; inputs without an outcome count as unanswered. Equal scenarios give
     equal outcomes.
     """
-    with _no_collections():
-        return play(booted(scenario), progress=progress)
+    return play(booted(scenario), progress=progress)
 
 
 def booted(scenario: Scenario) -> SimulatedService:
@@ -44,19 +55,19 @@ def booted(scenario: Scenario) -> SimulatedService:
     return service
 
 
+@_no_collections()
 def play(service: SimulatedService, *, progress: Progress | None = None) -> Outcome:
     """Runs a service's requests to their end."""
     interrupted = False
     events, arrivals_s, arrive = service.events, service.scenario.arrivals_s, service.door
-    with _no_collections():
-        try:
-            for first in range(0, len(arrivals_s), CHUNK):
-                events.run_arrivals(arrivals_s[first : first + CHUNK].tolist(), arrive, first)
-                if progress is not None:
-                    progress(service.events.time_s / service.scenario.duration_s)
-            events.run_out()
-        except KeyboardInterrupt:
-            interrupted = True
+    try:
+        for first in range(0, len(arrivals_s), CHUNK):
+            events.run_arrivals(arrivals_s[first : first + CHUNK].tolist(), arrive, first)
+            if progress is not None:
+                progress(service.events.time_s / service.scenario.duration_s)
+        events.run_out()
+    except KeyboardInterrupt:
+        interrupted = True
     return gather(service, interrupted=interrupted)
 
 
@@ -115,18 +126,6 @@ def _length_use(split: Split, counts: SplitCounts, took_s: array[float] | None) 
         return None
     p50_s, p99_s = np.percentile(np.frombuffer(took_s), (50, 99)).tolist()
     return LengthUse(budget=split.tokens, tokens=counts.tokens, fill=counts.token_fill, p50_s=p50_s, p99_s=p99_s)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Turns garbage collection off: a simulation makes no cycles, and the search for them takes a third of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

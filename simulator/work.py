@@ -251,9 +251,8 @@ class SideBySide:
         if remaining.first_s is None:
             remaining.first_s = elapsed_s
         exited = remaining.exits.popleft()
-        remaining.inside = (
-            remaining.inside if remaining.batch.stays else remaining.inside - remaining.work.size_of(exited[1])
-        )
+        if not remaining.batch.stays:
+            remaining.inside -= remaining.work.size_of(exited[1])
         self._go_on(remaining)
         self.on_exit(remaining.batch, exited)
         return None
@@ -298,22 +297,6 @@ class StepSize:
         )
 
 
-def size_of(members: Sequence[Input]) -> StepSize:
-    """Returns the size of all members."""
-    steps, prompt, context = 0, 0, 0
-    behind: Counter[int] = Counter()
-    for member in members:
-        assert isinstance(member, Step)
-        if member.tokens == 1:
-            steps += 1
-            context += member.context
-        else:
-            prompt += member.tokens
-        if member.behind:
-            behind += member.behind
-    return StepSize(inputs=len(members), steps=steps, prompt=prompt, context=context, behind=behind)
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class StepWork(Work):
     """What the batches of one split of a decoder do, and for how long."""
@@ -331,7 +314,18 @@ class StepWork(Work):
         return self.policy is not None and self.policy.name in LATE
 
     def size_of(self, members: Sequence[Input]) -> StepSize:
-        return size_of(members)
+        steps, prompt, context = 0, 0, 0
+        behind: Counter[int] = Counter()
+        for member in members:
+            assert isinstance(member, Step)
+            if member.tokens == 1:
+                steps += 1
+                context += member.context
+            else:
+                prompt += member.tokens
+            if member.behind:
+                behind += member.behind
+        return StepSize(inputs=len(members), steps=steps, prompt=prompt, context=context, behind=behind)
 
     def until_s(self, size: StepSize, ramps: Collection[int] | None = None) -> list[float]:
         """As `Work.until_s`, without the vocabulary head behind the last block: see `end_s`."""

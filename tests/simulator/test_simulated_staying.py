@@ -38,8 +38,8 @@ def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
     assert [(each.first, each.inputs) for each in outcome.splits] == [(0, 3), (2, 3)]
     # No caller waits for stages where all were answered, and they work all the same.
     served_by = plan(stage(1, split(0, 2, ramps=(0,))), stage(1, split(2, 4))).with_splits(after_answer="stay")
-    outcome = simulate(scenario(served_by, [0.0], (AT_0,), answer_s=5.0))
-    assert (outcome.latency_s_N.tolist(), outcome.exit_N.tolist()) == ([6.0], [0])
+    outcome = simulate(scenario(served_by, [0.0], (AT_0,)))
+    assert (outcome.latency_s_N.tolist(), outcome.exit_N.tolist()) == ([1.0], [0])
     assert [each.busy_s for each in outcome.splits] == [2.0, 2.0]
 
 

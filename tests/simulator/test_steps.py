@@ -11,7 +11,7 @@ import pytest
 
 from cluster.emulated import Pace
 from deployments.ingress.core.inputs import PendingInput
-from earlyexit.engine.engine import SHARE, Batch
+from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
@@ -80,13 +80,7 @@ def test_policies_that_decide_before_the_head_are_those_of_the_engine() -> None:
     assert all(each.foresees is not None for each in (ForeseenPolicy, SimilarPolicy))
 
 
-def test_steps_on_their_way_are_waited_for_a_moment_unless_their_sequence_is_over() -> None:
-    call_s = 4.0 * SHARE / 2
-    given = case(ALONE, (1, 3), (1, 3), arrivals_s=(0.0, 1.0))
-    near = generate(replace(given, entry_s=call_s / 2, answer_s=call_s / 2))
-    # The other one's prompt shares the batch of the second token, and its second token that of the third.
-    assert near.tpot_s_K.tolist() == pytest.approx([5.0 + call_s, (5.0 + 4.0) / 2 + call_s])
-    assert [(each.batches, each.inputs) for each in near.splits.values()] == [(4, 6)]
+def test_a_sequence_that_is_over_is_not_waited_for() -> None:
     given = case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))
     assert told(generate(given))[1][1] == 4.0 - 1.0 + 4.0
 

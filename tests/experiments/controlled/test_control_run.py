@@ -154,8 +154,6 @@ def troubled(seed: int) -> tuple[Scenario, Control, tuple[Fault, ...]]:
     options = {
         "admission": rng.random() < 0.5,
         "num_ingresses": rng.randint(1, 2),
-        "answer_s": rng.choice((0.0, 0.01)),
-        "entry_s": rng.choice((0.0, 0.01)),
         "slo_s": rng.choice((0.3, 1.0, 20.0)),
     }
     mixes = [Mix(at_s=0.0, rows_N=rows(0.8)), Mix(at_s=30.0, rows_N=rows(0.2))]
