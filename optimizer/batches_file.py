@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import PlanError
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import BatchesDocument
 from profiles.records import RecordedBatches
@@ -31,19 +31,16 @@ def recorded_document(batches: RecordedBatches) -> dict[str, Any]:
 
 
 def batches_of(document: BatchesDocument, num_blocks: int, ramps: tuple[int, ...]) -> RecordedBatches:
-    """The batches of a document; raises PlanError for what does not fit together, or not these ramps."""
+    """The batches of a document; raises PlanError or DataError for what does not fit together, or not these ramps."""
     sure_NR = _bits(document.sure, len(ramps), "sure")
-    try:
-        return RecordedBatches(
-            num_blocks=num_blocks,
-            ramps=ramps,
-            sure_NR=sure_NR,
-            losses_NR=_losses(document, sure_NR),
-            size=document.size,
-            zero_one=document.losses is None,
-        )
-    except DataError as error:
-        raise PlanError(f"batches: {error}") from error
+    return RecordedBatches(
+        num_blocks=num_blocks,
+        ramps=ramps,
+        sure_NR=sure_NR,
+        losses_NR=_losses(document, sure_NR),
+        size=document.size,
+        zero_one=document.losses is None,
+    )
 
 
 def check_survival(batches: RecordedBatches, survival_N: Sequence[float]) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import Field
 
 from earlyexit.data.source_file import Source, StrictDocument
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import PlanError
 from earlyexit.sequences.sequence import PAGE_TOKENS
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of
 from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S, PlanProblem, Slo
-from optimizer.problem_shape import LatencyDocument, LengthsDocument, Seconds
+from optimizer.problem_shape import LatencyDocument, LengthsDocument, Seconds, read_at
 from profiles.lengths import Lengths, Pairs, grouped, read_sequences
 
 MOST_BYTES = 1e18
@@ -123,13 +123,10 @@ def _lengths(document: GenerationDocument, source: Source, folder: Path) -> tupl
     """Of prompts and answers, and the sequences themselves where they were recorded."""
     prompt, output = document.prompt_tokens, document.output_tokens
     if document.lengths is not None:
-        with source.said_at(("generation", "lengths")):
+        with read_at(source, ("generation", "lengths")):
             if prompt is not None or output is not None:
                 raise PlanError("generation.lengths says what prompt_tokens and output_tokens say; leave one out")
-            try:
-                recorded = read_sequences(folder / document.lengths)
-            except DataError as error:
-                raise PlanError(f"generation.lengths: {error}") from error
+            recorded = read_sequences(folder / document.lengths)
             prompts, answers = zip(*recorded, strict=True)
             return grouped(prompts), grouped(answers), recorded
     with source.said_at(("generation",)):

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earlyexit.data.source_file import Source
-from earlyexit.errors import DataError, PlanError
-from optimizer.problem_shape import MAX_BATCH, ProfileFileDocument, PublishedDocument, TableDocument
+from earlyexit.errors import PlanError
+from optimizer.problem_shape import MAX_BATCH, Place, ProfileFileDocument, PublishedDocument, TableDocument, read_at
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
     from profiles.latency import LatencyProfile
 
 LatencyEntry = TableDocument | PublishedDocument | ProfileFileDocument
-Place = tuple[str | int, ...]
 
 
 def latency_table(
@@ -27,13 +26,10 @@ def latency_table(
     """
     if isinstance(entry, TableDocument):
         return _written_out(at, entry, num_blocks, len(ramps), source)
-    with source.said_at((*at, "published" if isinstance(entry, PublishedDocument) else "profile")):
-        try:
-            profile = profile_of(entry, str(at[-1]), folder)
-            profile.check_fits(None, num_blocks, ramps)
-            table = profile.at(entry.length)
-        except DataError as error:
-            raise PlanError(f"{_dotted(at)}: {error}") from error
+    with read_at(source, (*at, "published" if isinstance(entry, PublishedDocument) else "profile"), called=at):
+        profile = profile_of(entry, str(at[-1]), folder)
+        profile.check_fits(None, num_blocks, ramps)
+        table = profile.at(entry.length)
         if table.batches[-1] > MAX_BATCH:
             raise PlanError(f"{_dotted(at)}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
         return table
@@ -63,12 +59,9 @@ def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: in
                         f"{_dotted(at)}.{name}.{row} has {len(seconds)} values; {num_batches} are needed, one for each "
                         f"batch size of {entry.batch}"
                     )
-    with source.said_at((*at, "batch")):
-        try:
-            table = LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s)
-            return replace(table, length=entry.length, context=entry.context, context_s=entry.context_s)
-        except DataError as error:
-            raise PlanError(f"{_dotted(at)}.batch: {error}") from error
+    with read_at(source, (*at, "batch")):
+        table = LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s)
+        return replace(table, length=entry.length, context=entry.context, context_s=entry.context_s)
 
 
 def _dotted(at: Place) -> str:

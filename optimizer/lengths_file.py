@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError
+from optimizer.problem_shape import read_at
 from profiles.lengths import Lengths, read_lengths
 
 if TYPE_CHECKING:
@@ -25,23 +25,14 @@ def lengths_of(given: Given, source: Source, folder: Path, at: tuple[str, ...] =
     """Lengths that a file gives at a place of it; raises at the line of what no input has, as the source does."""
     if isinstance(given, list):
         for position, tokens in enumerate(given):
-            with source.said_at((*at, position)), _said_as(source, at):
+            with read_at(source, (*at, position), called=at):
                 Lengths.of([tokens])
-    with source.said_at(at), _said_as(source, at):
+    with read_at(source, at):
         if isinstance(given, str):
             return Lengths.of(tokens_of(folder / given))
         if isinstance(given, list):
             return Lengths.of(given)
         return Lengths.weighted(given) if isinstance(given, Mapping) else Lengths(mean=given)
-
-
-@contextmanager
-def _said_as(source: Source, at: tuple[str, ...]) -> Iterator[None]:
-    """Have what is wrong with data be an error of the file that names it."""
-    try:
-        yield
-    except DataError as error:
-        raise source.raises(f"{'.'.join(at)}: {error}") from error
 
 
 def lengths_document(lengths: Lengths) -> float | dict[int, float]:

@@ -31,12 +31,9 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
 
 
 def survival_of_networks(
-    problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None, alone: ExitRecords | None
+    problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None
 ) -> Mapping[tuple[int, ...], tuple[float, ...]] | None:
-    """By networks used, what records say of these alone, or what is written out; None where nothing is known.
-
-    `alone`: of records that hold only where no network is left out, those of the others.
-    """
+    """By networks used, what records say of these alone, or what is written out; None where nothing is known."""
     given = {tuple(each.networks): tuple(each.survival) for each in document.survival_of}
     if given and not problem.networks:
         raise PlanError("survival_of is of a chain; this problem has one network")
@@ -48,9 +45,8 @@ def survival_of_networks(
         raise PlanError("survival_of follows from survival's exit records; leave one of the two out")
     from profiles.networks import survival_of
 
-    records, thresholds = recorded
     try:
-        return survival_of(records, thresholds, _chain(problem), alone)
+        return survival_of(recorded.records, recorded.thresholds, _chain(problem), recorded.alone)
     except (DataError, ModelFolderError) as error:
         raise PlanError(f"survival.records: {error}") from error
 

@@ -22,11 +22,10 @@ from optimizer.networks_file import networks_document, survival_of_networks, wit
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
-from optimizer.problem_shape import ObjectiveDocument, ProblemDocument
+from optimizer.problem_shape import ObjectiveDocument, ProblemDocument, read_at
 from optimizer.survival_file import (
+    Recorded,
     by_calibration,
-    calibration_of_folder,
-    recorded_alone,
     recorded_survival,
     with_thresholds_of,
 )
@@ -34,7 +33,6 @@ from optimizer.tokens import in_tokens
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from optimizer.survival_file import Recorded
     from profiles.records import ExitRecords
 
 
@@ -167,11 +165,10 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         problem = _blank(document)
     problem = with_networks_of(problem, document, source)
     recorded = recorded_survival(document.survival, problem, source, folder)
-    alone = recorded_alone(document.survival, recorded, source, folder)
     with source.said_at(("survival",)):
         problem = replace(problem, survival_N=_survival(document, recorded))
     with source.said_at(("survival_of",) if document.survival_of else ("survival",)):
-        problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded, alone))
+        problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded))
     with source.said_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
     with source.said_at(("objective",)):
@@ -184,10 +181,10 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         budget_usd_per_hour=None if document.budget is None else document.budget.usd_per_hour,
     )
     problem = _with_devices(problem, document, source, folder)
-    problem = problem if recorded is None else with_thresholds_of(problem, recorded[1])
-    problem = problem if recorded is None else with_pruning(problem, recorded[0])
+    if recorded is not None:
+        problem = with_pruning(with_thresholds_of(problem, recorded.thresholds), recorded.records)
     if document.batches is not None:
-        with source.said_at(("batches",)):
+        with read_at(source, ("batches",)):
             if recorded is not None:
                 raise PlanError("batches are those of survival's exit records; leave one of the two out")
             batches = batches_of(document.batches, problem.num_blocks, problem.ramps)
@@ -208,12 +205,15 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         problem = replace(problem, most_chains=document.most_chains)
     if recorded is None:
         return ProblemFile(problem=problem, order=order)
-    records, thresholds = recorded
     if problem.batches is None and problem.lengths is None and problem.generation is None:
-        problem = with_recorded_batches(problem, records, thresholds)
-    calibration = calibration_of_folder(document.survival)
+        problem = with_recorded_batches(problem, recorded.records, recorded.thresholds)
     return ProblemFile(
-        problem=problem, records=records, alone=alone, thresholds=thresholds, order=order, calibration=calibration
+        problem=problem,
+        order=order,
+        records=recorded.records,
+        alone=recorded.alone,
+        thresholds=recorded.thresholds,
+        calibration=recorded.calibration,
     )
 
 
@@ -231,7 +231,7 @@ def _with_lengths(
         if stayers is not None:
             longer_N: tuple[float, ...] | None = tuple(stayers)
         else:
-            longer_N = None if recorded is None else stayers_length_N(*recorded)
+            longer_N = None if recorded is None else stayers_length_N(recorded.records, recorded.thresholds)
         problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
         in_tokens(problem)  # whether batches that hold such inputs were measured
         return problem
@@ -312,5 +312,4 @@ def _survival(document: ProblemDocument, recorded: Recorded | None) -> tuple[flo
     if recorded is None:
         assert isinstance(document.survival, list)
         return tuple(document.survival)
-    records, thresholds = recorded
-    return records.outcome(thresholds).survival
+    return recorded.records.outcome(recorded.thresholds).survival

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from cluster.inventory_file import MAX_COUNT as MAX_COUNT
-from earlyexit.data.source_file import StrictDocument, fields_of
+from earlyexit.data.source_file import Source, StrictDocument, fields_of
+from earlyexit.errors import DataError
 from optimizer.plan_file import MOST_CHAINS, OrderDetails, OrderDocument, RampKey
 from optimizer.problem import ANY_LATENCY_S, IN_TIME, LEAST_BLOCK_S
 
@@ -22,6 +24,21 @@ MOST_USD_PER_HOUR = 1e12
 LEAST_RATE, MOST_RATE = 1e-9, 1e12
 """Per second: once in thirty years, and more than all machines do."""
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+Place = Sequence[str | int]
+"""The path of a value in its file."""
+
+
+@contextmanager
+def read_at(source: Source, at: Place, *, called: Place | None = None) -> Iterator[None]:
+    """As `Source.said_at`; a DataError of the data that this value names is an error of the file too.
+
+    `called`: the value's path in the message; None: `at`.
+    """
+    with source.said_at(at):
+        try:
+            yield
+        except DataError as error:
+            raise source.raises(f"{'.'.join(map(str, called or at))}: {error}") from error
 
 
 class TableDocument(StrictDocument):

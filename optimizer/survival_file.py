@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earlyexit.data.source_file import Source
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import PlanError
 from optimizer.calibration_file import (
     CALIBRATION_FILE,
     beside_of,
@@ -17,44 +17,46 @@ from optimizer.calibration_file import (
     records_of,
 )
 from optimizer.problem import PlanProblem
-from optimizer.problem_shape import RecordsDocument
+from optimizer.problem_shape import RecordsDocument, read_at
 
 if TYPE_CHECKING:
     from profiles.records import ExitRecords
 
-    Recorded = tuple[ExitRecords, dict[int, float]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Exit records that survival follows from."""
+
+    records: ExitRecords
+    thresholds: dict[int, float]
+    """Of every ramp of the problem."""
+    alone: ExitRecords | None
+    """Where the records hold only if no network is left out: the same inputs if some are."""
+    calibration: Path | None
+    """The calibration's file, where the problem's file names a model's folder alone."""
 
 
 def recorded_survival(
     survival: list[float] | RecordsDocument, problem: PlanProblem, source: Source, folder: Path
 ) -> Recorded | None:
-    """The records and a threshold for every ramp of the problem; None where survival is written out.
+    """Returns the records that a problem's file names; None where survival is written out.
 
     Raises PlanError at the line of what does not fit.
     """
     if isinstance(survival, list):
         return None
-    with source.said_at(("survival", "records")):
+    from profiles.networks import alone_of
+
+    with read_at(source, ("survival", "records")):
         if survival.records is None:
             raise PlanError("survival: neither of records and folder are given; one of them is needed")
         records = _records(survival.records, problem, folder)
-    with source.said_at(("survival", "thresholds" if survival.calibration is None else "calibration")):
-        return records, _thresholds(survival, problem, records, folder)
-
-
-def recorded_alone(
-    survival: list[float] | RecordsDocument, recorded: Recorded | None, source: Source, folder: Path
-) -> ExitRecords | None:
-    """Of records that hold only where no network is left out, those of the others; raises PlanError at their line."""
-    if recorded is None or isinstance(survival, list):
-        return None
-    from profiles.networks import alone_of
-
-    with source.said_at(("survival", "records")):
-        try:
-            return alone_of(folder / (survival.records or ""), recorded[0])
-        except DataError as error:
-            raise PlanError(f"survival.records: {error}") from error
+    with read_at(source, ("survival", "thresholds" if survival.calibration is None else "calibration")):
+        thresholds = _thresholds(survival, problem, records, folder)
+    with read_at(source, ("survival", "records")):
+        alone = alone_of(folder / survival.records, records)
+    calibration = None if survival.folder is None or survival.calibration is None else Path(survival.calibration)
+    return Recorded(records=records, thresholds=thresholds, alone=alone, calibration=calibration)
 
 
 def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
@@ -79,13 +81,6 @@ def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
         yield replace(source, document={**document, "survival": {"folder": named, **said}})
 
 
-def calibration_of_folder(survival: list[float] | RecordsDocument) -> Path | None:
-    """The file of the calibration, where the problem's file names a model's folder alone."""
-    if isinstance(survival, list) or survival.folder is None or survival.calibration is None:
-        return None
-    return Path(survival.calibration)
-
-
 def with_thresholds_of(problem: PlanProblem, thresholds: Mapping[int, float]) -> PlanProblem:
     """The problem whose ramps are those that have a threshold."""
     if set(thresholds) == set(problem.ramps):
@@ -98,10 +93,7 @@ def with_thresholds_of(problem: PlanProblem, thresholds: Mapping[int, float]) ->
 def _records(given: str, problem: PlanProblem, folder: Path) -> ExitRecords:
     from profiles.records_table import read_records
 
-    try:
-        records = read_records(folder / given)
-    except DataError as error:
-        raise PlanError(f"survival.records: {error}") from error
+    records = read_records(folder / given)
     if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
         raise PlanError(
             f"survival.records: {given} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
@@ -133,10 +125,7 @@ def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, *, some:
     """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them."""
     from profiles.networks import decay_of
 
-    try:
-        card = read_calibration_file(path)
-    except DataError as error:
-        raise PlanError(f"survival.calibration: {error}") from error
+    card = read_calibration_file(path)
     if card.policy != records.score:
         raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
     of_card, of_records = card.confidences or {}, records.confidences or {}
