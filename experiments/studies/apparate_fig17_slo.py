@@ -106,7 +106,7 @@ def scenario(case: Case, table: LatencyTable, decisions: ByRamp, ramps: tuple[in
     The SLO decides on the batch alone. Nothing is dropped: both sides' percentiles are of the same inputs.
     """
     num_blocks, name = case.stream.records.num_blocks, "device"
-    columns = [case.times.ramps.index(ramp) for ramp in decisions.ramps]
+    columns = [case.stream.records.ramps.index(ramp) for ramp in decisions.ramps]
     problem = PlanProblem(
         num_blocks=num_blocks,
         ramps=decisions.ramps,

@@ -50,8 +50,8 @@ def test_what_is_seen_has_wilsons_bounds_and_what_is_sure_but_small_is_no_deviat
     assert left_bounds(300, 1000, 0, 1.96) == pytest.approx((0.2724, 0.3291), abs=1e-4)
     found = survival_deviation(one_ramp(), left(300, 700))
     assert found == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
-    assert survival_deviation(one_ramp(low=0.0, high=0.33), left(300, 700)) is not None
-    assert survival_deviation(one_ramp(low=0.0, high=0.329), left(300, 700)) is None
+    assert survival_deviation(one_ramp(low=0.0, high=0.67), left(300, 700)) is not None
+    assert survival_deviation(one_ramp(low=0.0, high=0.672), left(300, 700)) is None
     sharp = one_ramp(low=0.499, high=0.501)
     assert survival_deviation(sharp, left(54_000, 46_000)) is None
     found = survival_deviation(sharp, left(54_000, 46_000), least_difference=0.03)
