@@ -91,7 +91,7 @@ def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
         if not node["Alive"]:
             continue
         here = {key: value for key, value in (node.get("Labels") or {}).items() if key != NODE_ID}
-        for name, count in _on_node(node["Resources"]).items():
+        for name, count in on_node(node["Resources"]).items():
             counts[name] += count
             labels[name] = _common(labels[name], here) if name in labels else here
     devices = {name: accelerators(name, count=count, labels=labels[name]) for name, count in sorted(counts.items())}
@@ -111,11 +111,11 @@ def lacking(wanted: Mapping[str, int], there: Inventory) -> dict[str, int]:
     return {name: count for name, count in missing.items() if count > 0}
 
 
-def _on_node(resources: Mapping[str, Any]) -> dict[str, int]:
+def on_node(resources: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the accelerators of a Ray node by type; GPUs of a type that Ray did not tell are `cuda`."""
     found = {name: int(amount) for name, amount in resources.items() if name.startswith(EMULATED)}
     found["cpu"] = int(resources.get("CPU", 0))
-    types = [name.removeprefix(ACCELERATOR_TYPE) for name in resources if name.startswith(ACCELERATOR_TYPE)]
-    known = [name for name in types if name in RAY_ACCELERATORS]
+    known = [name for name in RAY_ACCELERATORS if f"{ACCELERATOR_TYPE}{name}" in resources]
     found[known[0] if known else "cuda"] = int(resources.get("GPU", 0))
     return {name: count for name, count in found.items() if count}
 

@@ -11,14 +11,13 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.devices import find_device
-from deployments.accelerators import first_replicas
 from deployments.controller.controller import Controller
 from deployments.controller.settings import check_control
 from deployments.ingress.build import check_staying
 from deployments.ingress_deployment import Ingress
 from deployments.replica.build import check_emulated
 from deployments.replica.replica import StageReplica
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, first_replicas
 from deployments.wire.router import AnnouncingRouter
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.placement import deployment_name

@@ -17,7 +17,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
-from deployments.accelerators import first_replicas
 from deployments.api.access import gate_of
 from deployments.api.endpoint import Bodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
@@ -42,7 +41,7 @@ from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
 from deployments.process_setup import Supervised, settle
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, first_replicas
 from deployments.versions.choice import Tally
 from deployments.versions.repository import RayCluster, Repository, VersionRoutes
 from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
@@ -223,9 +222,8 @@ class Ingress(RpcMethods):
             )
         self.version = self._settings.version
         self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        repository = self._settings.repository
         self.versions = Versions(self, self._settings, RayStore(), IngressLink, self._clock, VersionMetrics().show)
-        self._repository = Repository(self.versions, RayCluster(repository.dashboard_url), repository.folder)
+        self._repository = Repository(self.versions, RayCluster(), self._settings.repository.folder)
 
     def _build_feed(self) -> Feed:
         settings = self._settings

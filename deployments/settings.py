@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
 from deployments.choices import IngressSettings, ModelSettings, Settings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
+from earlyexit.errors import PlanError
 from optimizer.decision import Strategy
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import parse_plan, parse_policy, plan_document, policy_document
 from optimizer.problem import PlanProblem
@@ -86,15 +89,6 @@ class ControlSettings(PlanningSettings):
     """Share of answers that may differ from the full model's; None: reported, held against nothing."""
     accuracy_confidence: float = Field(default=0.9, gt=0, lt=1)
     """How sure it must be of thresholds that are found while serving that they keep the budget."""
-    dashboard_url: str | None = None
-    """Where Ray's dashboard takes scale requests; None: port 8265 of the head."""
-
-
-class RepositorySettings(VersionSettings):
-    """Version settings, and the dashboard that takes applications."""
-
-    dashboard_url: str | None = None
-    """Where Ray's dashboard takes applications; None: port 8265 of the head."""
 
 
 class ServeSettings(IngressSettings, ModelSettings):
@@ -108,7 +102,7 @@ class ServeSettings(IngressSettings, ModelSettings):
     """The Serve application's name."""
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
     """What the service's paths begin with; different for every application of a cluster."""
-    repository: RepositorySettings = RepositorySettings()
+    repository: VersionSettings = VersionSettings()
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)
     """By accelerator type, for every type `emulated:...`."""
     node_labels: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -142,3 +136,30 @@ class ServeSettings(IngressSettings, ModelSettings):
     def starting_policy(self) -> PolicySpec | None:
         """The exit policy that the application begins with: its plan's, or else its controller's."""
         return self.plan.policy or (None if self.control is None else self.control.policy)
+
+
+def first_replicas(settings: ServeSettings) -> dict[str, int]:
+    """Returns the replicas that every accelerator type starts with: those of the plan and of the controller's problem.
+
+    Serve refuses to start with none: a type that the plan leaves idle has one, until the controller takes it away.
+    Raises PlanError where there are too few accelerators for those.
+    """
+    replicas = dict(PlacedPlan(plan=settings.plan).occupied)
+    if settings.control is None:
+        return replicas
+    supplies = settings.control.problem.devices
+    for device, needed in replicas.items():
+        if device not in supplies:
+            raise PlanError(f"the plan has stages on {device}, which the controller's problem does not have")
+        if needed > supplies[device].count:
+            raise PlanError(f"the plan needs {needed} {device}, there are {supplies[device].count}")
+    return {device: replicas.get(device, 1) for device, supply in supplies.items() if supply.count}
+
+
+def accelerators(settings: ServeSettings) -> dict[str, int]:
+    """Returns the number of accelerators of each type that the application may use at most."""
+    used = Counter(first_replicas(settings))
+    if settings.control is not None:
+        supplies = settings.control.problem.devices
+        used |= Counter({device: supply.count for device, supply in supplies.items()})
+    return dict(used)

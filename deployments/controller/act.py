@@ -19,6 +19,7 @@ from typing import Any
 
 from deployments.controller import decide
 from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Solve, View
+from deployments.controller.intake import ReplicaIntake
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -83,12 +84,7 @@ def _policy_document(policy: PolicySpec) -> dict[str, Any]:
     return document
 
 
-def _given(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the fields that its policy does not take, which histories used to hold as null."""
-    return {name: value for name, value in document.items() if value is not None}
-
-
-class ControlLoop:
+class ControlLoop(View):
     """The controller of one application; `run` never ends."""
 
     def __init__(
@@ -110,30 +106,27 @@ class ControlLoop:
         """
         self._fleet = fleet
         self._history = history
-        self._clock = clock
         self._sleep = sleep
         self._solve = solve
         self._off_loop = off_loop
         self._lock = asyncio.Lock()
         now_s = clock.now_s()
-        self.settings = settings
-        self.state = State.first(first, now_s)
-        self.stream = ObservedStream(settings, now_s)
         complain = partial(self._say, "error")
-        self.tuning = Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem)
-        self.observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)
+        super().__init__(
+            settings=settings,
+            clock=clock,
+            state=State.first(first, now_s),
+            seen=Look(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={}),
+            stream=ObservedStream(settings, now_s),
+            replicas=ReplicaIntake(),
+            tuning=Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem),
+        )
+        self._observer = Observer(fleet, history, self.stream, self.tuning, self.replicas, clock, complain)
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
-        self._failed = self._late = 0
-        """Of the change under way; see `View`."""
         self._missing = MissingAccelerators()
-        self._is_restored = False
-        self._alarm_before = self._alarm_heard = False
-        self._first_counts: Mapping[str, int] = {}
-        self.ground: Ground | None = None
-        """None before the first planning of this process."""
-        self.seen = Look(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={})
-        """The last look."""
+        self._is_alarm_new = False
+        """Whether an alarm has sounded since the last look, during a change."""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
@@ -154,14 +147,14 @@ class ControlLoop:
             self._remember(self.state.placed, "in force", "start", "the plan to begin with")
         else:
             self.state = state
-            self._is_restored = True
+            self.is_restored = True
             self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
             self._check_thresholds()
         self._history.put("policy", _policy_document(self.settings.policy))
         self._history.put("tuned by", tuned_by(self.settings))
         self.become()
         self._tell_tuner()
-        self.observer.restore()
+        self._observer.restore()
         self._history.commit()
 
     async def tick(self) -> None:
@@ -170,7 +163,7 @@ class ControlLoop:
             try:
                 await self._tick()
                 self._tell_tuner()
-                self._history.forget(self._clock.now_s())
+                self._history.forget(self.now_s)
                 self._history.commit()
             except Exception as error:  # a process that dies at this moment must not end planning
                 logger.warning("a look failed", exc_info=error)
@@ -194,16 +187,13 @@ class ControlLoop:
         """
         problem, networks = self.settings.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
-        plan = decide.completed(
-            parse_plan(dict(document), shape), decide.policy_of(self.settings, self.state), self.ground
-        )
+        plan = self.completed(parse_plan(dict(document), shape))
         async with self._lock:
             await self._look()
             await self._sound_alarm()  # else it is forgotten with the controller's own thresholds
-            view = self.view
-            placed = view.place(plan)
-            if not view.has_room(placed):
-                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {view.counts}")
+            placed = self.place(plan)
+            if not self.has_room(placed):
+                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {self.counts}")
             self.become(hold=hold)
             words = "an operator's plan"
             await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None))
@@ -222,49 +212,31 @@ class ControlLoop:
     async def _tick(self) -> None:
         await self._look()
         self._tell_tuner()
-        self._alarm_before, self._alarm_heard = self._alarm_heard, False
+        self.alarm_heard, self._is_alarm_new = self._is_alarm_new, False
+        await self._reforecast()
         for question in decide.QUESTIONS:
-            actions = question(self.view)
+            actions = question(self)
             await self._do_all(actions)
             if any(isinstance(each, PutInForce | decide.GoBy | decide.Suspend | Replan) for each in actions):
-                return  # another plan may be in force, so further questions wait for the next look
+                break  # another plan may be in force, so further questions wait for the next look
+        await self._reforecast()
 
     async def _look(self) -> None:
         with self._timed("collect"):
-            seen = await self.observer.look()
+            seen = await self._observer.look()
         in_force = self.state.placed if self.state.followed == self.state.placed else None
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
         self.seen = replace(seen, capacity=left)
-        self._first_counts = self._first_counts or self.view.counts
+        self.first_counts = self.first_counts or self.counts
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.state.placed.epoch:
             self._say("error", f"an ingress follows plan {highest}, which is not remembered")
             placed = self.state.placed
             self.become(placed=replace(placed, plan=replace(placed.plan, epoch=highest + 1)), followed=None)
 
-    @property
-    def view(self) -> View:
-        """Everything that decisions go by now."""
-        return View(
-            settings=self.settings,
-            state=self.state,
-            seen=self.seen,
-            now_s=self._clock.now_s(),
-            stream=self.stream,
-            replicas=self.observer.replicas,
-            ground=self.ground,
-            first_counts=self._first_counts,
-            is_restored=self._is_restored,
-            failed=self._failed,
-            late=self._late,
-            said=self.tuning.said,
-            alarm_heard=self._alarm_before,
-            is_safe=self.tuning.is_safe,
-        )
-
     async def _reforecast(self) -> None:
-        """Makes the forecasts anew if thresholds have changed since."""
+        """Makes the forecasts anew if thresholds have changed since; by the old ones every exit is a deviation."""
         ground, thresholds = self.ground, self.stream.thresholds(self.state)
         if ground is None or ground.thresholds == thresholds:
             return
@@ -287,23 +259,20 @@ class ControlLoop:
             return
         try:
             self._tell_tuner()
-            for action in decide.thresholds_found(self.view):
+            for action in decide.thresholds_found(self):
                 if isinstance(action, decide.GoBy):  # what follows from it is asked once the change is through
                     await self._do(action)
         finally:
-            self._alarm_heard = True
+            self._is_alarm_new = True
 
     def _tell_tuner(self) -> None:
         """Tells the tuner by which thresholds inputs are answered, once all ingresses follow them."""
         state = self.state
-        if state.suspended is not None or not self._goes_by_ours(state.placed):
+        if state.suspended is not None or not self.goes_by_ours(state.placed):
             self.tuning.pause()
-        elif state.followed is not None and self._goes_by_ours(state.followed):
+        elif state.followed is not None and self.goes_by_ours(state.followed):
             self.tuning.follow(self.stream.thresholds(state), state.followed_s)
             self.tuning.serve(state.followed.plan.stages[0])
-
-    def _goes_by_ours(self, placed: PlacedPlan) -> bool:
-        return decide.goes_by_ours(self.settings, placed.plan, self.state)
 
     # Actions
 
@@ -321,8 +290,6 @@ class ControlLoop:
                 await self._put_in_force(action)
             case decide.GoBy(said=said, reason=reason):
                 await self._go_by(said.thresholds, said.words, reason)
-            case decide.Reforecast():
-                await self._reforecast()
             case decide.Settle():
                 await self._settle()
             case decide.Suspend(reason):
@@ -334,22 +301,22 @@ class ControlLoop:
                 self._remember(placed, "proposed", reason, words)
             case Replan(reason):
                 await self._replan(reason)
-                self.observer.mark()  # replicas are compared by what they run from here on
+                self._observer.mark()  # replicas are compared by what they run from here on
 
     async def _replan(self, reason: str) -> dict[str, Any]:
         """Plans, and changes over if it is worth it; returns the verdict."""
         with self._timed("forecast"):
             forecast = await self._forecast()
             reach = self.stream.reach(self.state, self.seen.at_s)
-        await self._do(decide.let_work_again(self.view))
-        counts = self.view.counts
+        await self._do(decide.let_work_again(self))
+        counts = self.counts
         with self._timed("solve"):
             found = await self._propose(forecast, reach)
         asked = found.problem if isinstance(found, Proposal) else self._questions(forecast, counts)[0]
         thresholds = self.stream.thresholds(self.state)
         self.ground = Ground(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
         self.become(planned_s=self.seen.at_s)
-        actions, words = decide.weighed(self.view, found, reason)
+        actions, words = decide.weighed(self, found, reason)
         await self._do_all(actions)
         for each in actions:
             if isinstance(each, PutInForce):
@@ -358,7 +325,7 @@ class ControlLoop:
 
     async def _propose(self, forecast: Forecast, reach: Reach | None) -> Proposal | NoPlan:
         """A slow replica is better than none: where no plan is found without stragglers, they work again."""
-        counts = self.view.counts
+        counts = self.counts
         kept = Counter(rest.device for rest in self.state.resting)
         found = await self._asked(
             forecast, reach, {device: max(0, count - kept[device]) for device, count in counts.items()}
@@ -390,12 +357,12 @@ class ControlLoop:
             }
             self._history.gained(before.epoch, gained)
         self._remember(action.placed, "in force", action.reason, action.words)
-        self._failed = self._late = 0
+        self.failed = self.late = 0
         self.changes[action.reason] += 1
         self.become(
             placed=action.placed,
             reason=action.reason,
-            at_s=self._clock.now_s(),
+            at_s=self.now_s,
             sized_for_rps=action.sized_for_rps,
             trial=action.trial,
             previous=None if action.trial is None else before,
@@ -423,9 +390,9 @@ class ControlLoop:
         if followed is not None and before == after and followed.plan.policy != placed.plan.policy:
             todo: tuple[ChangeStep, ...] = (Switch(),)
         else:
-            todo = steps(followed, placed, self.view.counts, self.seen.running, coming)
+            todo = steps(followed, placed, self.counts, self.seen.running, coming)
             # Thresholds may have changed during this change, and some ingress was not told: an alarm must not wait.
-            ours = self._goes_by_ours
+            ours = self.goes_by_ours
             if followed is not None and not ours(followed) and ours(self._decided(followed, 0)) and ours(placed):
                 await self._decide_meanwhile(self.state.reason, "thresholds that some ingress was not told of")
         await self._carry_out(todo)
@@ -438,7 +405,7 @@ class ControlLoop:
         Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet
         raises. Steps taken then stay taken: what is still missing is worked out anew at the next look.
         """
-        self._failed += 1
+        self.failed += 1
         for step in steps:
             match step:
                 case Scale(device=device, replicas=replicas):
@@ -450,11 +417,11 @@ class ControlLoop:
                     await self._fleet.prepare(self.state.placed)
                 case Switch():
                     await self._fleet.follow(self.state.placed)
-                    self._late = 0
-                    self.become(followed=self.state.placed, followed_s=self._clock.now_s())
+                    self.late = 0
+                    self.become(followed=self.state.placed, followed_s=self.now_s)
                 case Drain():
                     await self._drain()
-        self._failed = 0
+        self.failed = 0
 
     async def _scale(self, device: str, replicas: int) -> None:
         await self._fleet.scale(device, replicas)
@@ -473,10 +440,10 @@ class ControlLoop:
             if self._told.get(device, 0) < count:
                 await self._scale(device, count)
         room = sum((await self._fleet.capacity()).values())
-        until_s = self._clock.now_s() + START_S
+        until_s = self.now_s + START_S
         while missing := _missing(replicas, await self._fleet.running()):
-            if self._clock.now_s() >= until_s:
-                self._late += 1
+            if self.now_s >= until_s:
+                self.late += 1
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
             if sum((await self._fleet.capacity()).values()) < room:
                 raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
@@ -485,9 +452,9 @@ class ControlLoop:
     async def _drain(self) -> None:
         """Waits for inputs of earlier plans. An ingress that does not report may still have some."""
         epoch = self.state.placed.epoch  # thresholds may make it a later one meanwhile
-        until_s = self._clock.now_s() + DRAIN_S
-        while self._clock.now_s() < until_s:
-            reports = await self.observer.ingress_reports()
+        until_s = self.now_s + DRAIN_S
+        while self.now_s < until_s:
+            reports = await self._observer.ingress_reports()
             if reports and all(report.oldest_epoch >= epoch for report in reports):
                 return
             await self._wait()
@@ -496,8 +463,8 @@ class ControlLoop:
         """Waits during a change; what the tuner says must not wait until the change is through."""
         if self.tuning.is_on:
             self._tell_tuner()
-            if self._clock.now_s() >= self.observer.looked_s + self.settings.watch_s:
-                await self.observer.ingress_reports()
+            if self.now_s >= self._observer.looked_s + self.settings.watch_s:
+                await self._observer.ingress_reports()
             await self._sound_alarm()
         await self._sleep(LOOK_S)
 
@@ -513,29 +480,29 @@ class ControlLoop:
             raise PlanError(f"{words}: no threshold for ramps {missing}")
         self._say(reason, words)
         self._decide_by(thresholds)
-        if self.view.is_changing:
+        if self.is_changing:
             self.changes[reason] += 1
             await self._decide_meanwhile(reason, words)
         else:
-            again = self._decided(self.state.placed, self.view.next_epoch)
-            await self._do(self.view.same_rate(again, reason, words))
+            again = self._decided(self.state.placed, self.next_epoch)
+            await self._do(self.same_rate(again, reason, words))
         self._tell_tuner()
 
     def _decide_by(self, thresholds: Mapping[int, float]) -> None:
         self.state = replace(self.state, thresholds=dict(thresholds))
-        if self.ground is not None:  # plans are weighed by them at once; `_keep_up` makes the forecasts anew
-            reach = self.stream.reach(self.state, self._clock.now_s())
+        if self.ground is not None:  # plans are weighed by them at once; `_tick` makes the forecasts anew
+            reach = self.stream.reach(self.state, self.now_s)
             self.ground = replace(self.ground, reach=reach)
 
     def _decided(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
-        plan = replace(decide.decided(self.settings, placed.plan, self.state), epoch=epoch)
+        plan = replace(self.decided(placed.plan), epoch=epoch)
         if plan.policy != placed.plan.policy:
-            plan = self.view.completed(replace(plan, predicted={}))
+            plan = self.completed(replace(plan, predicted={}))
         return replace(placed, plan=plan)
 
     async def _decide_meanwhile(self, reason: str, words: str) -> None:
         """While a change is under way: the next plan and the followed one, if one is known, get the thresholds."""
-        epoch, followed = self.view.next_epoch, self.state.followed
+        epoch, followed = self.next_epoch, self.state.followed
         placed = self._decided(self.state.placed, epoch + 1)
         self._remember(placed, "in force", self.state.reason, f"goes on by other thresholds: {words}")
         self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
@@ -543,7 +510,7 @@ class ControlLoop:
             followed = self._decided(followed, epoch)
             self._remember(followed, "in force", reason, words)
             await self._fleet.follow(followed)
-            self.become(followed=followed, followed_s=self._clock.now_s())
+            self.become(followed=followed, followed_s=self.now_s)
 
     # What is said and remembered
 
@@ -551,13 +518,13 @@ class ControlLoop:
         """Logs an event, and remembers it."""
         log = logger.warning if kind in {"error", "suspended"} else logger.info
         log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
-        self._history.add_event(self._clock.now_s(), kind, words)
+        self._history.add_event(self.now_s, kind, words)
 
     def _say_failed(self, failure: Exception) -> None:
         """The failure may be the memory's own: a disk that is full must not end the loop."""
         try:
             self._say("error", f"{type(failure).__name__}: {failure}")
-            self._history.forget(self._clock.now_s())
+            self._history.forget(self.now_s)
             self._history.commit()
         except sqlite3.Error as error:
             logger.warning("nothing can be remembered", exc_info=error)
@@ -565,7 +532,7 @@ class ControlLoop:
     def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
         row = PlanRow(
             epoch=placed.epoch,
-            at_s=self._clock.now_s(),
+            at_s=self.now_s,
             outcome=outcome,
             reason=reason,
             words=words,
@@ -576,9 +543,9 @@ class ControlLoop:
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         """Measures a part of a planning."""
-        began_s = self._clock.now_s()
+        began_s = self.now_s
         yield
-        self.phases_s[phase] = self._clock.now_s() - began_s
+        self.phases_s[phase] = self.now_s - began_s
 
     # What another controller remembered
 
@@ -595,7 +562,7 @@ class ControlLoop:
     def _check_fits(self, placed: PlacedPlan) -> None:
         """Raises OfframpError for a plan of other settings."""
         policy, problem = self._history.get("policy"), self.settings.problem
-        if policy is not None and _given(policy) != _policy_document(self.settings.policy):
+        if policy is not None and policy != _policy_document(self.settings.policy):
             raise OfframpError("the exit policy is another now")
         ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
         if ramps:
@@ -625,11 +592,10 @@ class ControlLoop:
         if not others:
             return
         self._say("thresholds", f"back to the settings'; what tuning found is void: {'; '.join(others)}")
-        was_tuned = self._goes_by_ours(self.state.placed)
+        was_tuned = self.goes_by_ours(self.state.placed)
         self._decide_by(thresholds_of(settings.policy, settings.problem))
         if was_tuned:
             placed = self.state.placed
-            policy = decide.policy_of(self.settings, self.state)
-            plan = replace(placed.plan, policy=policy, predicted={}, epoch=placed.epoch + 1)
+            plan = replace(placed.plan, policy=self.policy, predicted={}, epoch=placed.epoch + 1)
             self._remember(replace(placed, plan=plan), "in force", self.state.reason, "by the settings' thresholds")
             self.become(placed=replace(placed, plan=plan), trial=None, previous=None)

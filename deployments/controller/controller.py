@@ -13,17 +13,15 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.accelerators import first_replicas, has_labels, room
 from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
-from deployments.controller.observe import Fleet
+from deployments.controller.observe import Fleet, room
 from deployments.controller.remember import History
 from deployments.controller.settings import check_own_plan
-from deployments.local_ray.applications import RayDashboard
-from deployments.local_ray.private import bind_calls
+from deployments.local_ray.private import bind_calls, scale_deployment
 from deployments.metrics import Told
 from deployments.process_setup import Supervised
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, first_replicas
 from deployments.wire.controller_link import Handles
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_on
 from earlyexit.clock import WallClock
@@ -59,7 +57,7 @@ class Controller:
         self._watch_s = control.watch_s
         self._history = History.open(Path(control.state), self._settings.app)
         self._loop = ControlLoop(
-            RayFleet(self._settings, control.dashboard_url),
+            RayFleet(self._settings),
             self._history,
             control,
             first=PlacedPlan(plan=self._settings.plan),
@@ -123,21 +121,19 @@ async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
 class RayFleet(Fleet):
     """The ingresses and replicas of one application; used from inside one of these.
 
-    Serve's scale endpoint changes replica counts, broadcasts do everything else.
+    Serve's controller changes replica counts, broadcasts do everything else.
     """
 
-    def __init__(self, settings: ServeSettings, dashboard_url: str | None) -> None:
+    def __init__(self, settings: ServeSettings) -> None:
         self._app = settings.app
         self._devices = tuple(first_replicas(settings))
         """The accelerator types that the application may use."""
-        self._dashboard = RayDashboard(dashboard_url)
         self._node_labels = settings.node_labels
         self._handles = Handles(settings.app)
 
     async def scale(self, device: str, replicas: int) -> None:
-        path = f"/api/v1/applications/{self._app}/deployments/{deployment_name(device)}/scale"
         try:
-            await self._dashboard.ask("POST", path, {"target_num_replicas": replicas})
+            await scale_deployment(self._app, deployment_name(device), replicas)
         except OfframpError as error:
             raise OfframpError(f"{device} was not scaled to {replicas}: {error}") from error
 
@@ -174,14 +170,14 @@ class RayFleet(Fleet):
 
     async def capacity(self) -> dict[str, int]:
         nodes = await asyncio.to_thread(ray.nodes)
-        alive = [node for node in nodes if node["Alive"]]
+        wanted = {device: self._node_labels.get(device, {}).items() for device in self._devices}
         return {
             device: sum(
                 room(node["Resources"], device)
-                for node in alive
-                if has_labels(node.get("Labels", {}), self._node_labels.get(device, {}))
+                for node in nodes
+                if node["Alive"] and labels <= node.get("Labels", {}).items()
             )
-            for device in self._devices
+            for device, labels in wanted.items()
         }
 
     async def _reports(self, deployment: str) -> list[Any]:
@@ -213,5 +209,5 @@ def tell(told: Told, described: Mapping[str, Any]) -> None:
     for kind, survival in survivals.items():
         for block, share in enumerate(survival or ()):
             level("offramp_survival", survives, share, block=str(block), kind=kind)
-    for reason, total in described["plan_changes"].items():
-        told.total("offramp_plan_changes", "Changes of the plan, by reason", total, reason=reason)
+    for reason, changes in described["plan_changes"].items():
+        told.total("offramp_plan_changes", "Changes of the plan, by reason", changes, reason=reason)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from deployments.controller.intake import Interval, ReplicaIntake, total
-from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, worth
+from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, Tuning, worth
 from deployments.controller.remember import State
 from deployments.controller.settings import thresholds_at
 from deployments.settings import ControlSettings
 from deployments.wire.messages import ReplicaReport
+from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
@@ -45,7 +46,7 @@ BLAME_PERIODS = 5
 START_TRIES = 2
 """Times that a change waits for its replicas; after that, they will not come for this plan."""
 TRIES = 10
-"""Times that a change may fail for any reason: replicas, ingresses and Ray's dashboard that die are soon back."""
+"""Times that a change may fail for any reason: replicas, ingresses and Serve's controller that die are soon back."""
 RECENT_INPUTS = (100, 300, 1000)
 """Answers that are compared with the forecast: few show a jump at once and when it began, many show small changes."""
 RATE_LOOKS = 4
@@ -116,38 +117,15 @@ class Replan:
 
 
 @dataclass(frozen=True, slots=True)
-class Reforecast:
-    """Make the forecasts anew, for other thresholds."""
-
-
-@dataclass(frozen=True, slots=True)
 class Settle:
     """Bring about what the plan in force still lacks."""
 
 
-Action = Say | Become | PutInForce | GoBy | Suspend | TurnDown | Replan | Reforecast | Settle
+Action = Say | Become | PutInForce | GoBy | Suspend | TurnDown | Replan | Settle
 Actions = tuple[Action, ...]
 
 
 # What decisions go by
-
-
-def policy_of(settings: ControlSettings, state: State) -> PolicySpec:
-    """Returns the exit policy of plans to come: the settings', with the thresholds that tuning has found."""
-    return settings.policy if state.thresholds is None else replace(settings.policy, thresholds=state.thresholds)
-
-
-def goes_by_ours(settings: ControlSettings, plan: Plan, state: State) -> bool:
-    """Whether a plan goes by the controller's present thresholds; an operator's plan may have its own."""
-    if plan.policy is None or plan.policy.name != settings.policy.name:
-        return plan.policy is None
-    return thresholds_at(plan.policy, plan.ramps) == thresholds_at(policy_of(settings, state), plan.ramps)
-
-
-def decided(settings: ControlSettings, plan: Plan, state: State) -> Plan:
-    """Returns an earlier plan with the present thresholds."""
-    foreign = plan.policy is not None and plan.policy.name != settings.policy.name
-    return plan if foreign or state.thresholds is None else replace(plan, policy=policy_of(settings, state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,32 +141,34 @@ class Ground:
     """Thresholds that the forecast is for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class View:
-    """Everything that decisions go by at one moment."""
+    """Everything that decisions go by; the control loop keeps it up to date."""
 
     settings: ControlSettings
+    clock: Clock
     state: State
     seen: Look
-    now_s: float
+    """The last look."""
     stream: ObservedStream
     replicas: ReplicaIntake
-    ground: Ground | None
+    tuning: Tuning
+    ground: Ground | None = None
     """None before the first planning of this process."""
-    first_counts: Mapping[str, int]
+    first_counts: Mapping[str, int] = field(default_factory=dict)
     """Accelerators at the first look."""
-    is_restored: bool
+    is_restored: bool = False
     """Whether another process made the plan; what it was based on is not remembered."""
-    failed: int
+    failed: int = 0
     """How often the change under way has failed."""
-    late: int
+    late: int = 0
     """Times in a row that its replicas did not start in time."""
-    said: Tuned | None
-    """Thresholds of the tuner that are still to be put in force."""
-    alarm_heard: bool
-    """Whether an alarm sounded during a change of plan since the last look."""
-    is_safe: Callable[[Mapping[int, float]], bool]
-    """Whether no input leaves by some thresholds."""
+    alarm_heard: bool = False
+    """Whether an alarm sounded during a change of plan before the last look."""
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_s()
 
     @property
     def problem(self) -> PlanProblem:
@@ -226,33 +206,46 @@ class View:
         counts = self.counts
         return all(count <= counts.get(device, 0) for device, count in placed.occupied.items())
 
-    def place(self, plan: Plan) -> PlacedPlan:
-        """Returns the plan as the next one, on replicas that stay where they are if they can."""
-        return PlacedPlan(
-            plan=replace(plan, epoch=self.next_epoch),
-            avoided=avoided_by(self.state.resting),
-            hosted=self.hosted,
-        )
+    @property
+    def policy(self) -> PolicySpec:
+        """The exit policy of plans to come: the settings', with the thresholds that tuning has found."""
+        found, policy = self.state.thresholds, self.settings.policy
+        return policy if found is None else replace(policy, thresholds=found)
+
+    def goes_by_ours(self, placed: PlacedPlan) -> bool:
+        """Whether a plan goes by the controller's present thresholds; an operator's plan may have its own."""
+        policy, ramps = placed.plan.policy, placed.plan.ramps
+        if policy is None or policy.name != self.policy.name:
+            return policy is None
+        return thresholds_at(policy, ramps) == thresholds_at(self.policy, ramps)
+
+    def decided(self, plan: Plan) -> Plan:
+        """Returns an earlier plan with the present thresholds."""
+        foreign = plan.policy is not None and plan.policy.name != self.policy.name
+        return plan if foreign or self.state.thresholds is None else replace(plan, policy=self.policy)
+
+    def place(self, plan: Plan, resting: Sequence[Rest] | None = None) -> PlacedPlan:
+        """Returns the plan as the next one, on replicas that stay where they are if they can.
+
+        `resting`: the replicas that get no work; None for those that the state has.
+        """
+        avoided = avoided_by(self.state.resting if resting is None else resting)
+        return PlacedPlan(plan=replace(plan, epoch=self.next_epoch), avoided=avoided, hosted=self.hosted)
 
     def completed(self, plan: Plan) -> Plan:
-        """See `completed`."""
-        return completed(plan, policy_of(self.settings, self.state), self.ground)
+        """Returns a plan with what it does not say: the policy, by which probes are seen, and what it will do."""
+        plan, ground = replace(plan, policy=plan.policy or self.policy), self.ground
+        if ground is None or plan.predicted:
+            return plan
+        try:
+            figures = evaluate(ground.problem, plan.stages, ground.reach, shares=plan.shares)
+            return replace(plan, predicted=promised(ground.problem, figures))
+        except PlanError:  # a batch that was not measured may be tried all the same
+            return plan
 
     def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> PutInForce:
         """Returns the change to a plan for the same rate as the one in force."""
         return PutInForce(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
-
-
-def completed(plan: Plan, policy: PolicySpec, ground: Ground | None) -> Plan:
-    """Returns a plan with what it does not say: the policy, by which probes are seen, and what it will do."""
-    plan = replace(plan, policy=plan.policy or policy)
-    if ground is None or plan.predicted:
-        return plan
-    try:
-        figures = evaluate(ground.problem, plan.stages, ground.reach, shares=plan.shares)
-        return replace(plan, predicted=promised(ground.problem, figures))
-    except PlanError:  # a batch that was not measured may be tried all the same
-        return plan
 
 
 # The questions of one look
@@ -264,24 +257,18 @@ def thresholds_found(view: View) -> Actions:
     An alarm ends the trial of a plan, whose promise was for other thresholds. Everything else waits for the end of a
     trial or change. A plan that is held is held to its stages only.
     """
-    state, said = view.state, view.said
+    state, said = view.state, view.tuning.said
     if said is None:
         return _after("alarm", view) if view.alarm_heard and _is_too_careful(view, {}) else ()
     if said.why != "alarm" and (state.trial is not None or view.is_changing):
         return ()
     reason = "alarm" if said.why == "alarm" else "thresholds"
-    was_safe = state.thresholds is not None and view.is_safe(state.thresholds)
+    was_safe = state.thresholds is not None and view.tuning.is_safe(state.thresholds)
     on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
     # Inputs may leave, but at no ramp that the plan has on: an exit was moved.
-    is_moved = bool(on) and view.is_safe(on) and not view.is_safe(said.thresholds)
+    is_moved = bool(on) and view.tuning.is_safe(on) and not view.tuning.is_safe(said.thresholds)
     replans = was_safe or is_moved or _is_too_careful(view, said.thresholds)
-    return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ()), Reforecast()
-
-
-def forecasts_outdated(view: View) -> Actions:
-    """Are forecasts for other thresholds than the present ones? By those every exit would be a deviation."""
-    present = view.ground is None or view.ground.thresholds == view.stream.thresholds(view.state)
-    return () if present else (Reforecast(),)
+    return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ())
 
 
 def _after(reason: str, view: View) -> Actions:
@@ -292,7 +279,7 @@ def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     """Whether by these thresholds no input leaves, and more inputs arrive than the plan in force can do."""
     present = {**view.stream.thresholds(view.state), **thresholds}
     recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
-    if not view.is_safe(present) or recent is None or recent.seconds <= 0:
+    if not view.tuning.is_safe(present) or recent is None or recent.seconds <= 0:
         return False
     reach = view.stream.reach(replace(view.state, thresholds=present), view.now_s)
     does_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
@@ -346,7 +333,7 @@ def change_failed(view: View) -> Actions:
         return ()
     if followed.plan.stages == state.placed.plan.stages:
         return ()
-    placed = view.place(decided(view.settings, followed.plan, state))
+    placed = view.place(view.decided(followed.plan))
     if not view.has_room(placed):
         return ()
     words = f"gives up plan {state.placed.epoch}: the change to it broke off again and again"
@@ -383,7 +370,7 @@ def trial_over(view: View) -> Actions:
     over = Say(kind="trial", words=judgement.words), Become({"trial": None, "previous": None})
     if not judgement.rolls_back or state.previous is None:
         return over
-    placed = view.place(decided(view.settings, state.previous.plan, state))
+    placed = view.place(view.decided(state.previous.plan))
     fits = view.has_room(placed)
     back = view.same_rate(placed, "roll back", judgement.words) if fits else Replan("roll back")
     return *over, _blame(view), back
@@ -399,7 +386,7 @@ def slow_replicas(view: View) -> Actions:
     new = [Rest(replica=each.replica, device=each.device, until=until) for each in slow]
     names = {each.replica for each in new}
     resting = (*(rest for rest in state.resting if rest.replica not in names), *new)
-    placed = _without(slow, replace(view, state=replace(state, resting=resting)))
+    placed = _without(slow, view, resting)
     words = "; ".join(each.words for each in slow)
     return (
         *(Say(kind="straggler", words=each.words) for each in slow),
@@ -408,13 +395,12 @@ def slow_replicas(view: View) -> Actions:
     )
 
 
-def _without(slow: Iterable[Straggler], view: View) -> PlacedPlan | None:
+def _without(slow: Iterable[Straggler], view: View, resting: Sequence[Rest]) -> PlacedPlan | None:
     """The plan in force with new replicas for slow ones, where accelerators are free, else with fewer replicas.
 
     None where a stage would have none.
     """
-    state = view.state
-    placed = view.place(state.placed.plan)
+    placed = view.place(view.state.placed.plan, resting)
     for each in slow:
         if view.has_room(placed):
             break
@@ -434,17 +420,17 @@ def plan_out_of_date(view: View) -> Actions:
     if ground is None and view.is_restored:
         return (Replan("restart"),)  # without a forecast no deviation from it could be seen
     if ground is not None and ground.forecast.at_s <= state.changed_s <= view.seen.at_s:
-        return _after_change(view)
+        return _after_change(view, state.changed_s)
     if _is_period_over(view):
         return (Replan("period"),)
     if ground is None or view.seen.at_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
         return ()
     if left := _forecast_left(view, ground):
         changes = {name: value for each in left if isinstance(each, Become) for name, value in each.changes.items()}
-        later = replace(view, state=replace(state, **changes))
-        changed = later.state.changed_s >= ground.forecast.at_s  # or only the rate changed
-        return *left, *(_after_change(later) if changed else (Replan("reaction"),))
-    is_learnt = ground.forecast.num_probes < LEAST_PROBES <= _num_probes(view)
+        changed_s = changes.get("changed_s", state.changed_s)
+        changed = changed_s >= ground.forecast.at_s  # or only the rate changed
+        return *left, *(_after_change(view, changed_s) if changed else (Replan("reaction"),))
+    is_learnt = ground.forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
     return (Replan("first probes"),) if is_learnt else ()
 
 
@@ -454,15 +440,15 @@ def _is_period_over(view: View) -> bool:
     return view.seen.at_s // period_s != view.state.planned_s // period_s
 
 
-def _after_change(view: View) -> Actions:
+def _after_change(view: View, changed_s: float) -> Actions:
     """Without probes since the stream changed, it could only be planned for the survival of the settings."""
-    is_late = view.seen.at_s >= view.state.changed_s + view.settings.period_s
-    return (Replan("reaction"),) if is_late or _num_probes(view) >= LEAST_PROBES else ()
+    is_late = view.seen.at_s >= changed_s + view.settings.period_s
+    return (Replan("reaction"),) if is_late or _num_probes(view, changed_s) >= LEAST_PROBES else ()
 
 
-def _num_probes(view: View) -> int:
-    """Number of probes that what was seen since the stream changed is worth."""
-    return worth(view.stream.observed(view.state, view.state.changed_s, view.seen.at_s))
+def _num_probes(view: View, since_s: float) -> int:
+    """Number of probes that what was seen since a time is worth."""
+    return worth(view.stream.observed(view.state, since_s, view.seen.at_s))
 
 
 def _forecast_left(view: View, ground: Ground) -> Actions:
@@ -585,7 +571,6 @@ def delivered(intervals: Sequence[Interval]) -> Delivered | None:
 
 QUESTIONS: tuple[Callable[[View], Actions], ...] = (
     thresholds_found,
-    forecasts_outdated,
     accelerators_changed,
     change_failed,
     in_place,
@@ -744,9 +729,9 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
     if avoided_by(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
         return (view.same_rate(same, "straggler", "other replicas rest now"),), verdict.words
-    if not goes_by_ours(view.settings, state.placed.plan, state):
+    if not view.goes_by_ours(state.placed):
         # An operator's thresholds were for the operator's plan only.
-        same = view.place(replace(state.placed.plan, policy=policy_of(view.settings, state)))
+        same = view.place(replace(state.placed.plan, policy=view.policy))
         return (view.same_rate(same, reason, "the controller's own thresholds again"),), verdict.words
     keep = Say(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
     refused = () if verdict.same else (TurnDown(placed=placed, reason=reason, words=verdict.words),)
@@ -765,7 +750,7 @@ def _plan_of(view: View, found: Proposal) -> Plan:
         before,
         stages=found.planned.stages,
         shares=found.figures.shares,
-        policy=policy_of(view.settings, view.state),
+        policy=view.policy,
         predicted=promised(found.problem, found.figures),
     ).with_splits(overlap_below=before.overlap_below)
 

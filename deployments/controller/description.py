@@ -116,7 +116,7 @@ def _fill(loop: ControlLoop) -> list[dict[str, Any]]:
     rows = []
     for slot, stage in loop.state.placed.stage_of.items():
         mine = [report for report in loop.seen.replicas if report.slot == slot]
-        times = [each for report in mine for each in loop.observer.replicas.since_mark(report)]
+        times = [each for report in mine for each in loop.replicas.since_mark(report)]
         for split in stage.splits:
             ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
             batches = sum(each.batches for each in ran)

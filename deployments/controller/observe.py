@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cluster.inventory import on_node
 from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, total
 from deployments.controller.remember import KEEP_S, History, State
 from deployments.controller.settings import thresholds_of
@@ -75,6 +76,11 @@ class Fleet(Protocol):
     async def capacity(self) -> dict[str, int]:
         """Returns the number of accelerators that are alive, in use or not, per type."""
         ...
+
+
+def room(resources: Mapping[str, float], device: str) -> int:
+    """Returns the number of replicas of an accelerator type that an empty node could hold; `cuda` takes any GPU."""
+    return int(resources.get("GPU", 0)) if device == "cuda" else on_node(resources).get(device, 0)
 
 
 # The stream, and forecasts of it
@@ -532,10 +538,10 @@ class Observer:
     history: History
     stream: ObservedStream
     tuning: Tuning
+    replicas: ReplicaIntake
     clock: Clock
     complain: Callable[[str], None]
     """Is called for probes that cannot be used."""
-    replicas: ReplicaIntake = field(default_factory=ReplicaIntake, init=False)
     looked_s: float = field(default=0.0, init=False)
     """When ingresses were last asked."""
     _ingresses: IngressIntake = field(default_factory=IngressIntake, init=False)

@@ -1,4 +1,4 @@
-"""Several applications on one Serve: the requests to its REST API that add or remove one, and its client for replicas.
+"""Several applications on one Serve: the requests to its REST API that add or remove one.
 
 A PUT replaces the whole set of applications, so it repeats the others as they were submitted. Serve does not touch a
 deployment whose config is unchanged: one that was scaled since stays scaled (tried with 2.60).
@@ -11,21 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import httpx
 from pydantic import ValidationError
 
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory, lacking
 from cluster.render import BUILDER, GRPC_SERVICE
-from deployments.accelerators import accelerators
-from deployments.local_ray.private import token_headers
-from deployments.settings import ServeSettings
-from earlyexit.errors import InputError, OfframpError, PlanError
+from deployments.settings import ServeSettings, accelerators
+from earlyexit.errors import InputError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"
 """Path of Ray's dashboard."""
-DASHBOARD_PORT = 8265
-HTTP_S = 10.0
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
@@ -119,30 +114,3 @@ def _kept(applications: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _lack(name: str, wanted: int, claimed: int, missing: int) -> str:
     others = f", {claimed} of other services" if claimed else ""
     return f"{name}: {wanted} in the file{others}, {wanted + claimed - missing} there"
-
-
-class RayDashboard:
-    """Ray's dashboard at a URL, or else on the head of this cluster.
-
-    It is the only way to scale a deployment to zero, and to change what Serve runs.
-    """
-
-    def __init__(self, url: str | None, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._url = url
-        self._transport = transport
-
-    async def ask(self, method: str, path: str, json: object = None) -> Any:
-        """Returns the answer's JSON; raises OfframpError if the dashboard cannot be reached, or refuses."""
-        if self._url is None:
-            import ray
-
-            self._url = f"http://{ray.get_runtime_context().gcs_address.rpartition(':')[0]}:{DASHBOARD_PORT}"
-        url = self._url.rstrip("/")
-        async with httpx.AsyncClient(timeout=HTTP_S, trust_env=False, transport=self._transport) as client:
-            try:
-                response = await client.request(method, url + path, json=json, headers=token_headers())
-            except httpx.HTTPError as error:
-                raise OfframpError(f"Ray's dashboard at {url} cannot be reached: {error!r}") from error
-        if response.status_code != httpx.codes.OK:
-            raise OfframpError(f"Ray's dashboard says {response.status_code}: {response.text[:500]}")
-        return response.json() if response.content else None

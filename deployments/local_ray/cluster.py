@@ -8,6 +8,8 @@ import math
 import os
 import shlex
 import shutil
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,20 +19,19 @@ from typing import Any, Literal
 
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
-from deployments.accelerators import accelerators, first_replicas
 from deployments.keys import read_keys
-from deployments.local_ray.ports import HostPort, await_ports, free_port, holding
+from deployments.local_ray.ports import HostPort, await_ports, holding
 from deployments.local_ray.private import (
     GRPC_CALLBACK,
     GRPC_HOST,
     check_release,
     keeping_sigterm,
+    kill_started,
     on_loopback,
     started_processes,
     variable,
     without_watchers,
 )
-from deployments.local_ray.processes import VITAL, NotedRun, clear_left, watched
 from deployments.local_ray.start import (
     ALONE,
     HAPROXY_GRPC_PORTS,
@@ -38,15 +39,17 @@ from deployments.local_ray.start import (
     QUIET,
     RAYLET,
     THROUGHPUT,
+    VITAL,
     lean_imports,
     use_our_words,
+    watched,
 )
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, accelerators, first_replicas
+from deployments.startup.sitecustomize import PR_SET_PDEATHSIG
 from earlyexit.errors import HeadLostError, InputError, OfframpError, PlanError
 
 OnLoss = Callable[[HeadLostError], None]
 LOOPBACK = "127.0.0.1"
-DASHBOARD_HOST = LOOPBACK
 EVERYWHERE = ("0.0.0.0", "::")
 LOGS = "/tmp/ray/session_latest/logs/serve"
 
@@ -75,9 +78,6 @@ class LocalCluster:
     """The port of the metrics; None for a free one. If `host` is every interface, it listens on all, too."""
     drain_s: float = 5.0
     """How long an ingress goes on answering after it was told to stop, in seconds."""
-    dashboard_port: int | None = None
-    """The port of Ray's dashboard, which takes the controller's scale requests; None for a free one. Without a
-    controller there is no dashboard."""
 
     @property
     def address(self) -> str:
@@ -102,9 +102,12 @@ class LocalCluster:
 def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None = None) -> Iterator[str]:
     """Starts Ray and the application on this machine, yields its URL, and ends everything cleanly.
 
-    First it ends the processes that killed services have left, and waits for ports that they still occupy. `on_loss` is
-    called, from a thread, when Ray's head has died and all other processes are ended; it should end this process,
-    because Ray would wait for its head and then abort.
+    First it waits for ports that a service which was just killed still occupies. `on_loss` is called, from a thread,
+    when Ray's head has died and the processes that Ray started here are ended; it should end this process, because Ray
+    would wait for its head and then abort.
+
+    If this process is killed, the kernel ends all others: Ray binds its head and raylet to the process that started
+    them, and its workers to the raylet; `deployments/startup` binds Ray's agents, `bound_haproxy` HAProxy.
 
     Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read, and
     OfframpError if a port is taken.
@@ -114,7 +117,6 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     front = front_of(cluster.front, settings, has_grpc=cluster.grpc_port is not None)
     cluster = replace(cluster, front=front)
     _set_environment(cluster, settings.max_body_bytes)
-    clear_left()
     await_ports(_wanted_ports(cluster))
     others = [] if cluster.grpc_port is None else [cluster.grpc_port]
     with prepared(front, settings, cluster.host, cluster.port, others) as settings, lean_imports():
@@ -129,11 +131,11 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
     from deployments.app import build
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
-    settings = _with_dashboard(settings, cluster)
+    settings = _with_starts(settings)
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
     with (
-        without_watchers(dashboard=_needs_dashboard(settings)),
+        without_watchers(),
         on_loopback(alone=cluster.ray_address is not None),
         _own_ray(
             on_loss,
@@ -142,7 +144,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
             object_store_memory=OBJECT_STORE_BYTES,
             _metrics_export_port=cluster.metrics_port,
             labels=_labels(settings),
-            **_dashboard_options(settings),
+            include_dashboard=False,
         ),
     ):
         _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
@@ -165,33 +167,29 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
 
 @contextlib.contextmanager
 def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
-    """Runs a Ray for this process alone; at the end no process of it, or of Serve, is left."""
+    """Runs a Ray for this process alone, and ends it and Serve."""
     import ray
     from ray import serve
 
     check_release()
     use_our_words()
-    run = NotedRun()
 
     def lose(lost: HeadLostError) -> None:
-        run.end()
+        kill_started()
         assert on_loss is not None
         on_loss(lost)
 
+    with keeping_sigterm():
+        try:  # never join a cluster that happens to be reachable
+            ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
+        except Exception as error:  # Ray's own is nothing more special; the machine may be too busy
+            raise OfframpError(f"Ray did not start: {error}") from error
     try:
-        with run.starting(), keeping_sigterm():
-            try:  # never join a cluster that happens to be reachable
-                ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
-            except Exception as error:  # Ray's own is nothing more special; the machine may be too busy
-                raise OfframpError(f"Ray did not start: {error}") from error
-        try:
-            with contextlib.nullcontext() if on_loss is None else watched(started_processes(*VITAL), lose):
-                yield
-        finally:
-            serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
-            ray.shutdown()
+        with contextlib.nullcontext() if on_loss is None else watched(started_processes(*VITAL), lose):
+            yield
     finally:
-        run.end()
+        serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
+        ray.shutdown()
 
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
@@ -226,34 +224,15 @@ def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     ]
 
 
-def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
-    """Returns settings with the dashboard's address, which its clients need beforehand.
+def _with_starts(settings: ServeSettings) -> ServeSettings:
+    """Returns settings that limit how many replicas the controller starts at once: all share the machine's cores.
 
-    They also limit how many replicas the controller starts at once, because all share the machine's cores.
+    A Python process that starts takes a core for a second or two: on one machine half of them may.
     """
-    if not _needs_dashboard(settings):
+    if settings.control is None or settings.control.starts_at_once is not None:
         return settings
-    url = f"http://{DASHBOARD_HOST}:{cluster.dashboard_port or free_port()}"
-    repository = settings.repository.model_copy(update={"dashboard_url": url})
-    settings = settings.model_copy(update={"repository": repository})
-    if settings.control is None:
-        return settings
-    # A Python process that starts takes a core for a second or two: on one machine half of them may.
-    starts_at_once = settings.control.starts_at_once or max(1, (os.cpu_count() or 1) // 2)
-    control = settings.control.model_copy(update={"dashboard_url": url, "starts_at_once": starts_at_once})
+    control = settings.control.model_copy(update={"starts_at_once": max(1, (os.cpu_count() or 1) // 2)})
     return settings.model_copy(update={"control": control})
-
-
-def _needs_dashboard(settings: ServeSettings) -> bool:
-    return settings.control is not None or settings.repository.control == "explicit"
-
-
-def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
-    url = settings.repository.dashboard_url
-    if url is None or not _needs_dashboard(settings):
-        return {"include_dashboard": False}
-    port = int(url.rpartition(":")[2])
-    return {"include_dashboard": True, "dashboard_host": DASHBOARD_HOST, "dashboard_port": port}
 
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
@@ -297,6 +276,11 @@ def _resources_needed(settings: ServeSettings) -> dict[str, float]:
 # The front: HAProxy, Serve's proxy, or nothing
 
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+WITH_ITS_PARENT = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGKILL:d}, 0, 0, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Python that becomes a program which the kernel ends with the process that started it."""
 SCRIPT = """#!/bin/sh
 # Serve writes the configuration anew before each start.
 before=
@@ -308,7 +292,7 @@ for word; do
   fi
   before=$word
 done
-exec {binary} "$@"
+exec {python} -IS -c '{code}' {binary} "$@"
 """
 
 
@@ -322,8 +306,9 @@ def bound_haproxy(host: str, ports: list[int]) -> Iterator[None]:
         script = Path(folder) / "haproxy"
         served = "*" if host in ("0.0.0.0", "::") else host
         binary = shlex.quote(os.environ.get(BINARY) or find_haproxy())
+        program = {"python": shlex.quote(sys.executable), "code": WITH_ITS_PARENT, "binary": binary}
         pattern = "\\|".join(map(str, ports))
-        script.write_text(SCRIPT.format(inside=LOOPBACK, host=served, ports=pattern, binary=binary), encoding="utf-8")
+        script.write_text(SCRIPT.format(inside=LOOPBACK, host=served, ports=pattern, **program), encoding="utf-8")
         script.chmod(0o700)
         with variable(BINARY, str(script)):
             yield

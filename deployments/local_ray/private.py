@@ -5,6 +5,7 @@ Private modules may change with each release. pyproject.toml pins the release, a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -14,11 +15,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+from earlyexit.errors import OfframpError
+
 TESTED = "2.60.0"
 """The release of Ray that this file was tested with."""
 LOOPBACK = ("127.0.0.1", "::1")
 ANYWHERE = "[::]"
 KV_NAMESPACE = b"offramp"
+SERVE_S = 10.0
+"""Timeout of a call to Serve's controller, in seconds."""
 
 logger = logging.getLogger("offramp")
 
@@ -47,34 +52,22 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 # Starting Ray
 
-WATCHERS = ("start_log_monitor", "start_monitor")
-"""Ray's log monitor, which passes lines on to drivers that ask for them, and the monitor that adds nodes."""
-API_SERVER = "start_api_server"
-"""The dashboard's server. Without a dashboard, Ray starts it all the same, for its own command line."""
-FOR_SERVE = ("--modules-to-load=ServeHead",)
-"""The controller needs only Serve's part of the dashboard. Each other part is a process, and one accepts jobs."""
+WATCHERS = ("start_log_monitor", "start_monitor", "start_api_server")
+"""Ray's log monitor, which passes lines on to drivers that ask for them, the monitor that adds nodes, and the server of
+the dashboard, which Ray starts without a dashboard, too, for its own command line."""
 
 
 @contextmanager
-def without_watchers(*, dashboard: bool) -> Iterator[None]:
-    """Inside, `ray.init` does not start processes that a service does not need; the dashboard has only Serve's part.
+def without_watchers() -> Iterator[None]:
+    """Inside, `ray.init` does not start processes that a service does not need.
 
-    Ray has parameters for it (`RayParams.include_log_monitor`, `no_monitor`, `--modules-to-load`) that `ray.init` does
-    not pass on.
+    Ray has parameters for it (`RayParams.include_log_monitor`, `no_monitor`) that `ray.init` does not pass on.
     """
-    from ray._private import ray_constants, services
     from ray._private.node import Node
 
-    start_process = services.start_ray_process
-
-    def start_lean(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
-        more = FOR_SERVE if process_type == ray_constants.PROCESS_TYPE_DASHBOARD else ()
-        return start_process([*command, *more], process_type, *args, **kwargs)
-
     with ExitStack() as kept:
-        for name in WATCHERS if dashboard else (*WATCHERS, API_SERVER):
+        for name in WATCHERS:
             kept.enter_context(_replaced(Node, name, _do_nothing))
-        kept.enter_context(_replaced(services, "start_ray_process", start_lean))
         yield
 
 
@@ -143,6 +136,15 @@ def started_processes(*names: str) -> dict[str, Started]:
     return {name: each.process for name in names for each in node.all_processes.get(name, ())}
 
 
+def kill_started() -> None:
+    """Kills the processes that Ray has started from this one; its workers and agents end with their raylet."""
+    from ray._private import worker
+
+    node = worker.global_worker.node
+    assert node is not None, "Ray was started"
+    node.kill_all_processes(check_alive=False, wait=True)
+
+
 def print_workers_by(log: Callable[[Sequence[str]], None]) -> None:
     """Passes the lines that Ray would print about its workers to `log`."""
     from ray._private import worker
@@ -151,11 +153,40 @@ def print_workers_by(log: Callable[[Sequence[str]], None]) -> None:
     worker.print_to_stdstream = lambda data, ignore_prefix: log(data["lines"])  # noqa: ARG005 - Ray's own signature
 
 
-def token_headers() -> Mapping[str, str]:
-    """Returns the headers with the token of this process, if Ray asks for tokens."""
-    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+# Serve's controller, which Ray's dashboard asks for the same.
 
-    return dict(get_auth_headers_if_auth_enabled({}))
+
+async def ask_serve(method: str, *arguments: Any) -> Any:
+    """Returns what Serve's controller answers, from inside the cluster; raises OfframpError if it does not."""
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    try:
+        controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        async with asyncio.timeout(SERVE_S):
+            return await getattr(controller, method).remote(*arguments)
+    except Exception as error:  # of Ray, and whatever the controller raises
+        raise OfframpError(f"Serve's controller does not answer: {error!r}") from error
+
+
+async def scale_deployment(app: str, deployment: str, replicas: int) -> None:
+    """Has a deployment run so many replicas, also none; returns before they run."""
+    from ray.serve._private.common import DeploymentID
+
+    await ask_serve("update_deployment_replicas", DeploymentID(name=deployment, app_name=app), replicas)
+
+
+async def find_applications() -> dict[str, Any]:
+    """Returns all applications and options of Serve, as its REST API does."""
+    found: dict[str, Any] = await ask_serve("get_serve_instance_details")
+    return found
+
+
+async def put_applications(config: Mapping[str, Any]) -> None:
+    """Replaces the set of applications, as a PUT to Serve's REST API does."""
+    from ray.serve.schema import ServeDeploySchema
+
+    await ask_serve("apply_config", ServeDeploySchema.model_validate(config))
 
 
 # Ray's key-value store. These calls block.

@@ -1,4 +1,4 @@
-"""Ray's and Serve's switches for one machine, and what Ray reports about its workers.
+"""Ray's and Serve's switches for one machine, what Ray reports about its workers, and the watch over its head.
 
 The switches are read when ray.serve is imported, here and in each replica, so they are set before.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments.local_ray.private import print_workers_by, variable
+from deployments.local_ray.private import Started, print_workers_by, variable
+from earlyexit.errors import HeadLostError
 
 THROUGHPUT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -93,3 +96,45 @@ def lean_imports() -> Iterator[None]:
     here = str(Path(sitecustomize.__file__).parent)
     with variable("PYTHONPATH", here if told is None else os.pathsep.join([here, told])):
         yield
+
+
+VITAL = ("gcs_server", "raylet")
+"""Ray's processes that nothing restarts; Serve or Ray restarts all others."""
+WATCH_S = 0.25
+"""How often they are looked at, in seconds; a look takes some microseconds."""
+
+
+@contextmanager
+def watched(processes: Mapping[str, Started], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
+    """Calls `on_loss`, from a thread, once one of the processes ends before the block."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_S):
+            found = {name: (each.pid, each.poll()) for name, each in processes.items()}
+            if any(status is not None for _, status in found.values()):
+                on_loss(HeadLostError(loss_words(found)))
+                return
+
+    watching = threading.Thread(target=watch, name="head watch", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:
+    """Describes the loss; `found`: process ids and, of ended processes, statuses as in `subprocess`."""
+    ended = [f"{name} {pid} {_how(status)}" for name, (pid, status) in found.items() if status is not None]
+    return f"Ray's head is gone ({', '.join(ended)}); what was left of the service is ended"
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-status}"

@@ -17,19 +17,12 @@ from starlette.responses import Response
 
 from cluster.inventory import Inventory, from_nodes
 from cluster.render import application_config
-from deployments.accelerators import accelerators
-from deployments.api.endpoint import Api, Backend, json_response
+from deployments.api.endpoint import Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
-from deployments.local_ray.applications import (
-    APPLICATIONS,
-    RayDashboard,
-    check_devices,
-    claimed,
-    with_application,
-    without_application,
-)
+from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
+from deployments.local_ray.private import find_applications, put_applications
 from deployments.local_ray.start import THROUGHPUT
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, accelerators
 from deployments.versions.versions import IndexRow, Listed, Versions
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card
@@ -40,15 +33,11 @@ SETTINGS_FILE = "settings.json"
 class RayCluster:
     """The applications that Serve runs on this cluster, and the cluster's hardware."""
 
-    def __init__(self, dashboard_url: str | None) -> None:
-        self._dashboard = RayDashboard(dashboard_url)
-
     async def applications(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self._dashboard.ask("GET", APPLICATIONS)
-        return found
+        return await find_applications()
 
     async def put(self, config: Mapping[str, Any]) -> None:
-        await self._dashboard.ask("PUT", APPLICATIONS, config)
+        await put_applications(config)
 
     async def inventory(self) -> Inventory:
         import ray
@@ -167,7 +156,6 @@ class VersionRoutes:
     """Handlers over the versions of one model."""
 
     def __init__(self, backend: Backend, versions: Versions, repository: Repository) -> None:
-        self._api = Api(backend, None)
         self._bodies = backend.bodies
         self._versions = versions
         self._repository = repository
@@ -191,24 +179,17 @@ class VersionRoutes:
         return json_response({})
 
     async def canary(self, request: Request) -> Response:
-        self._check_model(request)
         return json_response(await self._versions.side_by_side())
 
     async def set_canary(self, request: Request) -> Response:
-        self._check_model(request)
         await self._versions.set_canary(validated(Canary, await self._bodies.read(request)))
         return await self.canary(request)
 
     async def end_canary(self, request: Request) -> Response:
-        self._check_model(request)
         await self._versions.end_canary()
         return await self.canary(request)
 
     async def set_default(self, request: Request) -> Response:
-        self._check_model(request)
         body = validated(DefaultVersion, await self._bodies.read(request))
         await self._versions.set_default(body.version)
         return await self.canary(request)
-
-    def _check_model(self, request: Request) -> None:
-        self._api.check_model(request.path_params["model"], None)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.devices import find_device
-from deployments.choices import IngressSettings, ModelSettings, TracingSettings
+from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import KEYS_VARIABLE, AccessSettings
-from deployments.settings import RepositorySettings, ServeSettings
+from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrated import read_calibration
@@ -40,7 +40,7 @@ def application_settings(
         app=document.name,
         route_prefix=ingress.route_prefix
         or ("/" if model.version == "1" else f"/v2/models/{read_card(folder).name}/versions/{model.version}"),
-        repository=RepositorySettings(**document.repository.model_dump()),
+        repository=VersionSettings(**document.repository.model_dump()),
         ingress_replicas=ingress.replicas,
         tracing=None if tracing is None else TracingSettings(**tracing.model_dump()),
         access=None if access is None else AccessSettings(**access.model_dump() | {"keys_file": keys}),

@@ -2,20 +2,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
+import ray
 
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from cluster.render import BUILDER, serve_config
-from deployments.accelerators import has_labels, room
-from deployments.local_ray.applications import (
-    RayDashboard,
-    check_devices,
-    claimed,
-    with_application,
-    without_application,
-)
+from deployments.controller.observe import room
+from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
+from deployments.local_ray.private import find_applications, put_applications, scale_deployment
 from earlyexit.errors import InputError, OfframpError
 from tests.deployments.serve_status import application, serving
 
@@ -116,27 +111,39 @@ def test_what_our_other_applications_may_use_is_claimed_and_one_of_another_relea
         claimed(serving(ours("new", later=1)), but="demo")
 
 
-# Ray's dashboard
+# Serve's controller
 
 
-def answering(status: int, content: bytes = b"") -> RayDashboard:
-    transport = httpx.MockTransport(lambda request: httpx.Response(status, content=content))
-    return RayDashboard("http://ray:8265/", transport)
+class Method:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def remote(self, *arguments: object) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return {"asked": arguments, **self._answer}
 
 
-async def test_an_answer_is_its_json_or_nothing_and_a_refusal_an_error_with_the_dashboards_words() -> None:
-    assert await answering(200, b'{"a": 1}').ask("GET", "/x") == {"a": 1}
-    assert await answering(200).ask("PUT", "/x", {}) is None
-    with pytest.raises(OfframpError, match="dashboard says 400: no such slot"):
-        await answering(400, b"no such slot").ask("POST", "/x")
+class Serve:
+    """A controller that answers the same to everything."""
+
+    def __init__(self, answer: Any) -> None:
+        self.update_deployment_replicas = self.get_serve_instance_details = self.apply_config = Method(answer)
 
 
-async def test_a_dashboard_that_is_not_there_is_named() -> None:
-    def gone(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    with pytest.raises(OfframpError, match="dashboard at http://ray:8265 cannot be reached"):
-        await RayDashboard("http://ray:8265/", httpx.MockTransport(gone)).ask("GET", "/x")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
+async def test_serves_controller_is_asked_by_its_name_and_its_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"SERVE_CONTROLLER_ACTOR": Serve({"applications": {}})}
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there[name])
+    assert await find_applications() == {"asked": (), "applications": {}}
+    await put_applications({"applications": []})
+    await scale_deployment("app", "split-cpu", 0)
+    there["SERVE_CONTROLLER_ACTOR"] = Serve(ValueError("application 'app' not found"))
+    with pytest.raises(OfframpError, match=r"Serve's controller does not answer: .*'app' not found"):
+        await scale_deployment("app", "split-cpu", 0)
+    there.clear()
+    with pytest.raises(OfframpError, match="Serve's controller does not answer: KeyError"):
+        await find_applications()
 
 
 @pytest.mark.parametrize(
@@ -153,11 +160,3 @@ async def test_a_dashboard_that_is_not_there_is_named() -> None:
 )
 def test_a_node_has_room_for_what_its_resources_hold(device: str, resources: dict[str, float], replicas: int) -> None:
     assert room(resources, device) == replicas
-
-
-def test_a_node_is_wanted_by_some_of_its_labels() -> None:
-    node = {"ray.io/node-id": "1", "tier": "fast"}
-    assert has_labels(node, {})
-    assert has_labels(node, {"tier": "fast"})
-    assert not has_labels(node, {"tier": "slow"})
-    assert not has_labels(node, {"zone": "a"})

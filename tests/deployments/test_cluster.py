@@ -12,11 +12,10 @@ from deployments.local_ray.cluster import (
     HttpFront,
     LocalCluster,
     _check_resources,
-    _dashboard_options,
     _labels,
     _resources_needed,
     _wanted_ports,
-    _with_dashboard,
+    _with_starts,
     front_of,
     prepared,
     switches_of,
@@ -43,32 +42,22 @@ def settings(device: str = "cpu", *, control: bool = False, **changes: Any) -> S
     return ServeSettings.model_validate(fields | changes)
 
 
-def test_there_is_no_dashboard_without_a_controller_and_a_core_for_every_process_that_may_run() -> None:
-    plain = settings()
-    assert _with_dashboard(plain, LocalCluster()) == plain
-    assert _dashboard_options(plain) == {"include_dashboard": False}
-    assert _resources_needed(plain)["CPU"] == 3  # two replicas and an ingress
+def test_there_is_a_core_for_every_process_that_may_run_also_of_versions_that_may_be_loaded() -> None:
+    assert _resources_needed(settings())["CPU"] == 3  # two replicas and an ingress
     assert _resources_needed(settings(control=True))["CPU"] == 4 + 1 + 1
     needed = _resources_needed(settings("emulated:V100", control=True))
     assert (needed["CPU"], needed["emulated:V100"]) == (2, 4)
+    assert _resources_needed(settings(repository={"control": "explicit"}))["CPU"] == 3 * (2 + 1)
 
 
-def test_a_controller_is_told_where_its_dashboard_will_be() -> None:
-    told = _with_dashboard(settings(control=True), LocalCluster(dashboard_port=8299))
+def test_a_controller_starts_a_few_replicas_at_once_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    plain, controlled = settings(), settings(control=True)
+    assert _with_starts(plain) == plain
+    told = _with_starts(controlled)
     assert told.control is not None
-    assert told.control.dashboard_url == "http://127.0.0.1:8299"
-    assert _dashboard_options(told) == {
-        "include_dashboard": True,
-        "dashboard_host": "127.0.0.1",
-        "dashboard_port": 8299,
-    }
-
-
-def test_a_service_that_may_load_versions_knows_a_dashboard_and_has_room_for_them() -> None:
-    told = _with_dashboard(settings(repository={"control": "explicit"}), LocalCluster(dashboard_port=8299))
-    assert (told.control, told.repository.dashboard_url) == (None, "http://127.0.0.1:8299")
-    assert _dashboard_options(told)["dashboard_port"] == 8299
-    assert _resources_needed(told)["CPU"] == 3 * (2 + 1)
+    assert told.control.starts_at_once == 3
+    assert _with_starts(told) == told
 
 
 def test_accelerators_that_are_not_there_are_named() -> None:

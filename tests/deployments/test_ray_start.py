@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.local_ray.private import API_SERVER, WATCHERS, on_loopback, without_watchers
+from deployments.local_ray.private import WATCHERS, on_loopback, without_watchers
 from deployments.local_ray.start import MOST_LETTERS, lean_imports, our_words
 from deployments.startup.sitecustomize import ASKING, LEFT_OUT, LeaveOut
 
@@ -58,33 +58,13 @@ def test_processes_that_are_started_meanwhile_do_without_too(monkeypatch: pytest
         assert os.environ.get("PYTHONPATH") == told
 
 
-@pytest.mark.parametrize("dashboard", [True, False])
-def test_ray_has_what_is_left_out_again_afterwards(dashboard: bool) -> None:
+def test_ray_has_what_is_left_out_again_afterwards() -> None:
     from ray._private.node import Node
 
-    names = (*WATCHERS, API_SERVER)
-    whole = [getattr(Node, name) for name in names]
-    with without_watchers(dashboard=dashboard):
-        kept = [getattr(Node, name) is of_ray for name, of_ray in zip(names, whole, strict=True)]
-        assert kept == [False, False, dashboard]
-    assert [getattr(Node, name) for name in names] == whole
-
-
-def test_of_ray_s_dashboard_only_serve_s_part_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services
-
-    started: list[list[str]] = []
-
-    def start(command: list[str], process_type: str, *, fate_share: bool) -> None:
-        assert fate_share
-        started.append([process_type, *command])
-
-    monkeypatch.setattr(services, "start_ray_process", start)
-    with without_watchers(dashboard=True):
-        services.start_ray_process(["run"], "raylet", fate_share=True)
-        services.start_ray_process(["run"], "dashboard", fate_share=True)
-    assert started == [["raylet", "run"], ["dashboard", "run", "--modules-to-load=ServeHead"]]
-    assert services.start_ray_process is start
+    whole = [getattr(Node, name) for name in WATCHERS]
+    with without_watchers():
+        assert not any(getattr(Node, name) is of_ray for name, of_ray in zip(WATCHERS, whole, strict=True))
+    assert [getattr(Node, name) for name in WATCHERS] == whole
 
 
 @pytest.mark.parametrize(("alone", "address_is_loopback"), [(True, True), (False, False)])

@@ -27,9 +27,8 @@ ROOT = HERE.parents[1]
 MODALITY = ROOT / "examples" / "own_modality"
 """Every process can import the example's modules, and those of this folder."""
 PORT = 8123
-METRICS_PORT, GRPC_PORT, COLLECTOR_PORT, DASHBOARD_PORT = PORT + 1, PORT + 2, PORT + 3, PORT + 4
+METRICS_PORT, GRPC_PORT, COLLECTOR_PORT = PORT + 1, PORT + 2, PORT + 3
 URL = f"http://127.0.0.1:{PORT}"
-DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"
 ORDER_S = 240.0
 """For Ray to start, a service to take the place of another, or a plan that of another."""
 READY_S = 120.0
@@ -120,7 +119,6 @@ class OneRay:
             PERMITS: str(self.permits),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "XDG_STATE_HOME": str(self.log.parent / "state"),
             "RAY_metrics_report_interval_ms": "1000",  # the tests wait for metrics: not for ten seconds
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1",  # services come and go all the time here
         }

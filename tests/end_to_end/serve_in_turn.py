@@ -19,9 +19,7 @@ from deployments.settings import ServeSettings
 
 def main(file: Path, port: int) -> None:
     settings = ServeSettings.model_validate_json(file.read_bytes())
-    cluster = LocalCluster(
-        port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2, dashboard_port=port + 4
-    )
+    cluster = LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where Ray prints what it notices
     with serving(settings, cluster) as url:

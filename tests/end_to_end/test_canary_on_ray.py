@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.settings import RepositorySettings, ServeSettings
+from deployments.choices import VersionSettings
+from deployments.settings import ServeSettings
 from deployments.versions.choice import draws
 from offramp import Client
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay
@@ -46,7 +47,7 @@ def versions(one_ray: OneRay, tiny: Tiny, tmp_path_factory: pytest.TempPathFacto
         app="two",
         version="2",
         route_prefix="/v2/models/tiny/versions/2",
-        repository=RepositorySettings(control="explicit"),
+        repository=VersionSettings(control="explicit"),
     )
     url = one_ray.serve(text_service(tiny))
     return Versions(url=url, texts=tiny.texts, second=second, answers={"1": tiny, "2": other})

@@ -55,7 +55,7 @@ def test_a_signal_ends_a_service_that_starts_and_every_process_of_it(
     tiny: Tiny, tmp_path: Path, moment: str, sent: signal.Signals
 ) -> None:
     mark, log = uuid.uuid4().hex, tmp_path / "log"
-    environment = os.environ | {MARK: mark, "XDG_STATE_HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = os.environ | {MARK: mark, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-m", "offramp", "serve", str(tiny.folder), "--plan", "stock"]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -219,7 +219,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "COLUMNS": "120",
-        "XDG_STATE_HOME": str(folder / "state"),
     }
     if not INSTALLS:
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"

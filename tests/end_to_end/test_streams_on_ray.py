@@ -34,7 +34,7 @@ from earlyexit.tasks.token import first_token
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
 from tests.end_to_end import by_permits
-from tests.end_to_end.one_ray import DASHBOARD_URL, HERE, URL, OneRay
+from tests.end_to_end.one_ray import HERE, URL, OneRay
 from tests.end_to_end.tiny_service import NEVER_S, tiny_problem
 
 pytestmark = pytest.mark.ray
@@ -334,7 +334,6 @@ async def test_of_a_sequence_that_is_a_probe_controllers_learn_what_ramps_say(on
         state=str(tales.folder / "state.sqlite"),
         period_s=NEVER_S,
         watch_s=0.5,
-        dashboard_url=DASHBOARD_URL,
     )
     served = {"app": "probed", "control": control, "probe_share": 1.0}
     url = one_ray.serve(settings(tales, one_stage, policy=policy, **served))

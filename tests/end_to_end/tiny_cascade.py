@@ -20,7 +20,6 @@ from offramp.commands.chain import chain_models
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.network.chains import Inputs, offline, spread
-from tests.end_to_end.one_ray import DASHBOARD_URL
 from tests.end_to_end.tiny_service import (
     LABELS,
     NEVER_S,
@@ -109,7 +108,6 @@ class TinyCascade:
                 "problem": problem,
                 "policy": self.policy,
                 "period_s": NEVER_S,
-                "dashboard_url": DASHBOARD_URL,
             }
         )
         changes = {"app": "cascade", "plan": self.cascade, "control": control, "probe_share": 0.0}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.choices import TracingSettings
-from deployments.settings import ControlSettings, RepositorySettings, ServeSettings
+from deployments.choices import TracingSettings, VersionSettings
+from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.network.boundary import Split, entering
@@ -29,7 +29,7 @@ from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
 from tests.answers import label_of
-from tests.end_to_end.one_ray import COLLECTOR_PORT, DASHBOARD_URL
+from tests.end_to_end.one_ray import COLLECTOR_PORT
 
 WORDS = ("[UNK]", "pay", "my", "bill", "card", "lost", "when", "is", "the", "rain", "coming", "to", "town")
 LABELS = ("bill", "card", "weather")
@@ -83,7 +83,7 @@ def text_service(tiny: Tiny, **changes: Any) -> ServeSettings:
         max_inputs_per_request=32,
         max_body_bytes=MAX_BODY_BYTES,
         tracing=TracingSettings(endpoint=f"http://127.0.0.1:{COLLECTOR_PORT}", ratio=0.0),
-        repository=RepositorySettings(control="explicit", dashboard_url=DASHBOARD_URL),
+        repository=VersionSettings(control="explicit"),
     ).model_copy(update=changes)
 
 
@@ -96,7 +96,6 @@ def controlled_service(tiny: Tiny) -> ServeSettings:
         period_s=NEVER_S,
         watch_s=0.5,
         starts_at_once=1,
-        dashboard_url=DASHBOARD_URL,
     )
     return text_service(tiny, app="controlled", control=control, probe_share=0.5)
 

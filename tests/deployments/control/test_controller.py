@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from deployments.accelerators import accelerators, first_replicas
 from deployments.controller.description import describe
 from deployments.controller.intake import Interval
 from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow, State, parse_state
 from deployments.controller.settings import check_control, check_own_plan
-from deployments.settings import EmulatedSettings, ServeSettings
+from deployments.settings import EmulatedSettings, ServeSettings, accelerators, first_replicas
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame

@@ -323,7 +323,7 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
     with pytest.raises(KeyboardInterrupt):
         await scene.ticks(1, EASY)
     scene.restart()
-    assert scene.loop._goes_by_ours(scene.loop.state.placed)
+    assert scene.loop.goes_by_ours(scene.loop.state.placed)
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
