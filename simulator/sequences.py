@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Answered, placements_of
+from deployments.ingress.core.calls import Answered, homes_of
 from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
@@ -91,12 +91,12 @@ class GeneratingIngress(SimulatedIngress):
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Pass a call to the replica with its sequences' keys and values; a sequence that lost them starts again."""
         slot = trip.stage.slot
-        placements, replicas = placements_of(slot, trip.inputs), self._slots[slot].of[self.index]
-        if placements.replica is None and not replicas.is_up:
+        homes, replicas = homes_of(trip.inputs), self._slots[slot].of[self.index]
+        if slot not in homes[0].replicas and not replicas.is_up:
             return False
         trip.weight = 0  # sequences are what counts, from their beginning to their end
         try:
-            hosting = replicas.holder(placements, trip.stage.budgets[0].inputs, fills=trip.stage.assignment.fills)
+            hosting = replicas.holder(slot, homes, trip.stage.budgets[0].inputs, fills=trip.stage.assignment.fills)
         except SequenceLostError:
             self.restart(trip)
         else:

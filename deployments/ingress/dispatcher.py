@@ -25,12 +25,12 @@ from deployments.ingress.core.calls import (
     Dropped,
     HungUp,
     SendCall,
-    placements_of,
+    homes_of,
     weigh,
 )
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Settle
-from deployments.ingress.core.routes import KVPlacement, KVPlacements
+from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.link import ReplicaLinks
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
@@ -279,7 +279,7 @@ class Dispatcher(Driver):
 
     def _send(self, call: Call, piece: WirePiece, inputs: Inputs) -> None:
         now_s = self.clock.now_s()
-        placements = None if inputs[0].placement is None else placements_of(call.stage.slot, inputs)
+        homes = homes_of(inputs)
         stage_call = StageCall(
             piece=piece,
             # An input that no request waits for any more has no time left: the stage drops it unrun.
@@ -287,29 +287,27 @@ class Dispatcher(Driver):
             reserve_s=call.reserve_s,
             assignment=call.stage.assignment,
             probe=call.probe,
-            sequences=() if placements is None else placements.numbers,
+            sequences=tuple([home.number for home in homes]),
         )
-        self._tasks[call] = self._begin(self._carry(call, stage_call, inputs, placements))
+        self._tasks[call] = self._begin(self._carry(call, stage_call, inputs, homes))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, context=self._context.copy())
 
-    async def _carry(self, call: Call, stage_call: StageCall, inputs: Inputs, placements: KVPlacements | None) -> None:
+    async def _carry(self, call: Call, stage_call: StageCall, inputs: Inputs, homes: Sequence[KVPlacement]) -> None:
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
         by_id = dict(zip(stage_call.piece.sample_ids, inputs, strict=True))
         weight, batch = weigh(call.stage, stage_call.piece.next_block, inputs)
         take = partial(self._take, call, by_id)
         try:
-            await self._links[call.stage.slot].call(
-                stage_call, weight=weight, batch=batch, take=take, placements=placements
-            )
+            await self._links[call.stage.slot].call(stage_call, weight=weight, batch=batch, take=take, homes=homes)
         except Exception as error:
             left = call.inside()
             logger.warning("%s failed under %d inputs of %s: %r", call.stage.slot, len(left), requests_of(left), error)
         finally:  # also where the call was hung up: the replica may have begun the sequence in the meantime
-            for placement in () if placements is None else placements.each:
-                if placement.is_over:
-                    self.end(placement)
+            for home in homes:
+                if home.is_over:
+                    self.end(home)
         self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
         if call.num_inside:
             self._fail(call)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deployments.ingress.core.routes import KVPlacements, StageReplicas
+from deployments.ingress.core.routes import KVPlacement, StageReplicas
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import (
     Address,
@@ -213,24 +213,25 @@ class LinkTransport(StageReplicas[ReplicaLink]):
         weight: int,
         batch: int,
         take: Callable[[Chunk], None],
-        placements: KVPlacements | None = None,
+        homes: Sequence[KVPlacement] = (),
     ) -> None:
         """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
 
-        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `placements`: for inputs of
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `homes`: for inputs of
         sequences, theirs; sequences that have no replica here get one. Returns when all inputs are settled. Raises
         SequenceLostError for sequences whose replica has gone or hosts another stage, and whatever happens on the way;
         inputs that no part has settled by then may be sent again.
         """
-        while not self.is_up and (placements is None or placements.replica is None):
+        slot, fills = call.assignment.slot, call.assignment.fills
+        while not self.is_up and not (homes and slot in homes[0].replicas):
             if not self.is_planned:  # also of a call that an earlier plan made, and that is sent only now
                 raise ConnectionError("the stage has no replicas, and the plan no longer has it")
             await self.some_up.wait()
-        if placements is not None:
-            holder = self.holder(placements, call.assignment.stage.splits[0].batch, fills=call.assignment.fills)
+        if homes:
+            holder = self.holder(slot, homes, call.assignment.stage.splits[0].batch, fills=fills)
             await holder.replica.call(call, take)
             return
-        hosting = self.take(weight, batch, fills=call.assignment.fills)
+        hosting = self.take(weight, batch, fills=fills)
         try:
             await hosting.replica.call(call, take)
         finally:

@@ -42,7 +42,7 @@ from deployments.wire.messages import (
     Timing,
     assignments_on,
     encode,
-    encode_part,
+    encode_parts,
     from_ingress,
 )
 from earlyexit.clock import Clock
@@ -529,7 +529,8 @@ class _Connection:
         opened = self._calls.get(serial)
         if opened is None:  # forgotten, while the device ran it
             return
-        self._sender.send(encode_part(serial, chunk))
+        for frame in encode_parts(serial, chunk):
+            self._sender.send(frame)
         opened.unsettled -= chunk.num_inputs
         if not opened.unsettled:
             self._close(serial)

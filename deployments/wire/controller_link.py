@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from earlyexit.errors import ControllerUnavailableError
@@ -62,13 +61,8 @@ class Handles:
             return None
 
 
-class ControllerLink:
-    """Looks the controller up at every call: it may have been replaced."""
-
-    def __init__(self, app: str, find: Callable[[str, str], Any] = find_deployment, *, pull_s: float = PULL_S) -> None:
-        self._app = app
-        self._find = find
-        self._pull_s = pull_s
+class ControllerLink(Handles):
+    """Calls the controller of an application."""
 
     async def current(self) -> dict[str, Any] | None:
         """Returns the placed plan in force as a document; None if there is none, or no controller."""
@@ -81,27 +75,26 @@ class ControllerLink:
 
     async def describe(self) -> dict[str, Any]:
         """Returns its description of the plan in force; raises ControllerUnavailableError."""
-        described: dict[str, Any] = await self._ask("describe", ASK_S)
+        described: dict[str, Any] = await self._call("describe")
         return described
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """Returns its plans so far; raises ControllerUnavailableError."""
-        plans: list[dict[str, Any]] = await self._ask("history", ASK_S, limit)
+        plans: list[dict[str, Any]] = await self._call("history", limit)
         return plans
 
     async def _pull(self, method: str) -> Any:
         """Returns what the controller says to a process that starts; None if it does not answer."""
         try:
-            return await self._ask(method, self._pull_s)
+            return await self._call(method, timeout_s=PULL_S)
         except ControllerUnavailableError as error:
             logger.warning("%s; the settings' plan is followed", error)
             return None
 
-    async def _ask(self, method: str, wait_s: float, *arguments: object) -> Any:
+    async def _call(self, method: str, *arguments: object, timeout_s: float = ASK_S) -> Any:
         try:
-            async with asyncio.timeout(wait_s):
-                handle = self._find(CONTROLLER, self._app)
-                return await getattr(handle, method).remote(*arguments)
+            async with asyncio.timeout(timeout_s):
+                return await getattr(await self.of(CONTROLLER), method).remote(*arguments)
         except Exception as error:  # whatever it is: the service does without
             message = f"the controller does not answer: {str(error) or type(error).__name__}"
             raise ControllerUnavailableError(message, retry_after_s=ASK_S) from error

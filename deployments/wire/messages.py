@@ -183,6 +183,14 @@ class Chunk:
         return (*answered, *survivors, *(sample_id for sample_id, _ in self.lost))
 
     @property
+    def apart(self) -> list[Chunk]:
+        """The same as several parts: one per input, but one for all survivors."""
+        names = "seen", "early", "answers", "lost"
+        alone: list[dict[str, Any]] = [{name: (each,)} for name in names for each in getattr(self, name)]
+        alone += [] if self.going_on is None else [{"going_on": self.going_on}]
+        return [Chunk(**part, runs=self.runs) for part in alone]
+
+    @property
     def num_inputs(self) -> int:
         """Number of inputs that this part settles."""
         survivors = 0 if self.going_on is None else len(self.going_on.timings)
@@ -466,41 +474,23 @@ def encode(message: Begin | Forget | End | Host | Part | Refused) -> bytes:
     return _ENCODER.encode(message)
 
 
-def encode_part(serial: int, chunk: Chunk) -> bytes:
-    """A part's bytes. Inputs whose answers or hidden states cannot be sent are lost, each with an ExecutionError.
+def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
+    """The bytes of a part, as one message, or as several where it cannot be sent whole.
 
-    An own task, codec or model may return values that have no encoding, or more than a frame holds.
+    Inputs whose answers or hidden states cannot be sent are lost, each with an ExecutionError: an own task, codec or
+    model may return values that have no encoding, or more than a frame holds.
     """
     try:
-        return _checked(Part(serial, chunk))
+        frame = encode(Part(serial, chunk))
+        if len(frame) > LONGEST:
+            raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
+        return [frame]
     except Exception as error:  # the values come from code that is not ours: any of it may raise
-        logger.warning("a part of a reply cannot be sent whole: %s", _encodable(repr(error)))
-    lost, sendable = [*chunk.lost], dict[str, Any](answers=(), early=(), seen=(), going_on=None)
-    alone = [(name, (each,)) for name in ("answers", "early", "seen") for each in getattr(chunk, name)]
-    for name, given in (*alone, ("going_on", chunk.going_on)):
-        only: dict[str, Any] = {name: given}
-        part = Chunk(**only)
-        try:
-            _checked(Part(serial, part))
-            sendable[name] = given if sendable[name] is None else sendable[name] + given
-        except Exception as error:  # as above
-            lost += [(sample_id, _unsendable(error)) for sample_id in part.settled]
-    try:
-        return _checked(Part(serial, replace(chunk, **sendable, lost=tuple(lost))))
-    except Exception as error:  # each input's part can be sent, but together they are too much
-        lost = [(sample_id, _unsendable(error)) for sample_id in chunk.settled]
-        return encode(Part(serial, Chunk(lost=tuple(lost))))
-
-
-def _checked(part: Part) -> bytes:
-    frame = encode(part)
-    if len(frame) > LONGEST:
-        raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
-    return frame
-
-
-def _unsendable(error: Exception) -> ExecutionError:
-    return ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
+        logger.warning("a part of a reply cannot be sent: %s", _encodable(repr(error)))
+        if len(parts := chunk.apart) > 1:
+            return [frame for part in parts for frame in encode_parts(serial, part)]
+        lost = ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
+        return [encode(Part(serial, Chunk(lost=tuple((sample_id, lost) for sample_id in chunk.settled))))]
 
 
 def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End | Host:

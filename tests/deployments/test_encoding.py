@@ -33,7 +33,7 @@ from deployments.wire.messages import (
     StageCall,
     Timing,
     encode,
-    encode_part,
+    encode_parts,
     from_ingress,
     from_replica,
 )
@@ -296,17 +296,17 @@ UNSENDABLE = {
 def test_an_answer_that_cannot_be_sent_is_lost_alone(value: Any) -> None:
     good = Answer(sample_id="good", value=3, score=0.5, exit=2)
     bad = Answer(sample_id="bad", value=value, score=0.5, exit=2)
-    part = from_replica(encode_part(7, Chunk(answers=((good, TIMING), (bad, TIMING)))))
-    assert isinstance(part, Part)
-    assert (part.serial, part.chunk.answers) == (7, ((good, TIMING),))
-    [(sample_id, error)] = part.chunk.lost
+    whole, rest = map(from_replica, encode_parts(7, Chunk(answers=((good, TIMING), (bad, TIMING)))))
+    assert whole == Part(7, Chunk(answers=((good, TIMING),)))
+    assert isinstance(rest, Part)
+    [(sample_id, error)] = rest.chunk.lost
     assert (sample_id, type(error)) == ("bad", ExecutionError)
     assert str(error).startswith("the model's answer cannot be sent: ")
 
 
 def test_numbers_of_numpy_are_answers_like_others() -> None:
     answer = Answer(sample_id="a", value=cast(Any, np.int64(3)), score=float(np.float32(0.5)), exit=2)
-    part = from_replica(encode_part(7, Chunk(answers=((answer, TIMING),))))
+    [part] = map(from_replica, encode_parts(7, Chunk(answers=((answer, TIMING),))))
     assert isinstance(part, Part)
     assert part.chunk.answers == ((replace(answer, value=3), TIMING),)
 
@@ -316,11 +316,10 @@ def test_survivors_that_a_frame_does_not_hold_are_lost_and_answers_are_not(monke
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
     chunk = Chunk(answers=((answer, TIMING),), going_on=GoingOn(piece=wide, timings=(TIMING, TIMING)))
-    part = from_replica(encode_part(7, chunk))
-    assert isinstance(part, Part)
-    assert part.chunk.answers == ((answer, TIMING),)
-    assert [sample_id for sample_id, _ in part.chunk.lost] == ["a", "b"]
-    assert part.chunk.num_inputs == chunk.num_inputs
+    whole, rest = map(from_replica, encode_parts(7, chunk))
+    assert whole == Part(7, Chunk(answers=((answer, TIMING),)))
+    assert isinstance(rest, Part)
+    assert [sample_id for sample_id, _ in rest.chunk.lost] == ["a", "b"]
 
 
 SAID = [b"", b"a", b"", b"bcd", b"0123456789"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
 from deployments.ingress.core.probes import ExitObservations, Watch
-from deployments.ingress.core.routes import ChainRoute, KVPlacements, StageRoute, weight_of
+from deployments.ingress.core.routes import ChainRoute, KVPlacement, StageRoute, weight_of
 from deployments.wire.messages import BUCKET, COUNTED
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 
@@ -143,9 +143,9 @@ def weigh(stage: StageRoute, block: int, inputs: Inputs) -> tuple[int, int]:
     return weight_of(budget, len(inputs), 0 if budget.tokens is None else sum([each.tokens for each in inputs]))
 
 
-def placements_of(slot: str, inputs: Inputs) -> KVPlacements:
-    """Returns where the sequences of a call to a slot keep their keys and values."""
-    return KVPlacements(slot, [each.placement for each in inputs if each.placement is not None])
+def homes_of(inputs: Inputs) -> list[KVPlacement]:
+    """Returns where the sequences of inputs keep their keys and values; empty where they belong to none."""
+    return [each.placement for each in inputs if each.placement is not None]
 
 
 def picked(inputs: Inputs, answers: Answers, keep: Sequence[bool]) -> tuple[Inputs, Answers]:
@@ -198,6 +198,10 @@ class HungUp(NamedTuple):
 
 Action = SendCall | Answered | Dropped | HungUp
 Actions = list[Action]
+
+
+RETRY_PAUSE_S = 0.05
+"""A replica's death is noticed by all at once; a short pause lets the router learn of it before the next attempt."""
 
 
 class Pause:

@@ -23,6 +23,7 @@ from deployments.ingress.core.calls import (
     DEADLINE,
     HANGING,
     PAUSE,
+    RETRY_PAUSE_S,
     Action,
     Actions,
     Answered,
@@ -38,10 +39,10 @@ from deployments.ingress.core.calls import (
     Timers,
     picked,
 )
+from deployments.ingress.core.generation import Steps
 from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
-from deployments.ingress.core.steps import Steps
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
@@ -57,8 +58,6 @@ def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
 
 SUSPENDED_RETRY_S = 5.0
 """When to come back to a service that has no plan: planning and starting a replica take seconds."""
-RETRY_PAUSE_S = 0.05
-"""A replica's death is noticed by all at once; a short pause lets the router learn of it before the next attempt."""
 HANG_S = 1.0
 """How long a call outlives the last deadline of its inputs."""
 

@@ -57,31 +57,6 @@ class KVPlacement:
         return next(reversed(self.replicas.values()), None)
 
 
-class KVPlacements(NamedTuple):
-    """The placements of a call's sequences at one slot: all have the same replica there, or none yet."""
-
-    slot: str
-    each: Sequence[KVPlacement]
-
-    @property
-    def replica(self) -> str | None:
-        return self.each[0].replicas.get(self.slot)
-
-    @property
-    def avoids(self) -> frozenset[str]:
-        """The replicas to avoid; the same for all sequences of the call that have no replica yet."""
-        return self.each[0].avoids
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple([placement.number for placement in self.each])
-
-    def choose(self, replica: str) -> None:
-        """Have a replica keep the keys and values of all of them from now on."""
-        for placement in self.each:
-            placement.replicas[self.slot] = replica
-
-
 def lost(why: str) -> SequenceLostError:
     """Returns the error of sequences that cannot go on where they were. Their owner begins them anew."""
     return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
@@ -277,28 +252,29 @@ class StageReplicas(Generic[ReplicaT]):
         if hosting.position >= 0:
             self._by_load.put(hosting.position, -weight)
 
-    def holder(self, placements: KVPlacements, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
-        """Returns the replica of a call's sequences; sequences that have none here yet get one, of which there must be.
+    def holder(self, slot: str, homes: Sequence[KVPlacement], batch: int, *, fills: bool) -> Hosting[ReplicaT]:
+        """Returns the replica of a call's sequences at this slot: all have the same one, or none yet and get one.
 
         Raises SequenceLostError where theirs takes no calls any more. A replica that drains finishes the calls that it
         has. To begin a sequence anew elsewhere costs one run over its tokens so far, and to wait until all its
         sequences end would delay its removal.
         """
-        name = placements.replica
+        name = homes[0].replicas.get(slot)
         if name is not None:
             found = self._known.get(name)
             if found is None or found.position < 0:
                 raise lost(f"{name} takes no calls any more")
             return found
-        refused, number = placements.avoids, len(placements.each)
+        refused, number = homes[0].avoids, len(homes)  # the same for all that have no replica yet
         others = [each for each in self._offered if each.replica.name not in refused] if refused else []
         if others:
             found = others[FillFirst([len(each.sequences) for each in others]).best(number, batch, fills=fills)]
         else:
             found = self._offered[self._by_sequences.best(number, batch, fills=fills)]
         self._by_sequences.put(found.position, number)
-        found.sequences.update(placements.numbers)
-        placements.choose(found.replica.name)
+        for home in homes:
+            found.sequences.add(home.number)
+            home.replicas[slot] = found.replica.name
         return found
 
     def leave(self, name: str, sequence: int) -> ReplicaT | None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, placements_of
+from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, homes_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
@@ -238,12 +238,12 @@ class CoreWorld:
         what = letters_of(call.inputs) if crosses else payload or letters_of(call.inputs)
         words = f"send {len(self.calls) - 1}: {what} to {NAMES[call.stage.slot]} for block {block}"
         words += f" of network {network}" if network else ""
-        placements = placements_of(call.stage.slot, call.inputs)
-        if placements.each:
-            words += f" at {placements.replica or 'any'}" + (", probes" if call.probe else "")
+        homes = homes_of(call.inputs)
+        for home in homes[:1]:
+            words += f" at {home.replicas.get(call.stage.slot, 'any')}" + (", probes" if call.probe else "")
             words += "" if rows is None else f", rows {list(rows)}"
-            if placements.replica is None:
-                placements.choose(self.room)
+        for home in homes:
+            home.replicas.setdefault(call.stage.slot, self.room)
         self._say(words)
 
     def _settle(self, inputs: Inputs, outcome: str) -> None:

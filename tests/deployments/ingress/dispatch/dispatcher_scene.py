@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
+from deployments.ingress.core.calls import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
-from deployments.ingress.core.routes import KVPlacements
+from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import Dispatcher, OnHop
 from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, GoingOn, StageCall, Timing
@@ -116,7 +117,7 @@ class ManualStage(LinkTransport):
         weight: int,
         batch: int,
         take: Callable[[Chunk], None],
-        placements: KVPlacements | None = None,
+        homes: Sequence[KVPlacement] = (),
     ) -> None:
         log = StageCallLog(call, weight, batch)
         self.calls.append(log)

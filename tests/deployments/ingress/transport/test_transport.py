@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
 
-from deployments.ingress.core.routes import KVPlacement, KVPlacements
+from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, LinkTransport, ReplicaLink, ReplicaLinks
+from deployments.wire import controller_link
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Chunk
@@ -30,7 +31,7 @@ class Call:
         self,
         transport: LinkTransport,
         sample_ids: str,
-        placements: KVPlacements | None = None,
+        homes: Sequence[KVPlacement] = (),
     ) -> None:
         self.task = asyncio.create_task(
             transport.call(
@@ -38,7 +39,7 @@ class Call:
                 weight=len(sample_ids),
                 batch=BATCH,
                 take=lambda _: None,
-                placements=placements,
+                homes=homes,
             )
         )
 
@@ -90,7 +91,7 @@ class Slot:
     def call_of(self, *homes: KVPlacement) -> Call:
         """Of these sequences an input each."""
         letters = "abcdefgh"[: len(homes)]
-        self._calls.append(Call(self.transport, letters, placements=KVPlacements("slot", homes)))
+        self._calls.append(Call(self.transport, letters, homes=homes))
         return self._calls[-1]
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
@@ -174,7 +175,7 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
     for home, replica in ((z, second), (x, first), (y, first)):
         slot.call_of(home)
         (found := await slot.asked()).answer()
-        assert (home.replicas, found.replica) == ({"slot": replica}, replica)
+        assert (home.replicas, found.replica) == ({FIRST: replica}, replica)
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
 
 
@@ -337,11 +338,9 @@ class Handle:
 
 
 def link_to(reply: Any) -> ControllerLink:
-    def find(name: str, app: str) -> Handle:
-        assert (name, app) == ("controller", "offramp")
-        return Handle(reply)
-
-    return ControllerLink("offramp", find, pull_s=0.01)
+    link = ControllerLink("offramp")
+    link._handles["controller"] = Handle(reply)
+    return link
 
 
 async def test_a_controller_is_asked_by_its_name() -> None:
@@ -352,7 +351,10 @@ async def test_a_controller_is_asked_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("reply", ["never", ConnectionError("died")], ids=["mute", "dead"])
-async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(reply: Any) -> None:
+async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(
+    reply: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_link, "PULL_S", 0.01)
     assert await link_to(reply).current() is None
     assert await link_to(reply).coming() == []
 
