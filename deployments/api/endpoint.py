@@ -29,7 +29,7 @@ from starlette.websockets import WebSocketClose
 from deployments.api.access import Gate
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
-from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler, error_of
+from deployments.api.operations import ENDS_OF_GENERATION, JSON, MODEL, OPERATION_BY_NAME, TRACED, Handler, error_of
 from deployments.api.parsing import EXIT, InferRequest, OpenAiError, Signature, V2Error, V2Reply, packed
 from deployments.ops.tracing.spans import RequestRecord
 from deployments.process_setup import WithoutWords
@@ -162,13 +162,13 @@ class Api:
             return self._backend, await self._backend.infer(asked)
         return await self._backend.versions.answer(asked)
 
-    def check_model(self, name: str, version: str | None) -> None:
+    def check_model(self, model: str, version: str | None = None) -> None:
         """Raises UnknownModelError for a model that is not served here; no `version` means any."""
         card, served = self._backend.card, self._backend.version
-        if name != card.name:
-            raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}", param="model")
+        if model != card.name:
+            raise UnknownModelError(f"unknown model {model!r}; served is {card.name!r}", param="model")
         if (version or served) != served:
-            raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}", param="model")
+            raise UnknownModelError(f"unknown version {version!r} of {model!r}; served is {served!r}", param="model")
 
     async def model_metadata(self) -> dict[str, Any]:
         """Returns the model's metadata, by the names of the protocol."""
@@ -208,7 +208,10 @@ class Gatekeeper:
 
 
 class Endpoint:
-    """The handlers of one path by method: counts and traces requests, and turns errors into JSON."""
+    """The handlers of one path by method: counts and traces requests, and turns errors into JSON.
+
+    Of a path below a model, the model and version that it names must be served here.
+    """
 
     def __init__(
         self, backend: Backend, path: str, handlers: Mapping[str, Handler], tracer: Tracer | None = None
@@ -217,6 +220,7 @@ class Endpoint:
         self._path = path
         self._handlers = handlers
         self._tracer = tracer if path in TRACED else None
+        self._check_model = Api(backend, None).check_model if path.startswith(MODEL) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # of an unknown path: its handshake fails
@@ -244,7 +248,10 @@ class Endpoint:
 
     async def _answer(self, request: Request) -> Response:
         try:
-            return await self._handler(request)(request)
+            handler = self._handler(request)
+            if self._check_model is not None:
+                self._check_model(**request.path_params)
+            return await handler(request)
         except OfframpError as error:
             log_error(logger, request_id(request), error)
             return _error(request, error)

@@ -106,7 +106,6 @@ class Routes:
 
     async def infer(self, request: Request) -> Response:
         """Answers the Open Inference Protocol, with tensors in JSON or in the binary extension."""
-        self._check_model(request)
         body = await self._backend.bodies.read(request)
         infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
         served, answers = await self._answer(request, infer_request)
@@ -123,7 +122,6 @@ class Routes:
         return self._api.answer(asked, names_version="version" in request.path_params)
 
     async def model_metadata(self, request: Request) -> Response:
-        self._check_model(request)
         return json_response(await self._api.model_metadata())
 
     async def server_metadata(self, request: Request) -> Response:
@@ -136,9 +134,7 @@ class Routes:
         is_ready = self._backend.is_ready()
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
-    async def model_ready(self, request: Request) -> Response:
-        self._check_model(request)
-        return await self.ready(request)
+    model_ready = ready
 
     async def stats(self, request: Request) -> Response:
         return json_response(await self._backend.stats())
@@ -163,9 +159,6 @@ class Routes:
 
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(SWAGGER_PAGE)
-
-    def _check_model(self, request: Request) -> None:
-        self._api.check_model(request.path_params["model"], request.path_params.get("version"))
 
 
 SENT = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")

@@ -18,14 +18,14 @@ from earlyexit.clock import Clock
 from earlyexit.errors import OverloadedError, UnknownPathError
 
 PERIOD_S = 1.0
-HEARTBEAT_S = 10.0
-"""Proxies close idle connections; a heartbeat is sent if there is no news."""
+LONGEST_LOOK_S = 10.0
+"""A look at the service that takes longer is trouble, of which viewers are told: proxies close idle connections."""
 MOST_VIEWERS = 16
+RETRY_S = 10.0
 LONGEST_S = 600.0
 """A viewer must reconnect after so long. This bounds what a proxy buffers, and gives new ingresses viewers."""
 STUCK_S = 60.0
 """A viewer that reads nothing for so long is disconnected."""
-BEAT = b": still here\n\n"
 TROUBLE = b'event: trouble\ndata: {"words": "the service cannot be looked at; the log of the ingress says why"}\n\n'
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -47,11 +47,6 @@ class Viewer:
         if self._newest.full():
             self._newest.get_nowait()
         self._newest.put_nowait(event)
-
-    def beat(self) -> None:
-        """Offers a heartbeat if there is no event."""
-        if self._newest.empty():
-            self.offer(BEAT)
 
     def leave(self) -> None:
         """Ends the iteration, and removes the viewer from its feed."""
@@ -79,7 +74,7 @@ class Feed:
     most_viewers: int = MOST_VIEWERS
     longest_s: float = LONGEST_S
     viewers: set[Viewer] = field(default_factory=set, init=False)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
     _newest: bytes | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
@@ -89,13 +84,13 @@ class Feed:
             raise OverloadedError("this ingress ends; another one has the page", retry_after_s=1.0)
         if len(self.viewers) >= self.most_viewers:
             message = f"{self.most_viewers} look at the page of this ingress already"
-            raise OverloadedError(message, retry_after_s=HEARTBEAT_S)
+            raise OverloadedError(message, retry_after_s=RETRY_S)
         viewer = Viewer(self.clock.now_s(), self._gone)
         self.viewers.add(viewer)
         if self._newest is not None:
             viewer.offer(self._newest)
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._keep_producing()), asyncio.create_task(self._keep_beating())]
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_producing())
         return viewer
 
     def close(self) -> None:
@@ -106,10 +101,9 @@ class Feed:
 
     def _gone(self, viewer: Viewer) -> None:
         self.viewers.discard(viewer)
-        if not self.viewers:
-            for task in self._tasks:
-                task.cancel()
-            self._tasks, self._newest = [], None
+        if not self.viewers and self._task is not None:
+            self._task.cancel()
+            self._task = self._newest = None
 
     async def _keep_producing(self) -> None:
         while not self._closed:
@@ -119,7 +113,8 @@ class Feed:
 
     async def _publish(self) -> None:
         try:
-            event = await self.produce()
+            async with asyncio.timeout(LONGEST_LOOK_S):
+                event = await self.produce()
         except Exception:
             logger.exception("the live page has no news")
             event = TROUBLE
@@ -127,16 +122,10 @@ class Feed:
             self.close()
             return
         self._newest = event
-        for viewer in self.viewers:
+        for viewer in list(self.viewers):
             viewer.offer(event)
-
-    async def _keep_beating(self) -> None:
-        while True:
-            await self.sleep(HEARTBEAT_S)
-            for viewer in list(self.viewers):
-                viewer.beat()
-                if self.clock.now_s() - viewer.since_s >= self.longest_s:
-                    viewer.leave()
+            if self.clock.now_s() - viewer.since_s >= self.longest_s:
+                viewer.leave()
 
 
 PAGE = "page.html"

@@ -414,33 +414,21 @@ def _is_row_shape(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 def _elements(tensor: GivenTensor, where: str) -> Elements:
     if not isinstance(tensor.content, list):
         return unpacked(tensor.datatype, tensor.content, where)
-    if tensor.datatype == "BYTES":
-        return _column_strings(tensor.content, tensor.shape, where)
+    is_text = tensor.datatype == "BYTES"
     try:
-        array = as_numbers(tensor.content, tensor.datatype)
+        array = np.array(tensor.content, dtype=object) if is_text else as_numbers(tensor.content, tensor.datatype)
     except ValueError as error:
         raise InputError(f"{where}.data: {error}") from error
-    if array.ndim > 1 and list(array.shape) != list(tensor.shape):
-        raise _nesting(tensor.shape, where)
-    return array.reshape(-1)
-
-
-def _column_strings(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
-    """Returns the strings of JSON, or the bytes of gRPC, without nesting."""
-    nested = [isinstance(each, list) for each in data]
-    if any(nested):
-        widths = {len(each) if isinstance(each, list) else None for each in data}
-        if [len(data), *widths] != list(shape[:2]):
-            raise _nesting(shape, where)
-        return _column_strings([item for each in data for item in each], [len(data) * shape[1], *shape[2:]], where)
-    for index, item in enumerate(data):
+    flat = array.reshape(-1)
+    is_ragged = is_text and any(isinstance(each, list) for each in flat)
+    if is_ragged or (array.ndim > 1 and list(array.shape) != list(tensor.shape)):
+        raise InputError(f"{where}.data: its nesting does not fit the shape {list(tensor.shape)}")
+    if not is_text:
+        return flat
+    for index, item in enumerate(flat):
         if not isinstance(item, str | bytes):
             raise InputError(f"{where}.data.{index}: a string is needed, not {type(item).__name__}")
-    return data
-
-
-def _nesting(shape: Sequence[int], where: str) -> InputError:
-    return InputError(f"{where}.data: its nesting does not fit the shape {list(shape)}")
+    return flat.tolist()
 
 
 def _names(inputs: Sequence[Column]) -> str:

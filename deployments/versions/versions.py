@@ -165,20 +165,17 @@ class IngressLink:
 class OtherVersion:
     """Passes requests on to the ingresses of another version."""
 
-    def __init__(
-        self, facts: VersionFacts, link: IngressLink, default_timeout_s: float, *, grace_s: float = GRACE_S
-    ) -> None:
+    def __init__(self, facts: VersionFacts, link: IngressLink, default_timeout_s: float) -> None:
         self.card: ModelCard = facts.card
         self.task = find_task(facts.card.task)
         self.version = facts.version
         self._link = link
         self._default_timeout_s = default_timeout_s
-        self._grace_s = grace_s
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Raises the errors of the other version, and VersionUnavailableError if it cannot be reached."""
         timeout_s = request.timeout_s or self._default_timeout_s
-        timeout = asyncio.timeout(timeout_s + self._grace_s)
+        timeout = asyncio.timeout(timeout_s + GRACE_S)
         self._link.waiting.add(timeout)
         try:
             async with timeout:
@@ -194,18 +191,6 @@ class OtherVersion:
         if isinstance(answered, OfframpError):
             raise answered
         return answered
-
-
-async def connected(app: str, version: str, link: IngressLink, default_timeout_s: float) -> OtherVersion:
-    """Returns the version that an application serves; raises VersionUnavailableError if no ingress answers."""
-    try:
-        [facts, *_] = await link.facts()
-    except Exception as error:
-        message = f"version {version!r} ({app}) does not answer: {error!r}"
-        raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
-    if facts.version != version:
-        raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_S)
-    return OtherVersion(facts, link, default_timeout_s)
 
 
 VERSIONS_PATH = "/versions/"
@@ -414,12 +399,19 @@ class Versions:
         return await self._connected(await self._find(version), version)
 
     async def _connected(self, app: str, version: str) -> Served:
-        served = await connected(app, version, self._link(app), self.settings.default_timeout_s)
+        link = self._link(app)
+        try:
+            [facts, *_] = await link.facts()
+        except Exception as error:
+            message = f"version {version!r} ({app}) does not answer: {error!r}"
+            raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
+        if facts.version != version:
+            raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_S)
         self._apps[version] = app
-        ours, theirs = _inputs(self.own.card), _inputs(served.card)
+        ours, theirs = _inputs(self.own.card), _inputs(facts.card)
         if ours != theirs:
             raise InputError(f"version {version!r} takes {theirs}, version {self.own.version!r} {ours}")
-        return served
+        return OtherVersion(facts, link, self.settings.default_timeout_s)
 
     async def _find(self, version: str) -> str:
         """Returns the application that serves a version, preferably a running one; raises UnknownModelError."""

@@ -347,7 +347,6 @@ class GenerateRoutes:
         return await self._respond(request, asked, form, source=body.source, streams=bool(body.stream))
 
     async def _generate(self, request: Request, *, streams: bool) -> Response:
-        self._api.check_model(request.path_params["model"], request.path_params.get("version"))
         name = request_id(request)
 
         def read(content: bytes) -> tuple[GenerateBody, GenerateRequest]:

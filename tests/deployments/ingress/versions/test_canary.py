@@ -11,7 +11,7 @@ import pytest
 
 from deployments.api.parsing import Canary
 from deployments.versions.choice import MOST_COMPARED, Traffic, draws, losses_between
-from deployments.versions.versions import LOOK_S, AppStatus, OtherVersion, connected
+from deployments.versions.versions import LOOK_S, AppStatus, OtherVersion
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, Value, values_of
 from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
@@ -293,19 +293,22 @@ async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: 
     assert found == [["1", "2", "3"], ["1"]]
 
 
-async def test_answers_and_errors_are_those_of_the_other_side_which_is_given_up_after_the_timeout() -> None:
+async def test_answers_and_errors_are_those_of_the_other_side_which_is_given_up_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     served = FakeServed(version="2", label=1)
-    version = await connected("two", "2", FakeLink(served=served), default_timeout_s=30.0)
+    [facts] = await FakeLink(served=served).facts()
+    version = OtherVersion(facts, FakeLink(served=served), default_timeout_s=30.0)
     answers = await version.infer(a_request("r-7", "pay", "my bill"))
     assert (version.version, [answer.value for answer in answers], served.asked) == ("2", [1, 1], ["r-7"])
     served.failure = AdmissionError("late", retry_after_s=3.0)
     with pytest.raises(AdmissionError, match="late") as caught:
         await version.infer(a_request())
     assert caught.value.retry_after_s == 3.0
+    monkeypatch.setattr("deployments.versions.versions.GRACE_S", 0.0)
     link = FakeLink(served=served, is_silent=True)
-    [facts] = await link.facts()
     with pytest.raises(DeadlineError, match=r"no answer within 0.01 s"):
-        await OtherVersion(facts, link, default_timeout_s=0.01, grace_s=0.0).infer(a_request())
+        await OtherVersion(facts, link, default_timeout_s=0.01).infer(a_request())
 
 
 @pytest.mark.parametrize(
@@ -316,9 +319,12 @@ async def test_answers_and_errors_are_those_of_the_other_side_which_is_given_up_
         pytest.param(FakeLink(served=FakeServed(version="3")), "two serves version '3' now", id="another"),
     ],
 )
-async def test_an_application_that_is_not_that_version_is_not_connected(link: FakeLink, words: str) -> None:
+async def test_an_application_that_is_not_that_version_is_not_connected(
+    world: World, link: FakeLink, words: str
+) -> None:
+    world.links["two"] = link
     with pytest.raises(VersionUnavailableError, match=words):
-        await connected("two", "2", link, default_timeout_s=30.0)
+        await world.versions._connect("2")
 
 
 def answers(*values: Value) -> list[Answer]:
