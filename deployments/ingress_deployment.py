@@ -80,15 +80,13 @@ class IngressMetrics:
         """Length classes of inputs that waited. The shortest is always there, so that the metric exists at once."""
         self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
         """Requests by route and status; those over gRPC by the status that HTTP has for the same."""
-        self._hops: list[tuple[str, float]] = []
         self.told = Told()
 
-    def hop(self, slot: str, seconds: float) -> None:
-        """Record the time that a part of a reply spent outside its stage."""
-        self._hops.append((slot, seconds))
+    def tell(self, report: IngressReport, counts: IngressCounts, hops: collections.deque[tuple[str, float]]) -> None:
+        """Tell Ray what has come since the last time.
 
-    def tell(self, report: IngressReport, counts: IngressCounts) -> None:
-        """Tell Ray what has come since the last time. `report` and `counts`: those of the ingress's core."""
+        `report` and `counts`: those of the ingress's core; `hops`: the dispatcher's, which are taken.
+        """
         total, level = self.told.total, self.told.level
         for (route, status), number in self.finished.items():
             total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
@@ -99,8 +97,8 @@ class IngressMetrics:
             total("offramp_drops", "Inputs without an answer, by reason", number, reason=reason)
         for slot, number in counts.retries.items():
             total("offramp_retries", "Inputs sent again because a replica failed", number, slot=slot)
-        hops, self._hops = self._hops, []
-        for slot, seconds in hops:
+        while hops:
+            slot, seconds = hops.popleft()
             self._hop_s.observe(seconds, {"slot": slot})
         total("offramp_inputs", "Inputs that arrived, refused ones too", report.arrived)
         total("offramp_answers_in_slo", "Answers inside the SLO; all of them where there is none", report.in_slo)
@@ -199,8 +197,7 @@ class Ingress(RpcMethods):
         self._core = build_core(self._settings, self.card)
         link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._handles, phase=random.random(), link=link)
-        on_hop = self._metrics.hop
-        self._dispatcher = Dispatcher(self._core, self._links, self._clock, on_hop=on_hop, codec=codec)
+        self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec)
         self._everyone = Handles(self._settings.app)
         self._feed = self._build_feed()
         trace = None if self._tracer is None else self._tracer.follow
@@ -287,7 +284,7 @@ class Ingress(RpcMethods):
     async def _keep_telling(self) -> None:
         while True:
             await asyncio.sleep(TELL_S)
-            self._metrics.tell(self._peek(), self._core.counts)
+            self._metrics.tell(self._peek(), self._core.counts, self._dispatcher.hops)
             if self._generation is not None:
                 tell_sequences(self._metrics.told, self._generation.loop)
 

@@ -6,7 +6,7 @@ A process of its own, because Serve cannot be imported where warnings are errors
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
-    ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts)
+    ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque())
     versions, tally = VersionMetrics(), Tally()
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
     tell_sequences(ingress.told, loop)

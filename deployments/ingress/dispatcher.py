@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import logging
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -66,8 +66,8 @@ MISFIT = "the encoded inputs do not fit together"
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-OnHop = Callable[[str, float], None]
-"""Is called with a stage's slot and the seconds that a part of a reply spent outside the stage."""
+MOST_HOPS = 100_000
+"""Hops that are kept until metrics take them, once a second."""
 
 
 class Dispatcher(Driver):
@@ -79,7 +79,6 @@ class Dispatcher(Driver):
         links: ReplicaLinks,
         clock: Clock,
         *,
-        on_hop: OnHop = lambda *_: None,
         later: Later = on_loop,
         codec: Codec[Any] | None = None,
     ) -> None:
@@ -87,7 +86,8 @@ class Dispatcher(Driver):
         super().__init__(core, clock)
         self._links = links
         self._codec = codec if isinstance(codec, ChainCodec) else None
-        self._on_hop = on_hop
+        self.hops: deque[tuple[str, float]] = deque(maxlen=MOST_HOPS)
+        """By a stage's slot, the seconds that parts of replies spent outside the stage."""
         self._later = later
         self._serial = 0
         self._turn_planned = False
@@ -163,7 +163,7 @@ class Dispatcher(Driver):
         """Let replicas forget a sequence that has ended, or that begins anew elsewhere."""
         placement.is_over = True
         for slot, replica in placement.replicas.items():
-            self._links[slot].end(replica, placement.number)
+            self._links.end(slot, replica, placement.number)
 
     def give_up(self, inputs: Inputs, reason: str) -> None:
         """Forget inputs whose caller no longer waits; those without an outcome count as dropped for this reason."""
@@ -300,7 +300,7 @@ class Dispatcher(Driver):
         weight, batch = weigh(call.stage, stage_call.piece.next_block, inputs)
         take = partial(self._take, call, by_id)
         try:
-            await self._links[call.stage.slot].call(stage_call, weight=weight, batch=batch, take=take, homes=homes)
+            await self._links.call(stage_call, weight=weight, batch=batch, take=take, homes=homes)
         except Exception as error:
             left = call.inside()
             logger.warning("%s failed under %d inputs of %s: %r", call.stage.slot, len(left), requests_of(left), error)
@@ -332,10 +332,7 @@ class Dispatcher(Driver):
         self._plan_turn()
         if chunk.timings:
             inside_s = max(timing.queue_s + timing.compute_s for timing in chunk.timings)
-            try:
-                self._on_hop(call.stage.slot, max(0.0, now_s - call.started_s - inside_s))
-            except Exception:  # the reply is taken all the same
-                logger.exception("a hop to %s is not counted", call.stage.slot)
+            self.hops.append((call.stage.slot, max(0.0, now_s - call.started_s - inside_s)))
 
 
 def by_block(

@@ -185,82 +185,17 @@ LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 """Connects to a replica, given its id, its address, and what to call when the connection comes up or goes down."""
 
 
-class LinkTransport(StageReplicas[ReplicaLink]):
-    """Calls the replicas that host one stage: one connection to each, fill-first among those that are up.
-
-    Serve's handles do the same at ten times the cost per part of a reply.
-    """
-
-    def __init__(self, *, phase: float) -> None:
-        """`phase`: see `StageReplicas`."""
-        super().__init__(phase)
-        self.some_up = asyncio.Event()
-        """Set while a replica takes calls; waits for it end, too, when the plan has no stage here any more."""
-        self.is_planned = True
-        """Whether the plan has a stage here."""
-
-    def offer(self, replicas: Iterable[ReplicaLink]) -> None:
-        super().offer(replicas)
-        if self.is_up:
-            self.some_up.set()
-        else:
-            self.some_up.clear()
-
-    async def call(
-        self,
-        call: StageCall,
-        *,
-        weight: int,
-        batch: int,
-        take: Callable[[Chunk], None],
-        homes: Sequence[KVPlacement] = (),
-    ) -> None:
-        """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
-
-        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `homes`: for inputs of
-        sequences, theirs; sequences that have no replica here get one. Returns when all inputs are settled. Raises
-        SequenceLostError for sequences whose replica has gone or hosts another stage, and whatever happens on the way;
-        inputs that no part has settled by then may be sent again.
-        """
-        slot, fills = call.assignment.slot, call.assignment.fills
-        while not self.is_up and not (homes and slot in homes[0].replicas):
-            if not self.is_planned:  # also of a call that an earlier plan made, and that is sent only now
-                raise ConnectionError("the stage has no replicas, and the plan no longer has it")
-            await self.some_up.wait()
-        if homes:
-            holder = self.holder(slot, homes, call.assignment.stage.splits[0].batch, fills=fills)
-            await holder.replica.call(call, take)
-            return
-        hosting = self.take(weight, batch, fills=fills)
-        try:
-            await hosting.replica.call(call, take)
-        finally:
-            self.done(hosting, weight)
-
-    def end(self, replica: str, sequence: int) -> None:
-        """Let a replica, which may be gone, forget a sequence that has ended."""
-        found = self.leave(replica, sequence)
-        if found is not None:
-            found.end((sequence,))
-
-    def fail_waiting(self) -> None:
-        """Fail the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
-        self.is_planned = False
-        if not self.is_up:
-            self.some_up.set()  # wakes those that wait now
-            self.some_up.clear()
-
-
 class ReplicaLinks:
     """An ingress's connections to all replicas, and which stage of the plan each of them hosts.
 
-    A stage's calls go to the replicas that host it (`links[slot]`). A replica that dies or joins, and a new plan, may
-    change what the others host (`PlacedPlan.roles`); each is told at once. Where a type has fewer replicas than stages,
-    some stages have none: their calls wait until one joins, and fail as inputs do at their deadlines.
+    A stage's calls go to the replicas that host it, fill-first among those that are up; Serve's handles do the same at
+    ten times the cost per part of a reply. A replica that dies or joins, and a new plan, may change what the others
+    host (`PlacedPlan.roles`); each is told at once. Where a type has fewer replicas than stages, some stages have none:
+    their calls wait until one joins, and fail as inputs do at their deadlines.
     """
 
     def __init__(self, placed: PlacedPlan, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
-        """`devices`: the accelerator types of which there are replicas. `phase`: see `LinkTransport`.
+        """`devices`: the accelerator types of which there are replicas. `phase`: see `StageReplicas`.
 
         `link` connects to a replica. Raises PlanError for a plan on other types.
         """
@@ -268,11 +203,11 @@ class ReplicaLinks:
         self._link = link
         self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}
         """The connections by accelerator type and replica."""
-        self._slots: dict[str, LinkTransport] = {}
+        self._stages: dict[str, StageReplicas[ReplicaLink]] = {}
+        """By slot, also of earlier plans."""
+        self._changed = asyncio.Event()
+        """Set, and replaced by another one, when stages may have other replicas."""
         self.follow(placed)
-
-    def __getitem__(self, slot: str) -> LinkTransport:
-        return self._slots[slot]
 
     def check(self, placed: PlacedPlan) -> None:
         """Raises PlanError for a plan on accelerator types of which there are no replicas."""
@@ -286,16 +221,60 @@ class ReplicaLinks:
         self._placed = placed
         self._assignments = assignments_of(placed)
         for slot in self._assignments:
-            self._slots.setdefault(slot, LinkTransport(phase=self._phase)).is_planned = True
+            self._stages.setdefault(slot, StageReplicas(self._phase))
         for device in self._links:
             self._share_out(device)
-        for slot in self._slots.keys() - self._assignments.keys():
-            self._slots[slot].fail_waiting()
+
+    def is_up(self, slot: str) -> bool:
+        """Whether a replica takes calls for a stage."""
+        return self._stages[slot].is_up
+
+    def is_planned(self, slot: str) -> bool:
+        """Whether the plan has a stage; an earlier plan may have made a call for it that is sent only now."""
+        return slot in self._assignments
+
+    async def call(
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        take: Callable[[Chunk], None],
+        homes: Sequence[KVPlacement] = (),
+    ) -> None:
+        """Have a batch run by some replica of its stage; `take` gets the parts of its reply as they are ready.
+
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `homes`: for inputs of
+        sequences, theirs; sequences that have no replica here get one. Returns when all inputs are settled. Raises
+        SequenceLostError for sequences whose replica has gone or hosts another stage, and whatever happens on the way;
+        inputs that no part has settled by then may be sent again.
+        """
+        slot, fills = call.assignment.slot, call.assignment.fills
+        stage = self._stages[slot]
+        while not stage.is_up and not (homes and slot in homes[0].replicas):
+            if not self.is_planned(slot):
+                raise ConnectionError("the stage has no replicas, and the plan no longer has it")
+            await self._changed.wait()
+        if homes:
+            holder = stage.holder(slot, homes, call.assignment.stage.splits[0].batch, fills=fills)
+            await holder.replica.call(call, take)
+            return
+        hosting = stage.take(weight, batch, fills=fills)
+        try:
+            await hosting.replica.call(call, take)
+        finally:
+            stage.done(hosting, weight)
+
+    def end(self, slot: str, replica: str, sequence: int) -> None:
+        """Let a replica, which may be gone, forget a sequence that has ended."""
+        found = self._stages[slot].leave(replica, sequence)
+        if found is not None:
+            found.end((sequence,))
 
     async def ready(self) -> None:
         """Returns once every stage of the plan has a replica."""
-        while missing := [slot for slot in self._assignments if not self._slots[slot].is_up]:
-            await self._slots[missing[0]].some_up.wait()
+        while not all(map(self.is_up, self._assignments)):
+            await self._changed.wait()
 
     def connect(self, device: str, board: ReplicaDirectory) -> None:
         """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
@@ -321,6 +300,8 @@ class ReplicaLinks:
         for name, slot in hosts.items():
             if name in up:  # a replica that was told the same before ignores it
                 links[name].host(self._assignments[slot])
-        for slot, transport in self._slots.items():
+        for slot, stage in self._stages.items():
             if slot in needed or slot not in self._assignments:
-                transport.offer([links[name] for name, hosted in hosts.items() if hosted == slot])
+                stage.offer([links[name] for name, hosted in hosts.items() if hosted == slot])
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -7,11 +7,11 @@ import math
 import socket
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from deployments.ingress.link import LinkTransport, ReplicaLinks
+from deployments.ingress.link import ReplicaLinks
 from deployments.replica.host import OpenCall
 from deployments.wire.messages import (
     Address,
@@ -179,19 +179,19 @@ class FakeReplica:
 
 
 class FixedLinks(ReplicaLinks):
-    """Gives every stage the transport that the test has for its slot."""
+    """Passes every call to what the test has for its slot."""
 
-    def __init__(self, transports: Mapping[str, LinkTransport]) -> None:
-        self.transports = transports
+    def __init__(self, stages: Mapping[str, Any]) -> None:
+        self.stages = stages
 
-    def __getitem__(self, slot: str) -> LinkTransport:
-        return self.transports[slot]
+    async def call(self, call: StageCall, **given: Any) -> None:
+        await self.stages[call.assignment.slot].call(call, **given)
 
     def check(self, placed: PlacedPlan) -> None:
         """All plans are on types that there are."""
 
     def follow(self, placed: PlacedPlan) -> None:
-        """The test's transports stay."""
+        """The test's stages stay."""
 
 
 class FakeHost:

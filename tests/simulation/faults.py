@@ -15,7 +15,7 @@ from deployments.ingress.core.calls import Call, Calls, HungUp, Pause
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
 from deployments.ingress.core.routes import lay_out
-from deployments.ingress.link import LinkTransport, ReplicaLink
+from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import Device
 
@@ -136,7 +136,7 @@ def miss_a_break() -> AbstractContextManager[Any]:
 
 def wait_for_a_slot() -> AbstractContextManager[Any]:
     """Calls wait for a replica of a slot that the plan no longer uses."""
-    return patch.object(LinkTransport, "fail_waiting", lambda self: None)
+    return patch.object(ReplicaLinks, "is_planned", lambda self, slot: True)
 
 
 def lose_in_a_change() -> AbstractContextManager[Any]:

@@ -208,6 +208,7 @@ class OpenAiForm(Form):
         self._object = "chat.completion" if self._chats else "text_completion"
         self._id = f"{'chatcmpl' if self._chats else 'cmpl'}-{request_id}"
         self._created_s = created_s
+        self._reports_usage = body.include_usage
         likeliest = body.num_likeliest
         self._probabilities = None if likeliest is None else Probabilities(tokenizer, likeliest)
 
@@ -226,7 +227,7 @@ class OpenAiForm(Form):
         more = {"offramp": self._summary() | self._token_exits(self._rest())}
         last = event(self._chunk({**choice, "logprobs": None}, self.ended, more))
         usage = event(self._head(is_chunk=True) | {"choices": [], "usage": self._usage})
-        return b"".join((last, usage if self._body.include_usage else b"", DONE))
+        return b"".join((last, usage if self._reports_usage else b"", DONE))
 
     def error(self, kind: str, message: str, status: int) -> bytes:
         return event(openai_error(kind, message, status)) + DONE
@@ -255,7 +256,7 @@ class OpenAiForm(Form):
     def _chunk(
         self, choice: Mapping[str, Any], ended: Ended | None = None, more: Mapping[str, Any] = NOTHING
     ) -> dict[str, Any]:
-        usage: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
+        usage: dict[str, Any] = {"usage": None} if self._reports_usage else {}
         choices = [{"index": 0, **choice, "finish_reason": ended}]
         return {**self._head(is_chunk=True), "choices": choices, **usage, **more}
 

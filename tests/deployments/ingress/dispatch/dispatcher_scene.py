@@ -14,8 +14,7 @@ from deployments.ingress.core.calls import RETRY_PAUSE_S
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
-from deployments.ingress.dispatcher import Dispatcher, OnHop
-from deployments.ingress.link import LinkTransport
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.wire.messages import Chunk, GoingOn, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.base import Codec
@@ -102,30 +101,20 @@ def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
     )
 
 
-class ManualStage(LinkTransport):
-    """A transport that keeps the calls it gets, for the test to reply to."""
+class ManualStage:
+    """Keeps the calls that it gets, for the test to reply to."""
 
     def __init__(self) -> None:
-        super().__init__(phase=0.0)
         self.calls: list[StageCallLog] = []
         self.called = asyncio.Event()
 
     async def call(
-        self,
-        call: StageCall,
-        *,
-        weight: int,
-        batch: int,
-        take: Callable[[Chunk], None],
-        homes: Sequence[KVPlacement] = (),
+        self, call: StageCall, *, weight: int, batch: int, take: Callable[[Chunk], None], homes: Sequence[KVPlacement]
     ) -> None:
         log = StageCallLog(call, weight, batch)
         self.calls.append(log)
         self.called.set()
         await log.reply(take)
-
-    def fail_waiting(self) -> None:
-        """No call waits here for a replica."""
 
     @property
     def names(self) -> list[str]:
@@ -169,9 +158,6 @@ class Scene:
     shape: StreamShape | None = None
     probe_share: float = 1.0
     clock: ManualClock = field(default_factory=ManualClock)
-    hops: list[tuple[str, float]] = field(default_factory=list)
-    on_hop: OnHop | None = None
-    """Instead of writing hops down."""
     stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
     outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
 
@@ -186,10 +172,7 @@ class Scene:
         )
         links = FixedLinks(dict(zip(SLOTS, self.stages, strict=True)))
         self.core = IngressCore("i", PlacedPlan(plan=self.plan), rules, random.Random(0))
-        on_hop = self.on_hop or (lambda *hop: self.hops.append(hop))
-        self.dispatcher = Dispatcher(
-            self.core, links, self.clock, on_hop=on_hop, later=after_no_pause, codec=self.chain_codec
-        )
+        self.dispatcher = Dispatcher(self.core, links, self.clock, later=after_no_pause, codec=self.chain_codec)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""

@@ -55,7 +55,8 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     scene.clock.advance(1.0)
     call.send_on("b", next_block=2)
     await turns()
-    assert scene.hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
+    hops = [*scene.dispatcher.hops]
+    assert hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
 
 
 async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_left() -> None:
@@ -77,10 +78,6 @@ async def test_a_plan_of_the_same_epoch_may_avoid_other_replicas() -> None:
 
 
 # Failures
-
-
-def broken(slot: str, seconds: float) -> None:
-    raise ValueError("no metrics")
 
 
 class Timers:
@@ -116,23 +113,6 @@ async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pyte
     await turns()
     assert (scene.answered, scene.errors, scene.core.num_unanswered) == ("a", [("b", "execution")], 0)
     assert "an input of request-1 has an outcome that its caller cannot take" in caplog.text
-
-
-async def test_metrics_that_fail_keep_no_outcome_from_its_owner_and_no_input_from_its_retry() -> None:
-    scene = Scene(on_hop=broken)
-    call = await scene.sent("abc")
-    call.say(Chunk(answers=call._answers("a", 1), lost=((call.id_of("b"), ExecutionError("the model failed on it")),)))
-    await turns()
-    assert (scene.answered, scene.errors) == ("a", [("b", "execution")])
-    call.fail()
-    await turns()
-    assert scene.stages[0].names == ["abc", "c"]
-    scene.stages[0].calls[1].send_on("c", next_block=2)
-    await turns()
-    assert scene.stages[1].names == ["c"]  # neither was the hop's metric the call's failure
-    scene.stages[1].calls[0].answer("c", exit_block=3)
-    await turns()
-    assert (scene.answered, scene.core.num_unanswered) == ("ac", 0)
 
 
 async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing() -> None:

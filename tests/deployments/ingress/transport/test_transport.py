@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.routes import KVPlacement
-from deployments.ingress.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, LinkTransport, ReplicaLink, ReplicaLinks
+from deployments.ingress.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
 from deployments.wire import controller_link
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import ReplicaDirectory
@@ -29,12 +29,12 @@ class Call:
 
     def __init__(
         self,
-        transport: LinkTransport,
+        links: ReplicaLinks,
         sample_ids: str,
         homes: Sequence[KVPlacement] = (),
     ) -> None:
         self.task = asyncio.create_task(
-            transport.call(
+            links.call(
                 call_of(sample_ids),
                 weight=len(sample_ids),
                 batch=BATCH,
@@ -57,7 +57,6 @@ class Slot:
         self.board = ReplicaDirectory()
         self.links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
         self.links.connect("cpu", self.board)
-        self.transport = self.links[FIRST]
         self.replicas: dict[str, FakeReplica] = {}
         self._asked: asyncio.Queue[Asked] = asyncio.Queue()
         self._calls: list[Call] = []
@@ -85,13 +84,13 @@ class Slot:
         self.links.follow(placed(*replicas))
 
     def call(self, sample_ids: str) -> Call:
-        self._calls.append(Call(self.transport, sample_ids))
+        self._calls.append(Call(self.links, sample_ids))
         return self._calls[-1]
 
     def call_of(self, *homes: KVPlacement) -> Call:
         """Of these sequences an input each."""
         letters = "abcdefgh"[: len(homes)]
-        self._calls.append(Call(self.transport, letters, homes=homes))
+        self._calls.append(Call(self.links, letters, homes=homes))
         return self._calls[-1]
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
