@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from cluster.emulated import PacedRunner
 from deployments.replica.build import policy_for, warm_up
@@ -338,14 +338,17 @@ class Sender:
     """
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
-        """`transport`: of an open connection; it sends nothing itself."""
+        """`transport`: of an open connection, to which nothing else is written."""
+        self._transport = cast(asyncio.Transport, transport)
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
         self._loop = loop
         self._lock = threading.Lock()
-        self._backlog = bytearray()
+        self._num_left = 0
+        """Frames whose rest the event loop is to write."""
+        self._is_direct = True
+        """Whether nothing is left to write, so that the next frame goes to the socket at once."""
         self._is_closed = False
-        self._when_sent: Callable[[], None] | None = None
 
     def send(self, frame: bytes) -> None:
         """Send a frame; does nothing once the connection has ended."""
@@ -353,31 +356,19 @@ class Sender:
             if self._is_closed:
                 return
             parts = len(frame).to_bytes(LENGTH_BYTES, "big"), frame
-            if self._backlog:  # the event loop is at it
-                self._backlog += b"".join(parts)
-                return
-            sent = self._sent_of(parts)
+            sent = self._sent_of(parts) if self._is_direct else 0
             if sent < LENGTH_BYTES + len(frame):
-                self._backlog += b"".join(parts)
-                del self._backlog[:sent]
-                self._loop.call_soon_threadsafe(self._watch)
-
-    def when_sent(self, then: Callable[[], None]) -> None:
-        """Call this once everything is sent; on the event loop."""
-        with self._lock:
-            if self._backlog:
-                self._when_sent = then
-                return
-        then()
+                self._is_direct = False
+                self._num_left += 1
+                self._loop.call_soon_threadsafe(self._write, b"".join(parts)[sent:])
 
     def close(self) -> None:
         """Note that the connection has ended; on the event loop."""
         with self._lock:
             self._is_closed = True
-            self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
 
-    def _sent_of(self, parts: Sequence[bytes | bytearray]) -> int:
+    def _sent_of(self, parts: Sequence[bytes]) -> int:
         """Sends what the socket takes now; returns the number of bytes."""
         try:
             return self._socket.sendmsg(parts)
@@ -386,19 +377,12 @@ class Sender:
         except OSError:  # the connection is gone, which the event loop is told too: it ends the calls
             return sum(map(len, parts))
 
-    def _watch(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._loop.add_writer(self._socket.fileno(), self._go_on)
-
-    def _go_on(self) -> None:
-        with self._lock:
-            del self._backlog[: self._sent_of([self._backlog])]
-            if self._backlog:
-                return
-            self._loop.remove_writer(self._socket.fileno())
-        if self._when_sent is not None:
-            self._when_sent()
+    def _write(self, rest: bytes) -> None:
+        if not self._is_closed:
+            self._transport.write(rest)
+            with self._lock:
+                self._num_left -= 1
+                self._is_direct = not self._num_left and not self._transport.get_write_buffer_size()
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -445,7 +429,7 @@ class CallServer:
         self.count(0)
         await self._idle.wait()
         for connection in tuple(self.connections):
-            connection.finish()
+            connection.frames.close()  # once everything is sent
 
     def count(self, calls: int) -> None:
         """Note that so many more (or fewer) calls are open; from any thread."""
@@ -476,10 +460,6 @@ class _Connection:
         if len(self._server.unknown) > MOST_UNKNOWN:
             logger.warning("a connection was closed: %d others have not sent this replica's word", MOST_UNKNOWN)
             self.frames.abort()
-
-    def finish(self) -> None:
-        """End the connection when everything is sent."""
-        self._sender.when_sent(self.frames.close)
 
     def _hear_word(self, frame: memoryview) -> None:
         if self._is_known:

@@ -122,9 +122,6 @@ class VirtualSender:
     def send(self, frame: bytes) -> None:
         self._transport.writelines((len(frame).to_bytes(4, "big"), frame))
 
-    def when_sent(self, then: Callable[[], None]) -> None:
-        then()
-
     def close(self) -> None:
         """The connection has ended."""
 
