@@ -28,7 +28,7 @@ from optimizer.evaluate import Evaluation, evaluate, promised, sought, violation
 from optimizer.live.changeover import num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
-from optimizer.live.stragglers import ReplicaTimes, Rest, Run, Straggler, avoided_by, find
+from optimizer.live.stragglers import ReplicaTimes, Rest, Straggler, avoided_by, find
 from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
 from optimizer.live.tuning.base import Tuned
 from optimizer.placement import PlacedPlan, shares
@@ -518,41 +518,44 @@ def _strict(coverage: float, looks: float) -> float:
 
 def _stragglers(view: View) -> tuple[Straggler, ...]:
     """Replicas slower than their peers, by the problem that the plan in force was weighed on."""
-    problem = view.problem
-    share_N = nested_reach(problem)(view.state.placed.plan.ramps)
-
-    def expected(device: str, split: Split, size: float) -> float:
-        return split_seconds(problem.latency[device], problem.ramps, split, share_N, size)
-
-    times = [_times(each, view.replicas, problem) for each in view.seen.replicas if each.device in problem.latency]
-    resting = avoided_by(view.state.resting)
-    return find(times, expected, view.settings.straggler_ratio, resting=frozenset(resting))
+    known = [each for each in view.seen.replicas if each.device in view.problem.latency]
+    share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
+    times = [_times(each, view.replicas, view.problem, share_N) for each in known]
+    return find(times, view.settings.straggler_ratio, resting=frozenset(avoided_by(view.state.resting)))
 
 
-def _times(report: ReplicaReport, intake: ReplicaIntake, problem: PlanProblem) -> ReplicaTimes:
+def _times(
+    report: ReplicaReport, intake: ReplicaIntake, problem: PlanProblem, share_N: Sequence[float]
+) -> ReplicaTimes:
     """Where inputs have lengths, a batch counts as so many of the profile's inputs as hold its tokens.
 
     Ramps that the problem does not have take no time: probes run every ramp of the model. A batch is left out if
     another one ran beside it, because it took longer for a reason that is not the replica's.
     """
-    length = None if problem.lengths is None else problem.latency[report.device].length
-    runs = tuple(
-        Run(
-            split=Split(
-                first=each.first,
-                end=each.end,
-                batch=each.size,
-                ramps=tuple(ramp for ramp in each.ramps if ramp in problem.ramps),
-                after_answer=each.after_answer,
-            ),
-            size=each.size if length is None else each.tokens / each.batches / length,
-            batches=each.batches,
-            seconds=each.seconds,
+    table, batches, seconds, expected_s = problem.latency[report.device], 0, 0.0, 0.0
+    for each in intake.since_mark(report):
+        if each.shared:
+            continue
+        split = Split(
+            first=each.first,
+            end=each.end,
+            batch=each.size,
+            ramps=tuple(ramp for ramp in each.ramps if ramp in problem.ramps),
+            after_answer=each.after_answer,
         )
-        for each in intake.since_mark(report)
-        if not each.shared
+        by_tokens = problem.lengths is not None and table.length is not None
+        size = each.tokens / each.batches / table.length if by_tokens else each.size
+        batches += each.batches
+        seconds += each.seconds
+        expected_s += each.batches * split_seconds(table, problem.ramps, split, share_N, size)
+    return ReplicaTimes(
+        replica=report.replica,
+        slot=report.slot,
+        device=report.device,
+        batches=batches,
+        seconds=seconds,
+        expected_s=expected_s,
     )
-    return ReplicaTimes(replica=report.replica, slot=report.slot, device=report.device, runs=runs)
 
 
 def delivered(intervals: Sequence[Interval]) -> Delivered | None:

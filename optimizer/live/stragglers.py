@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-
-from earlyexit.network.boundary import Split
 
 LEAST_BATCHES = 10
 """Of fewer, one pause of the machine makes a straggler."""
@@ -18,21 +16,6 @@ MOST_SHARE = 1 / 3
 """Of an accelerator type; where more are slow, it is not they that stand out."""
 ROUNDING = 1e-9
 
-ExpectedSeconds = Callable[[str, Split, float], float]
-"""From accelerator type, split and batch size to the seconds that one batch should take."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Batches of one split and one size, or of one size on average."""
-
-    split: Split
-    """Its batch size is of no importance here."""
-    size: float
-    """Inputs, as the profile has them."""
-    batches: int
-    seconds: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTimes:
@@ -41,7 +24,10 @@ class ReplicaTimes:
     replica: str
     slot: str
     device: str
-    runs: tuple[Run, ...]
+    batches: int
+    seconds: float
+    expected_s: float
+    """Seconds that its batches should take by the profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +42,7 @@ class Straggler:
     words: str
 
 
-def find(
-    times: Sequence[ReplicaTimes],
-    expected: ExpectedSeconds,
-    ratio: float,
-    *,
-    resting: Collection[str] = (),
-) -> tuple[Straggler, ...]:
+def find(times: Sequence[ReplicaTimes], ratio: float, *, resting: Collection[str] = ()) -> tuple[Straggler, ...]:
     """Returns new stragglers, the ones furthest behind their peers first; `times` names resting replicas too.
 
     A replica's ratio is seconds taken over seconds expected, so that peers may have run other batches. A straggler is
@@ -72,7 +52,9 @@ def find(
     such mate. No more than `MOST_SHARE` of a type rests at once.
     """
     ratios = {
-        each: taken for each in times if each.replica not in resting and (taken := _ratio(each, expected)) is not None
+        each: each.seconds / each.expected_s
+        for each in times
+        if each.replica not in resting and each.batches >= LEAST_BATCHES and each.expected_s > 0
     }
     judged = (_straggler(each, ratios, ratio) for each in ratios)
     behind = sorted((each for each in judged if each is not None), key=lambda each: each.behind, reverse=True)
@@ -84,14 +66,6 @@ def find(
             at_rest[each.device] += 1
             found.append(each)
     return tuple(found)
-
-
-def _ratio(times: ReplicaTimes, expected: ExpectedSeconds) -> float | None:
-    """Seconds taken over seconds expected; None where too little was run to tell."""
-    expected_s = sum(run.batches * expected(times.device, run.split, run.size) for run in times.runs)
-    if sum(run.batches for run in times.runs) < LEAST_BATCHES or expected_s <= 0:
-        return None
-    return sum(run.seconds for run in times.runs) / expected_s
 
 
 def _straggler(one: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], ratio: float) -> Straggler | None:

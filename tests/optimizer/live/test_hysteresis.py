@@ -13,7 +13,7 @@ from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.live.hysteresis import Weighed, weigh
-from optimizer.live.stragglers import ReplicaTimes, Run, find
+from optimizer.live.stragglers import ReplicaTimes, find
 from optimizer.live.trial import Blame, Delivered, Judgement, Trial, is_blamed, judge
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
@@ -223,17 +223,12 @@ def test_a_clearly_changed_problem_lifts_the_blame(now: PlanProblem, another: bo
     assert is_blamed(BLAMED, FAILED, now) is not another
 
 
-SPLIT = Split(first=0, end=1, batch=4)
-
-
-def one_second(device: str, split: Split, size: float) -> float:
-    return 1.0
-
-
 def ran(replica: str, slot: str, seconds: float, *, batches: int = 10, device: str = "T4") -> ReplicaTimes:
-    """So many seconds per batch."""
-    run = Run(split=SPLIT, size=4, batches=batches, seconds=seconds * batches)
-    return ReplicaTimes(replica=replica, slot=slot, device=device, runs=(run,))
+    """So many seconds per batch, of which the profile has one second each."""
+    taken_s, expected_s = seconds * batches, 1.0 * batches
+    return ReplicaTimes(
+        replica=replica, slot=slot, device=device, batches=batches, seconds=taken_s, expected_s=expected_s
+    )
 
 
 def slots(**seconds: list[float]) -> list[ReplicaTimes]:
@@ -242,12 +237,12 @@ def slots(**seconds: list[float]) -> list[ReplicaTimes]:
 
 
 def names(times: list[ReplicaTimes], *, resting: Collection[str] = ()) -> list[str]:
-    found = find(times, one_second, 1.5, resting=resting)
+    found = find(times, 1.5, resting=resting)
     return [each.replica for each in found]
 
 
 def test_one_of_three_is_slow_and_no_more_than_a_third_rests() -> None:
-    (straggler,) = find(slots(a=[1.0, 1.1, 1.8]), one_second, 1.5)
+    (straggler,) = find(slots(a=[1.0, 1.1, 1.8]), 1.5)
     assert (straggler.replica, straggler.slot, straggler.device) == ("a2", "a", "T4")
     assert straggler.words == "a2 takes 1.71 times as long as its 2 peers (1.80 against 1.05 times the profile)"
     assert names(slots(a=[1.0, 1.0, 1.0, 2.0, 3.0])) == ["a4"]
@@ -265,10 +260,5 @@ def test_peers_are_those_of_the_slot_or_the_type_whatever_batches_they_ran() -> 
     assert names(slots(a=[2.0] * 4, b=[1.0, 2.0])) == []  # the other is quick
     assert names(slots(a=[1.0, 1.0, 1.0], b=[2.0])) == ["b0"]
     assert names([*slots(a=[1.0, 1.0, 1.0]), ran("b0", "b", 9.0, device="V100")]) == []
-
-    def by_size(device: str, split: Split, size: float) -> float:
-        return size / 4
-
-    small = Run(split=SPLIT, size=2, batches=20, seconds=20 * 0.5)
-    times = [*slots(a=[1.0, 1.0]), ReplicaTimes(replica="a2", slot="a", device="T4", runs=(small,))]
-    assert find(times, by_size, 1.5) == ()
+    small = replace(ran("a2", "a", 0.5, batches=20), expected_s=20 * 0.5)
+    assert find([*slots(a=[1.0, 1.0]), small], 1.5) == ()
