@@ -14,7 +14,7 @@ from earlyexit.data.source_file import Source, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
-from optimizer.generation_file import generation_document, with_generation, with_slo_of_tokens
+from optimizer.generation_file import generation_document, with_generation
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
 from optimizer.models_file import as_chain
@@ -159,7 +159,6 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     """Field by field: the problem's own checks run after each, and speak at its line."""
     source = as_chain(source, folder)
     refuse_unknown_fields(source, ProblemDocument)
-    source = with_slo_of_tokens(source)
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
         problem = _blank(document)
@@ -176,7 +175,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     problem = replace(
         problem,
         link=Link(**document.link.model_dump()),
-        slo=Slo(**document.slo.model_dump()),
+        slo=_slo(document, source),
         objective=objective,
         budget_usd_per_hour=None if document.budget is None else document.budget.usd_per_hour,
     )
@@ -193,7 +192,8 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     with source.said_at(("order",)):
         order = order_of(document.order)
     problem = _with_lengths(problem, document, recorded, source, folder)
-    problem = with_generation(problem, source, folder)
+    if document.generation is not None:
+        problem = with_generation(problem, document.generation, source, folder)
     with source.said_at(("most_chains",)):
         one_only = problem.networks or problem.generation or isinstance(problem.objective, MinimizeLatency)
         if one_only and document.most_chains > 1:
@@ -252,6 +252,19 @@ def _blank(document: ProblemDocument) -> PlanProblem:
         slo=Slo(latency_s=1.0),
         objective=MaximizeRate(),
     )
+
+
+def _slo(document: ProblemDocument, source: Source) -> Slo:
+    """The SLO of an input; of a sequence's step, the time per token."""
+    generation, slo = document.generation, document.slo
+    with source.said_at(("slo",)):
+        if generation is None:
+            if slo is None:
+                raise PlanError("slo: Field required")
+            return Slo(**slo.model_dump())
+        if slo is not None:
+            raise PlanError("slo: generation says it, as tpot_s and slack; leave one of the two out")
+        return Slo(latency_s=generation.tpot_s, slack=generation.slack)
 
 
 def _bytes_per_sample(document: ProblemDocument) -> tuple[float, ...]:

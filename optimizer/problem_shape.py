@@ -11,8 +11,10 @@ from pydantic import Discriminator, Field, Tag
 from cluster.inventory_file import MAX_COUNT as MAX_COUNT
 from earlyexit.data.source_file import Source, StrictDocument, fields_of
 from earlyexit.errors import DataError
+from earlyexit.sequences.sequence import PAGE_TOKENS
 from optimizer.plan_file import MOST_CHAINS, OrderDetails, OrderDocument, RampKey
 from optimizer.problem import ANY_LATENCY_S, IN_TIME, LEAST_BLOCK_S
+from profiles.lengths import MOST_TOKENS
 
 MAX_BLOCKS = 10_000
 """Far above any model: what a file asks for is refused before memory is."""
@@ -216,6 +218,44 @@ LengthsDocument = Annotated[
 """How many tokens inputs have."""
 
 
+class KvDocument(StrictDocument):
+    """Memory for keys and values."""
+
+    bytes_per_token: float = Field(gt=0, le=1e18)
+    """Of all blocks: 2 x blocks x key/value heads x head size x bytes of a number."""
+    memory_bytes: dict[str, float] = Field(min_length=1)
+    """Of one accelerator, by type, for weights and for keys and values."""
+    weights_bytes: NumBytes = 0.0
+    """Of the whole model."""
+    page_tokens: int = Field(default=PAGE_TOKENS, ge=1, le=MOST_TOKENS)
+    reserved_tokens: float | None = Field(default=None, gt=0, le=MOST_TOKENS)
+    """For a sequence, on average: prompt and most answer. None: prompt and answer."""
+
+
+class GenerationDocument(StrictDocument):
+    """Sequences of a service."""
+
+    prompt_tokens: LengthsDocument | None = None
+    output_tokens: LengthsDocument | None = None
+    lengths: str | None = None
+    """In the place of both: a table of recorded sequences."""
+    tpot_s: float = Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
+    """Within which each token after the first is promised: the SLO of a step."""
+    ttft_s: float | None = Field(default=None, ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
+    """Within which the first is."""
+    slack: float = Field(default=0.2, ge=0, lt=1)
+    """Of both, the share that is kept in hand."""
+    fill: str = "compute"
+    copy_share: float = Field(default=1.0, ge=0, le=1)
+    chunk: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    prefill: dict[str, LatencyDocument] | None = None
+    """Of batches of prompts; None: a prompt takes what as many steps take at once."""
+    regroup_s: Seconds = 0.0
+    late_head: bool = False
+    most_running: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    kv: KvDocument | None = None
+
+
 class SurvivalOfDocument(StrictDocument):
     """Survival of plans that use some of a chain's networks."""
 
@@ -236,7 +276,8 @@ class ProblemDocument(StrictDocument):
     devices: dict[str, SupplyDocument] = Field(min_length=1)
     link: LinkDocument
     bytes_per_sample: BytesDocument
-    slo: SloDocument
+    slo: SloDocument | None = None
+    """None: `generation` says it."""
     objective: ObjectiveDocument
     budget: BudgetDocument | None = None
     most_chains: int = Field(1, ge=1, le=MOST_CHAINS)
@@ -250,8 +291,8 @@ class ProblemDocument(StrictDocument):
     """Per block, the mean length of inputs that reach it over that of all; None: the records', or alike."""
     models: None = None
     """In the place of blocks, ramps, latency and bytes_per_sample: networks of a chain (`optimizer.models_file`)."""
-    generation: Any = None
-    """Of decoders: sequences, whose steps the inputs are (`optimizer.generation_file`)."""
+    generation: GenerationDocument | None = None
+    """Of decoders: sequences, whose steps the inputs are."""
     networks: list[int] = Field(default_factory=list)
     """Of a chain: one past the last block of every network."""
     survival_of: list[SurvivalOfDocument] = Field(default_factory=list)
