@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,43 +31,33 @@ from optimizer.survival_file import (
 from optimizer.tokens import in_tokens
 from profiles.table import LatencyTable
 
-if TYPE_CHECKING:
-    from profiles.records import ExitRecords
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFile:
     """A plan problem, and what its file says beside it."""
 
     problem: PlanProblem
-    records: ExitRecords | None = None
-    """Where survival was taken from them: what plans can be scored on again."""
-    alone: ExitRecords | None = None
-    """Of a chain's records that hold only where all networks are used: the same inputs where some are left out."""
-    thresholds: Mapping[int, float] | None = None
-    """Of every ramp of the problem, with the records."""
+    recorded: Recorded | None = None
+    """What survival was taken from: plans can be scored on it again. None where survival is written out."""
     order: OrderSpec = DEFAULT
     """Of the inputs that wait. The planner does not choose it."""
-    calibration: Path | None = None
-    """Its file, where it is one of a model's folder."""
 
     @property
     def prune(self) -> dict[int, float]:
         """By which alphas words were pruned of what was recorded, by end ramp."""
-        if self.records is None:
+        if self.recorded is None:
             return {}
         from profiles.networks import prune_of
 
-        return prune_of(self.records)
+        return prune_of(self.recorded.records)
 
     def policy(self, ramps: tuple[int, ...]) -> PolicySpec | None:
         """The exit policy of the records, for these ramps; None where the file names no records."""
-        if self.records is None or self.thresholds is None:
+        if self.recorded is None:
             return None
         from profiles.networks import decay_of, weights_of
 
-        thresholds = {ramp: self.thresholds[ramp] for ramp in ramps}
-        records = self.records
+        records, thresholds = self.recorded.records, {ramp: self.recorded.thresholds[ramp] for ramp in ramps}
         return policy_of_score(records.score, thresholds, records.confidences, weights_of(records), decay_of(records))
 
 
@@ -203,18 +192,9 @@ def _build(source: Source, folder: Path) -> ProblemFile:
                 "there only 1 is allowed"
             )
         problem = replace(problem, most_chains=document.most_chains)
-    if recorded is None:
-        return ProblemFile(problem=problem, order=order)
-    if problem.batches is None and problem.lengths is None and problem.generation is None:
+    if recorded is not None and problem.batches is None and problem.lengths is None and problem.generation is None:
         problem = with_recorded_batches(problem, recorded.records, recorded.thresholds)
-    return ProblemFile(
-        problem=problem,
-        order=order,
-        records=recorded.records,
-        alone=recorded.alone,
-        thresholds=recorded.thresholds,
-        calibration=recorded.calibration,
-    )
+    return ProblemFile(problem=problem, recorded=recorded, order=order)
 
 
 def _with_lengths(

@@ -28,11 +28,14 @@ class Recorded:
     """Exit records that survival follows from."""
 
     records: ExitRecords
-    thresholds: dict[int, float]
+    thresholds: Mapping[int, float]
     """Of every ramp of the problem."""
-    alone: ExitRecords | None
-    """Where the records hold only if no network is left out: the same inputs if some are."""
-    calibration: Path | None
+    alone: ExitRecords | None = None
+    """Where the records hold only if no network is left out: the same inputs if some are.
+
+    For an ensemble they are without mixing, for pruned texts they are the whole texts.
+    """
+    calibration: Path | None = None
     """The calibration's file, where the problem's file names a model's folder alone."""
 
 

@@ -518,22 +518,20 @@ def _strict(coverage: float, looks: float) -> float:
 
 def _stragglers(view: View) -> tuple[Straggler, ...]:
     """Replicas slower than their peers, by the problem that the plan in force was weighed on."""
-    known = [each for each in view.seen.replicas if each.device in view.problem.latency]
     share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
-    times = [_times(each, view.replicas, view.problem, share_N) for each in known]
+    times = [_times(each, view, share_N) for each in view.seen.replicas if each.device in view.problem.latency]
     return find(times, view.settings.straggler_ratio, resting=frozenset(avoided_by(view.state.resting)))
 
 
-def _times(
-    report: ReplicaReport, intake: ReplicaIntake, problem: PlanProblem, share_N: Sequence[float]
-) -> ReplicaTimes:
+def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> ReplicaTimes:
     """Where inputs have lengths, a batch counts as so many of the profile's inputs as hold its tokens.
 
     Ramps that the problem does not have take no time: probes run every ramp of the model. A batch is left out if
     another one ran beside it, because it took longer for a reason that is not the replica's.
     """
-    table, batches, seconds, expected_s = problem.latency[report.device], 0, 0.0, 0.0
-    for each in intake.since_mark(report):
+    problem, batches, seconds, expected_s = view.problem, 0, 0.0, 0.0
+    table = problem.latency[report.device]
+    for each in view.replicas.since_mark(report):
         if each.shared:
             continue
         split = Split(

@@ -29,6 +29,7 @@ from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile
+from optimizer.survival_file import Recorded
 from optimizer.what_if import with_batch_limit
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
@@ -257,7 +258,8 @@ def plan_for(
     """Returns the strategy's plan, of good plans the one that the records prefer; raises PlanError if there is none."""
     thresholds = None if policy is None else policy.thresholds
     assert not isinstance(thresholds, float), "a service's policy has a threshold for each ramp"
-    file = ProblemFile(problem=problem, records=records, thresholds=thresholds)
+    recorded = None if records is None or thresholds is None else Recorded(records=records, thresholds=thresholds)
+    file = ProblemFile(problem=problem, recorded=recorded)
     found = answer(file, strategy, solve, compared=())
     if isinstance(found, NoPlanAnswer):
         raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {found.decision.binding}")

@@ -90,7 +90,7 @@ def answer(
         planned=decision,
         comparisons=compare(problem, decisions),
         rescoring=rescoring,
-        calibration=file.calibration,
+        calibration=None if file.recorded is None else file.recorded.calibration,
     )
 
 
@@ -211,10 +211,11 @@ def what_if_document(
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
     from optimizer.rescore import by_networks, joint_reach, reach_of, rescore
 
-    if file.records is not None and file.thresholds is not None:
-        reach = joint_reach(file.records, file.thresholds, by_tokens=file.problem.lengths is not None)
-        if file.alone is not None:
-            alone = joint_reach(file.alone, file.thresholds, by_tokens=file.problem.lengths is not None)
+    recorded, by_tokens = file.recorded, file.problem.lengths is not None
+    if recorded is not None:
+        reach = joint_reach(recorded.records, recorded.thresholds, by_tokens=by_tokens)
+        if recorded.alone is not None:
+            alone = joint_reach(recorded.alone, recorded.thresholds, by_tokens=by_tokens)
             reach = by_networks(file.problem, reach, alone)
         return rescore(file.problem, planned, reach)
     batches = file.problem.batches

@@ -61,7 +61,7 @@ class PlayedPlan:
 def planner_plan(file: ProblemFile, strategy: Strategy) -> PlayedPlan | NoPlanAnswer:
     """Returns the planner's plan for the problem."""
     # With records, for these may prefer the plan of another strategy.
-    compared = () if file.records is None else strategies_for(file.problem)
+    compared = () if file.recorded is None else strategies_for(file.problem)
     found = answer(file, strategy, solve, compared=compared)
     if isinstance(found, NoPlanAnswer):
         return found
@@ -179,7 +179,7 @@ def _find_records(path: Path | None, file: ProblemFile, played: PlayedPlan) -> t
     if path is None and named is not None:
         path = Path(named)
     if path is None:
-        return None if file.records is None else ("the problem's exit records", file.records)
+        return None if file.recorded is None else ("the problem's exit records", file.recorded.records)
     records = read_records(path)
     num_blocks, ramps = file.problem.num_blocks, played.plan.ramps
     if records.num_blocks != num_blocks:

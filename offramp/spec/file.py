@@ -224,7 +224,7 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
 
 def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     exits = parts.exits
-    file = ProblemFile(problem=problem, records=exits.records, alone=exits.alone, thresholds=exits.thresholds)
+    file = ProblemFile(problem=problem, recorded=exits)
     found = answer(file, parts.document.planner.strategy, solve, compared=())
     if isinstance(found, NoPlanAnswer):
         with parts.source.said_at(("slo",)):

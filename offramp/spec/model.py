@@ -25,6 +25,7 @@ from optimizer.latency_file import latency_table, profile_of
 from optimizer.networks import measuring
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import TableDocument
+from optimizer.survival_file import Recorded
 from profiles.networks import alone_of, decay_of, kept_of, measuring_of, weights_of
 from profiles.table import LatencyTable
 
@@ -71,15 +72,11 @@ class ServiceParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exits:
+class Exits(Recorded):
     """The exit policy of a service, with its exit records."""
 
     policy: PolicySpec
     """The policy, with a threshold for every ramp that may be active."""
-    thresholds: Mapping[int, float]
-    records: ExitRecords
-    alone: ExitRecords | None
-    """For an ensemble the same inputs without mixing, for pruned texts the whole texts."""
     budget: float | None
     """The budget for losses of ramps, without what an ensemble's end loses by the records; None for no budget."""
     confidence: float | None

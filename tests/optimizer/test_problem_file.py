@@ -158,8 +158,8 @@ def test_survival_is_taken_from_exit_records_with_one_threshold_or_one_per_ramp(
     problem_records().save(tmp_path / "records.npz")
     file = read_problem(written(tmp_path / "problem.yaml", recorded("0.4")))
     assert file.problem.survival_N == (1.0, 0.5, 0.25)
-    assert file.records is not None
-    assert len(file.records) == 4
+    assert file.recorded is not None
+    assert len(file.recorded.records) == 4
     assert file.policy((1,)) == PolicySpec(name="entropy", thresholds={1: 0.4})
     problem_records().save(tmp_path / "records.npz")
     file = read_problem(written(tmp_path / "problem.yaml", recorded("{0: 0.0, 1: 0.4}")))
@@ -220,7 +220,7 @@ def test_each_calibration_leaves_its_own_ramps_and_their_seconds(problem: Path) 
     assert own.problem.latency["cpu"].ramp_s_EB.tolist() == [[0.001, 0.002], [0.002, 0.003]]
     assert reference.problem.ramps == (2, 3)
     assert reference.problem.latency["cpu"].ramp_s_EB.tolist() == [[0.003, 0.004], [0.004, 0.005]]
-    assert [each.calibration for each in (own, reference)] == [
+    assert [each.recorded and each.recorded.calibration for each in (own, reference)] == [
         problem.parent / "cascade" / name / "calibration.json" for name in ("", "reference")
     ]
 

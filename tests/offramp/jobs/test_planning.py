@@ -37,6 +37,7 @@ from optimizer.plan import PolicySpec, Stage
 from optimizer.plan_file import read_plan, write_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile, parse_problem
+from optimizer.survival_file import Recorded
 from optimizer.what_if import Axis
 from profiles.forecast import Method, SurvivalForecast
 from tests.earlyexit.network.chains import Inputs, chained, follow, inputs_for
@@ -78,7 +79,7 @@ def shown(*tables: object) -> str:
 def recorded(*, sure: list[bool]) -> ProblemFile:
     scores = [[0.9 if each else 0.1] for each in sure]
     records = exit_records(scores, answers_NE=np.zeros((len(sure), 2), dtype=np.int64))
-    return ProblemFile(problem=FILE.problem, records=records, thresholds={0: 0.5})
+    return ProblemFile(problem=FILE.problem, recorded=Recorded(records=records, thresholds={0: 0.5}))
 
 
 def test_the_document_of_a_plan_begins_with_the_plan() -> None:
