@@ -142,9 +142,8 @@ class ApparateTuner(Tuner):
 
     name = "apparate"
 
-    def __init__(self, question: Question, tuned_on: int = TUNED_ON) -> None:
+    def __init__(self, question: Question) -> None:
         super().__init__(question)
-        self._tuned_on = tuned_on
         self._since_s = np.inf
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._rows: list[Observations] = []
@@ -167,7 +166,7 @@ class ApparateTuner(Tuner):
         self._since_tuned += len(whole)
         if self._triggered(whole):
             return self._tune(ramps, "alarm", f"of the last {WINDOW} answers too many were wrong")
-        if self._since_tuned >= self._tuned_on:
+        if self._since_tuned >= TUNED_ON:
             return self._tune(ramps, "tuned", f"after {self._since_tuned} inputs")
         return None
 
@@ -189,7 +188,7 @@ class ApparateTuner(Tuner):
     def _remember(self, whole: Observations, ramps: list[int]) -> None:
         rows = Observations.join(whole.shape, [*self._rows, whole])
         rows = rows.take(np.flatnonzero(whole_N(rows, ramps)))
-        self._rows = [rows.take(np.arange(max(len(rows) - self._tuned_on, 0), len(rows)))]
+        self._rows = [rows.take(np.arange(max(len(rows) - TUNED_ON, 0), len(rows)))]
 
     def _triggered(self, whole: Observations) -> bool:
         for loss in answered_losses_N(whole.take(whole.times_s_N >= self._since_s)).tolist():

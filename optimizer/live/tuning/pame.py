@@ -118,14 +118,12 @@ class PameTuner(Tuner):
 
     name = "pame"
 
-    def __init__(self, question: Question, window: int = WINDOW, calm: int = CALM) -> None:
+    def __init__(self, question: Question) -> None:
         """Raises PlanError for a question without the seconds of batches."""
         super().__init__(question)
         if question.batching is None:
             raise PlanError("tuner 'pame' looks at batches: it needs their seconds by the number of inputs")
         self._batching = question.batching
-        self._window = window
-        self._most_calm = calm
         self._precision = 1 - question.guarantee.budget
         self._since_s = np.inf
         self._rows: list[Observations] = []
@@ -182,7 +180,7 @@ class PameTuner(Tuner):
     @property
     def _size(self) -> int:
         """Inputs of a window."""
-        return self._window * self._batching.size
+        return WINDOW * self._batching.size
 
     @property
     def _waiting(self) -> int:
@@ -211,7 +209,7 @@ class PameTuner(Tuner):
         if precision < self._precision:
             return self._raise(outcome, exits, precision, at_s)
         self._calm.append(records)
-        if len(self._calm) < self._most_calm:
+        if len(self._calm) < CALM:
             return None
         calm, self._calm = self._calm, []
         return self._search(calm, exits, at_s, f"nothing was wrong in {len(calm)} windows")
