@@ -531,6 +531,7 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
     """
     problem, batches, seconds, expected_s = view.problem, 0, 0.0, 0.0
     table = problem.latency[report.device]
+    length = None if problem.lengths is None else table.length
     for each in view.replicas.since_mark(report):
         if each.shared:
             continue
@@ -541,8 +542,7 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
             ramps=tuple(ramp for ramp in each.ramps if ramp in problem.ramps),
             after_answer=each.after_answer,
         )
-        by_tokens = problem.lengths is not None and table.length is not None
-        size = each.tokens / each.batches / table.length if by_tokens else each.size
+        size = each.size if length is None else each.tokens / each.batches / length
         batches += each.batches
         seconds += each.seconds
         expected_s += each.batches * split_seconds(table, problem.ramps, split, share_N, size)

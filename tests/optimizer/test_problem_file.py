@@ -245,7 +245,8 @@ def test_pruned_texts_bring_their_own_records(problem: Path) -> None:
     own, pruned = read_problems(problem)
     assert (own.prune, pruned.prune) == ({}, {1: 0.6})
     assert pruned.problem.crossing_tokens == (1.0, 0.5)
-    assert pruned.alone is not None
+    assert pruned.recorded is not None
+    assert pruned.recorded.alone is not None
 
 
 def test_of_equal_plans_the_models_own_calibration_counts(problem: Path) -> None:
