@@ -529,12 +529,11 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
     Ramps that the problem does not have take no time: probes run every ramp of the model. A batch is left out if
     another one ran beside it, because it took longer for a reason that is not the replica's.
     """
-    problem, batches, seconds, expected_s = view.problem, 0, 0.0, 0.0
+    problem, expected_s = view.problem, 0.0
     table = problem.latency[report.device]
     length = None if problem.lengths is None else table.length
-    for each in view.replicas.since_mark(report):
-        if each.shared:
-            continue
+    runs = [each for each in view.replicas.since_mark(report) if not each.shared]
+    for each in runs:
         split = Split(
             first=each.first,
             end=each.end,
@@ -543,15 +542,13 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
             after_answer=each.after_answer,
         )
         size = each.size if length is None else each.tokens / each.batches / length
-        batches += each.batches
-        seconds += each.seconds
         expected_s += each.batches * split_seconds(table, problem.ramps, split, share_N, size)
     return ReplicaTimes(
         replica=report.replica,
         slot=report.slot,
         device=report.device,
-        batches=batches,
-        seconds=seconds,
+        batches=sum(each.batches for each in runs),
+        seconds=sum(each.seconds for each in runs),
         expected_s=expected_s,
     )
 
