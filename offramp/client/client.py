@@ -1,7 +1,7 @@
 """Clients for a running Offramp server, asynchronous and blocking.
 
-Every call is written once, as a coroutine of `Calls` that waits for its wire and for nothing else. The asynchronous
-client awaits them. The wire of the blocking client never suspends, so each of its calls ends in a single step.
+Every call is written once, as a coroutine of `Calls` that waits for httpx and for sleep, and for nothing else. With
+httpx's blocking client these return at once what they return, so a coroutine never suspends and ends in a single step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
@@ -54,59 +54,19 @@ P = ParamSpec("P")
 Row: TypeAlias = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Awaited:
-    """The wire of `AsyncClient`."""
-
-    http: httpx.AsyncClient
-    sleep: Callable[[float], Coroutine[Any, Any, object]]
-
-    async def send(self, request: httpx.Request, *, streams: bool) -> httpx.Response:
-        response = await self.http.send(request, stream=streams)
-        if not (streams and response.status_code == HTTPStatus.OK):
-            await response.aread()
-        return response
-
-    def lines(self, response: httpx.Response) -> AsyncIterator[str]:
-        return response.aiter_lines()
-
-    async def close(self, response: httpx.Response) -> None:
-        await response.aclose()
+async def _result(given: Awaitable[T] | T) -> T:
+    """Returns what httpx returns, after waiting for it if it is the asynchronous client's."""
+    return await given if isinstance(given, Awaitable) else given
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocking:
-    """The wire of `Client`: its coroutines block, and never suspend."""
-
-    http: httpx.Client
-    pause: Callable[[float], object]
-
-    async def sleep(self, seconds: float) -> object:
-        return self.pause(seconds)
-
-    async def send(self, request: httpx.Request, *, streams: bool) -> httpx.Response:
-        response = self.http.send(request, stream=streams)
-        if not (streams and response.status_code == HTTPStatus.OK):
-            response.read()
-        return response
-
-    async def lines(self, response: httpx.Response) -> AsyncGenerator[str, None]:
-        for line in response.iter_lines():
-            yield line
-
-    async def close(self, response: httpx.Response) -> None:
-        response.close()
-
-
-_Wire: TypeAlias = _Awaited | _Blocking
-"""HTTP and sleeping for calls; `send` reads the response, except for a stream with status 200."""
+def _is_async(response: httpx.Response) -> bool:
+    return isinstance(response.stream, httpx.AsyncByteStream)
 
 
 class AsyncPieces:
     """An iterator of pieces of text; a context manager, since closing it early ends the sequence."""
 
-    def __init__(self, wire: _Wire, response: httpx.Response, reading: Reading) -> None:
-        self._wire = wire
+    def __init__(self, response: httpx.Response, reading: Reading) -> None:
         self._response = response
         self._reading = reading
         self._pieces = self._read()
@@ -122,7 +82,10 @@ class AsyncPieces:
 
     async def close(self) -> None:
         """Closes the stream, which ends the sequence on the server."""
-        await self._wire.close(self._response)
+        if _is_async(self._response):
+            await self._response.aclose()
+        else:
+            self._response.close()
 
     def whole(self) -> Generation:
         """Returns the answer, once all of it was read; raises OfframpError before."""
@@ -130,7 +93,7 @@ class AsyncPieces:
 
     async def _read(self) -> AsyncGenerator[Piece, None]:
         try:
-            async for line in self._wire.lines(self._response):
+            async for line in self._lines():
                 piece = self._reading.line(line)
                 if piece is not None:
                     yield piece
@@ -139,6 +102,14 @@ class AsyncPieces:
         finally:
             await self.close()
         self._reading.whole()  # raises where it came to no end
+
+    async def _lines(self) -> AsyncIterator[str]:
+        if _is_async(self._response):
+            async for line in self._response.aiter_lines():
+                yield line
+        else:
+            for line in self._response.iter_lines():
+                yield line
 
 
 class Pieces:
@@ -203,9 +174,16 @@ class Calls:
     """
 
     def __init__(
-        self, wire: _Wire, timeout_s: float, max_attempts: int, clock: Clock | None, rng: random.Random | None
+        self,
+        http: httpx.AsyncClient | httpx.Client,
+        sleep: Callable[[float], object],
+        timeout_s: float,
+        max_attempts: int,
+        clock: Clock | None,
+        rng: random.Random | None,
     ) -> None:
-        self._wire = wire
+        self._http = http
+        self._sleep = sleep
         self._timeout_s = timeout_s
         self._max_attempts = max_attempts
         self._clock = clock or MonotonicClock()
@@ -282,7 +260,7 @@ class Calls:
         """Streams the answer in pieces: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
         request_id = options.get("request_id") or _new_id()
         response = await self._generated(prompt, options, request_id, streams=True)
-        return AsyncPieces(self._wire, response, Reading(request_id))
+        return AsyncPieces(response, Reading(request_id))
 
     async def versions(self) -> list[Row]:
         """Returns all models and versions on the server's cluster, with their states."""
@@ -336,7 +314,7 @@ class Calls:
             if self._clock.now_s() + POLL_S >= until_s:
                 state = "not there" if row is None else row["state"]
                 raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
-            await self._wire.sleep(POLL_S)
+            await _result(self._sleep(POLL_S))
 
     async def _body(
         self, rows: Sequence[Input], as_json: object, *, truncate: bool, in_words: bool
@@ -399,7 +377,7 @@ class Calls:
             if wait_s is None:
                 break
             left_s -= wait_s
-            await self._wire.sleep(wait_s)
+            await _result(self._sleep(wait_s))
         if isinstance(outcome, Reply) and error_kind(outcome) is None:
             return outcome.payload
         error = error_of(outcome)
@@ -416,7 +394,7 @@ class Calls:
                 return True
             left_s = until_s - self._clock.now_s() - poll_s
             if left_s > 0:
-                await self._wire.sleep(poll_s)
+                await _result(self._sleep(poll_s))
         return False
 
     async def _ask(self, operation: str, timeout_s: float, **named: str) -> Outcome:
@@ -424,10 +402,11 @@ class Calls:
         return await self._attempt(_request(operation, None, **named), timeout_s)
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
-        http = self._wire.http
-        built = http.build_request(**request.arguments(timeout_s))
+        http, built = self._http, self._http.build_request(**request.arguments(timeout_s))
         try:
-            response = await self._wire.send(built, streams=request.streams)
+            response: httpx.Response = await _result(http.send(built, stream=request.streams))
+            if request.streams and response.status_code != HTTPStatus.OK:
+                await _result(response.aread() if _is_async(response) else response.read())
         except httpx.TimeoutException:
             return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:
@@ -456,8 +435,8 @@ class AsyncClient(Calls):
         sleep: Callable[[float], Coroutine[Any, Any, object]] = asyncio.sleep,
     ) -> None:
         http = httpx.AsyncClient(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
-        super().__init__(_Awaited(http, sleep), timeout_s, max_attempts, clock, rng)
-        self._http = http
+        super().__init__(http, sleep, timeout_s, max_attempts, clock, rng)
+        self._client = http
 
     async def __aenter__(self) -> Self:
         return self
@@ -467,7 +446,7 @@ class AsyncClient(Calls):
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._http.aclose()
+        await self._client.aclose()
 
 
 def _finished(call: Coroutine[Any, Any, T]) -> T:
@@ -512,7 +491,7 @@ class Client:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._http = httpx.Client(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
-        self._calls = Calls(_Blocking(self._http, sleep), timeout_s, max_attempts, clock, rng)
+        self._calls = Calls(self._http, sleep, timeout_s, max_attempts, clock, rng)
 
     def __enter__(self) -> Self:
         return self
