@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,15 +89,6 @@ def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
         if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise PlanError(f"{path}: predicted.{key}: a finite number, 0 or above, is needed, not {value!r}")
     return PlayedPlan(plan=plan, policy=policy, words=str(path))
-
-
-@contextmanager
-def said_of(played: PlayedPlan) -> Iterator[None]:
-    """Puts the plan's source before the message of a PlanError that is raised inside."""
-    try:
-        yield
-    except PlanError as error:
-        raise PlanError(f"{played.words}: {error}") from error
 
 
 def thresholds_option(text: str) -> float | dict[int, float]:
@@ -380,11 +370,10 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
         played = replace(played, plan=played.plan.with_splits(overlap_below=job.overlap_below))
     if order is not None:
         played = replace(played, plan=replace(played.plan, order=order))
-    with said_of(played):
-        predicted = evaluate(file.problem, played.plan.stages)
     drawn = exit_inputs(file, played, job.records, thresholds, np.random.default_rng([job.seed, 1]))
     inputs = lengthened(drawn, file, given, job.seed)
-    with said_of(played):  # so that a plan that does not fit is refused before arrivals are drawn
+    try:  # a plan that does not fit is refused before arrivals are drawn
+        predicted = evaluate(file.problem, played.plan.stages)
         scenario = Scenario(
             problem=file.problem,
             plan=played.plan,
@@ -400,6 +389,8 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
             num_ingresses=job.num_ingresses,
         )
         scenario = in_sequences(scenario, file.problem, job)
+    except PlanError as error:
+        raise PlanError(f"{played.words}: {error}") from error
     arrivals_s = arrivals.process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
     return Simulation(

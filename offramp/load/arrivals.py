@@ -99,8 +99,10 @@ def parse_arrivals(spec: str) -> Arrivals:
     if unknown:
         raise InputError(f"arrivals {spec!r}: no such key {unknown[0]!r}; allowed: {ALLOWED}")
     words = _Words(spec=spec, head=head, options=options)
-    process, notes = _recorded(words, READINGS[name]) if name in READINGS else (_drawn(name, words), ())
-    return Arrivals(process=process, notes=notes)
+    if name in READINGS:
+        return _recorded(words, READINGS[name])
+    make, fields = DRAWN[name]
+    return Arrivals(process=make(**{field: words.needed(key) for key, field in fields.items()}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +125,11 @@ class _Words:
             )
         return value
 
-    def rate_option(self) -> float | None:
-        return self.needed("rate") if "rate" in self.options else None
+    def choice(self, key: str, allowed: Collection[str]) -> str:
+        value = self.options.get(key, next(iter(allowed)))
+        if value not in allowed:
+            raise InputError(f"arrivals {self.spec!r}: {key}={value!r}; allowed: {', '.join(allowed)}")
+        return value
 
     def start_s(self) -> float:
         text = self.options.get("from", "0")
@@ -158,55 +163,35 @@ KEYS: Mapping[str, Collection[str]] = {
 }
 
 
-def _drawn(name: str, words: _Words) -> Process:
-    make, fields = DRAWN[name]
-    return make(**{field: words.needed(key) for key, field in fields.items()})
-
-
-def _recorded(words: _Words, reading: Reading | None) -> tuple[Process, tuple[str, ...]]:
-    """With a note of how the file was read."""
-    unit = words.options.get("unit", "s")
-    if unit not in UNITS:
-        raise InputError(f"arrivals {words.spec!r}: unit={unit!r}; allowed: {', '.join(UNITS)}")
+def _recorded(words: _Words, reading: Reading | None) -> Arrivals:
+    """A trace from the second that is asked for on, with notes of how the file was read and what was cut out."""
+    unit, gaps_are, start_s = words.choice("unit", UNITS), words.choice("gaps", ("cut", "keep")), words.start_s()
     if not words.head:
         raise InputError(f"arrivals {words.spec!r}: the file is missing; allowed: {ALLOWED}")
-    trace = read_trace(Path(words.head), reading)
-    process: CountReplay | StampReplay
+    trace, cut = read_trace(Path(words.head), reading), tuple[str, ...]()
+    has = "single requests" if isinstance(trace, StampReplay) else "seconds" if trace.bin_s == 1 else "minutes"
+    if "gaps" in words.options and has != "seconds":
+        raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has {has}")
     if isinstance(trace, StampReplay):
-        process, notes = _replayed_stamps(words, trace.arrivals_s_N * UNITS[unit])
+        trace = replace(trace, arrivals_s_N=trace.arrivals_s_N * UNITS[unit])
+        first_s, last_s = float(trace.arrivals_s_N[0]), float(trace.arrivals_s_N[-1])
+        if "from" not in words.options and first_s > DATES_S:
+            raise DataError(f"{words.head}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
         taken = f"the times of {len(trace.arrivals_s_N):,} requests"
     else:
-        process, notes = _replayed_counts(words, trace)
-        taken = f"{len(trace.counts_B):,} counts, requests per {'second' if trace.bin_s == 1 else 'minute'}"
-        if reading is None and trace.bin_s == 1:
+        last_s = trace.period_s
+        taken = f"{len(trace.counts_B):,} counts, requests per {has.removesuffix('s')}"
+        if reading is None and has == "seconds":
             taken += " (times: reads them as the time of each request)"
+    if start_s > last_s or (start_s == last_s and has != "single requests"):
+        raise InputError(f"arrivals {words.spec!r}: from={words.options['from']} is beyond the trace's {last_s:g} s")
+    if isinstance(trace, CountReplay) and has == "seconds" and gaps_are == "cut":
+        counts_B, start_s, cut = _without_gaps(words, trace.counts_B)
+        trace = replace(trace, counts_B=counts_B)
+    rate_per_s = words.needed("rate") if "rate" in words.options else None
+    process = replace(trace, start_s=start_s, rate_per_s=rate_per_s)
     again = f"the trace is {process.period_s:,.0f} s long; where more is drawn it goes round again"
-    return process, (f"{words.head}: read as {taken}", *notes, again)
-
-
-def _replayed_stamps(words: _Words, arrivals_s_N: FloatArray) -> tuple[StampReplay, tuple[str, ...]]:
-    if "gaps" in words.options:
-        raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has single requests")
-    first_s, last_s = float(arrivals_s_N[0]), float(arrivals_s_N[-1])
-    if "from" not in words.options and first_s > DATES_S:
-        raise DataError(f"{words.head}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
-    if words.start_s() > last_s:
-        raise _beyond(words, last_s)
-    return StampReplay(arrivals_s_N=arrivals_s_N, start_s=words.start_s(), rate_per_s=words.rate_option()), ()
-
-
-def _replayed_counts(words: _Words, trace: CountReplay) -> tuple[CountReplay, tuple[str, ...]]:
-    if "gaps" in words.options and trace.bin_s != 1:
-        raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has minutes")
-    start_s, counts_B, notes = words.start_s(), trace.counts_B, tuple[str, ...]()
-    if start_s >= trace.period_s:
-        raise _beyond(words, trace.period_s)
-    gaps_are = words.options.get("gaps", "cut")
-    if gaps_are not in ("cut", "keep"):
-        raise InputError(f"arrivals {words.spec!r}: gaps={gaps_are!r}; allowed: cut, keep")
-    if trace.bin_s == 1 and gaps_are == "cut":
-        counts_B, start_s, notes = _without_gaps(words, counts_B)
-    return replace(trace, counts_B=counts_B, start_s=start_s, rate_per_s=words.rate_option()), notes
+    return Arrivals(process=process, notes=(f"{words.head}: read as {taken}", *cut, again))
 
 
 def _without_gaps(words: _Words, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
@@ -222,10 +207,6 @@ def _without_gaps(words: _Words, per_second_S: FloatArray) -> tuple[FloatArray, 
     moved_s = kept_before + (0.0 if in_gap_S[int(start_s)] else start_s % 1)
     cut = f"{len(found)} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
     return per_second_S[~in_gap_S], moved_s, (f"cut out: {cut}",)
-
-
-def _beyond(words: _Words, seconds: float) -> InputError:
-    return InputError(f"arrivals {words.spec!r}: from={words.options['from']} is beyond the trace's {seconds:g} s")
 
 
 def read_trace(path: Path, reading: Reading | None = None) -> CountReplay | StampReplay:
