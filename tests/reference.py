@@ -30,7 +30,8 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from offramp.cli.app import COMMANDS
 from offramp.cli.fields import build
-from offramp.spec import documents, service_document
+from offramp.spec import documents
+from offramp.spec import model as service
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
 """Routes and statuses are those of every model that does not generate."""
@@ -103,11 +104,11 @@ def _options(command: Command) -> Iterator[str]:
 
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
-    "": service_document.ServiceDocument,
-    "model": service_document.ModelDocument,
-    "accuracy": service_document.AccuracyDocument,
+    "": service.ServiceDocument,
+    "model": service.ModelDocument,
+    "accuracy": service.AccuracyDocument,
     "cluster": InventoryDocument,
-    "planner": service_document.PlannerDocument,
+    "planner": service.PlannerDocument,
     "ingress": documents.IngressDocument,
     "access": documents.AccessDocument,
     "tracing": documents.TracingDocument,

@@ -48,11 +48,11 @@ from offramp.commands.thresholds import (
     check_ramps,
     check_rows,
     facts_of,
+    likely_thresholds,
     parts_of,
     promised_of,
 )
 from offramp.commands.train import prompts_of
-from offramp.commands.worth import likely_thresholds
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
 from optimizer.plan import policy_of_score
 from profiles.networks import ALONE_FILE, DECAY, PRUNE, subsets

@@ -20,8 +20,7 @@ from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import command, make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
-from offramp.commands.thresholds import calibrate_records, outcome_figures
-from offramp.commands.worth import calibration_warnings
+from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records
 from profiles.scores import SCORES, Score

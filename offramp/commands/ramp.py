@@ -19,8 +19,8 @@ from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, w
 from offramp.commands.machine import KEPT_FILE, kept_profile
 from offramp.commands.output import command, percent, warn
 from offramp.commands.progress import progress_bars
+from offramp.commands.thresholds import calibration_warnings
 from offramp.commands.train import train, unlabelled
-from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CalibrationCard
 from profiles.latency import LatencyProfile
 

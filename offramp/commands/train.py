@@ -38,7 +38,7 @@ from offramp.commands.jobs import TOKEN, TrainJob, TrainOptions
 from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.output import make_folder, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.worth import outputs_of_features, warnings_on
+from offramp.commands.thresholds import outputs_of_features, warnings_on
 
 HELD_OUT = "held_out"
 """Name, without ending, of the file with rows that are kept from training."""

@@ -33,9 +33,18 @@ from offramp.commands.calibrated import read_calibration
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
 from offramp.commands.recording import join_records, outputs_of, record_exits, records_from_outputs
-from offramp.commands.thresholds import Recorded, calibrate_records, outcome_figures, parts_of
+from offramp.commands.thresholds import (
+    Recorded,
+    calibrate_records,
+    calibration_warnings,
+    constant_accuracy,
+    outcome_figures,
+    parts_of,
+    warnings_of,
+    warnings_on,
+    work_share,
+)
 from offramp.commands.train import spread, train
-from offramp.commands.worth import calibration_warnings, constant_accuracy, warnings_of, warnings_on, work_share
 from optimizer.calibration_file import CalibrationCard
 from optimizer.sequences import sequences_of
 from profiles.networks import decay_of
