@@ -28,8 +28,7 @@ from earlyexit.codecs.text import TextCodec
 from earlyexit.policies import POLICIES
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
-from offramp.cli.app import COMMANDS
-from offramp.cli.fields import build
+from offramp.cli.app import COMMANDS, build
 from offramp.spec import documents
 from offramp.spec import model as service
 

@@ -15,8 +15,7 @@ import typer.main
 import yaml
 
 import offramp
-from offramp.cli.app import COMMANDS, app
-from offramp.cli.fields import build
+from offramp.cli.app import COMMANDS, app, build
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
 from tests.reference import TABLES, renewed, routes
