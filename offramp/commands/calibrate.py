@@ -8,20 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError
 from earlyexit.network.chain import Chain
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import ModelCard, check_prunable, load_model, read_card, save_model
 from earlyexit.policies import make_policy
 from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks import find_task
+from earlyexit.tasks.base import IntArray, ValueArray
 from earlyexit.tasks.token import TokenTask, first_token
-from earlyexit.training.ramps import no_progress
+from earlyexit.training.ramps import Progress, no_progress
 from offramp.commands.calibrated import (
     fitted_exits,
     forget_calibration,
@@ -58,14 +63,6 @@ from optimizer.plan import policy_of_score
 from profiles.networks import ALONE_FILE, DECAY, PRUNE, subsets
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from earlyexit.data.rows import LabelledRows
-    from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import IntArray, ValueArray
-    from earlyexit.training.ramps import Progress
 
 OWN = ""
 """Name of the chain's own calibration, which has no folder of its own."""
@@ -146,8 +143,6 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
 
     The last exit of a model that keeps its answers keeps temperature 1, so that its scores do not change.
     """
-    import torch
-
     model.temperatures_E.fill_(1.0)
     if model.task.large:
         return parts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from earlyexit.codecs import CODECS, find_codec, make_codec
+from earlyexit.codecs.base import Codec
 from earlyexit.data.rows import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NamedSpec, is_own
@@ -20,10 +20,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
-
-if TYPE_CHECKING:
-    from earlyexit.codecs.base import Codec
-    from offramp.commands.jobs import NewModel, TrainJob
+from offramp.commands.jobs import NewModel, TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Datatypes of a network's inputs, by the names of the v2 protocol."""

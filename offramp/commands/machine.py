@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 
+from earlyexit.backends import BackendName
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
@@ -22,6 +23,7 @@ from offramp.commands.output import in_own_process
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.commands.profile import cpu_name, profile_model
 from offramp.commands.progress import num_cores
+from offramp.spec.documents import FolderDocument
 from offramp.spec.model import with_rows
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.decision import Strategy
@@ -33,10 +35,6 @@ from optimizer.survival_file import Recorded
 from optimizer.what_if import with_batch_limit
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
-
-if TYPE_CHECKING:
-    from earlyexit.backends import BackendName
-    from offramp.spec.documents import FolderDocument
 
 Say = Callable[[str], None]
 KEPT_FILE = "profile.json"
