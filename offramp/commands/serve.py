@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -30,6 +31,8 @@ EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "pho
 
 def run(job: ServeJob) -> None:
     """Serves until Ctrl-C or SIGTERM."""
+    if find_spec("ray") is None:  # said before a model is looked at
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
     settings, ingress = in_own_process(_asked, job)
     _serve_until_stopped(settings, ingress, metrics_port=job.metrics_port, restart=job.restart)
 
