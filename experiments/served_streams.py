@@ -10,11 +10,11 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from experiments.apparate.ramps import PERIOD as MOVES_EVERY
-from experiments.apparate.ramps import best_ramps, greedily, move, of_ramps, spread_out
 from experiments.apparate.recording import KINDS, Kind, Stream, streams
 from experiments.studies.study import Effort
 from optimizer.live.exit_times import ExitTimes
+from optimizer.live.ramps import PERIOD as MOVES_EVERY
+from optimizer.live.ramps import best_ramps, greedily, move, of_ramps, spread_out
 from optimizer.live.tuning.base import Question, Tuned, Tuner, never
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee

@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from earlyexit.errors import DataError
-from experiments.apparate.ramps import of_ramps
 from experiments.problems import PROBLEMS, RAMPS_AT_SPLIT_ENDS, RAMPS_CHOSEN, SLOS_S
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.served_streams import VISION_RAMP
@@ -71,6 +70,7 @@ from experiments.studies.study import (
 )
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, sought
+from optimizer.live.ramps import of_ramps
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.apparate.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
 from experiments.apparate.recording import KINDS, NEEDS, Kind
 from experiments.served_streams import (
     BUDGET,
@@ -32,6 +31,7 @@ from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
 from optimizer.decision import Planned
 from optimizer.live.exit_times import ExitTimes
+from optimizer.live.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.rescore import joint_reach, rechosen, rescore

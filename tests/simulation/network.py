@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.controlled.fleet import SimulatedTime
 from simulator.events import COMES, Events
+from simulator.fleet import SimulatedTime
 
 HOST: contextvars.ContextVar[str] = contextvars.ContextVar("host")
 """The process that a coroutine belongs to, by name."""

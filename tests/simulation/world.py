@@ -25,7 +25,6 @@ from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
-from experiments.controlled.fleet import AcceleratorPool
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.tuning.base import Tuned
@@ -35,6 +34,7 @@ from optimizer.plan_file import plan_document
 from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
+from simulator.fleet import AcceleratorPool
 from tests.deployments.control.control_fakes import ToldTuner
 from tests.optimizer.plain_problem import plain_problem
 from tests.simulation.model import NETWORKS, NUM_BLOCKS, POISON, RAMPS

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from deployments.settings import Tuning
-from experiments.controlled.fleet import Delays
-from experiments.controlled.run import Control, Controlled, Mix, rows_in_turn, simulate_controlled
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
+from simulator.controlled import Control, Controlled, Mix, rows_in_turn, simulate_controlled
+from simulator.fleet import Delays
 from simulator.inputs import IntArray, recorded
 from simulator.scenario import FloatArray, Scenario
 from tests.deployments.control import control_fakes

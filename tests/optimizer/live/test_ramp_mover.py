@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from experiments.apparate.ramps import best_ramps, move, of_ramps, spread_out, utilities
 from optimizer.live.exit_times import ExitTimes
+from optimizer.live.ramps import best_ramps, move, of_ramps, spread_out, utilities
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from tests.exit_records import exit_records

@@ -8,7 +8,7 @@ from operator import methodcaller
 import numpy as np
 import pytest
 
-from experiments.controlled.run import (
+from simulator.controlled import (
     Control,
     Controlled,
     Fault,
@@ -19,7 +19,7 @@ from experiments.controlled.run import (
 )
 from simulator.outcome import DROPS, UNANSWERED
 from simulator.scenario import Scenario
-from tests.experiments.controlled.controlled_cases import (
+from tests.simulator.controlled_cases import (
     control,
     evenly,
     halves,

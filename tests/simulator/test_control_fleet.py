@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.controlled.fleet import SimulatedFleet, SimulatedTime
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from simulator.events import Events
+from simulator.fleet import SimulatedFleet, SimulatedTime
 from simulator.service import SimulatedService
-from tests.experiments.controlled.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
+from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
 
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from experiments.controlled.run import Closed, Fault, Mix, rows_in_turn, simulate_controlled
-from tests.experiments.controlled.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
+from simulator.controlled import Closed, Fault, Mix, rows_in_turn, simulate_controlled
+from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
 
 
 def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -> None:

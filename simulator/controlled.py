@@ -18,7 +18,6 @@ from deployments.controller.remember import History, PlanRow
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport
 from earlyexit.errors import OfframpError
-from experiments.controlled.fleet import Delays, SimulatedFleet, SimulatedTime
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec
@@ -27,6 +26,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from simulator.events import CONTROLS, Events
+from simulator.fleet import Delays, SimulatedFleet, SimulatedTime
 from simulator.inputs import Decisions, IntArray, Probing, recorded
 from simulator.outcome import Outcome
 from simulator.scenario import FloatArray, Scenario

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
+from optimizer.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
 
 STEEP = 1e6
 """Then the band is a threshold in its middle."""

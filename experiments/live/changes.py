@@ -1,0 +1,135 @@
+"""Changes a live service between plans of one chain and of several, and kills replicas of every chain, under load.
+
+    python -m experiments.live.changes [--steps best:1,best:3,kill,best:1,kill,best:2,kill,best:3] [--seconds 300]
+
+EMULATED accelerators as in `experiments.live.validation`. A step is a plan, or "kill": the first replica of every
+chain's first stage is killed, and the step ends when all replicas are back. Requests have minutes. So each of them must
+be answered, once, with what the records say of its inputs under a plan that was followed meanwhile. Writes
+runs/live/changes.json. Minutes: 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import httpx
+
+from deployments.local_ray.cluster import LocalCluster
+from experiments.data import RUNS
+from experiments.kit import keep, show
+from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, said_by
+from offramp.demo.turns import RunningService, hand_control, served
+from offramp.load.report import RequestRecord, percentile
+from optimizer.plan import Plan
+
+KILL = "kill"
+PAUSE_S = 10.0
+"""Before each step, and after the last."""
+PATIENCE_S = 60.0
+"""A request fails after four times this."""
+LOOK_S = 0.5
+COUNTED = ("inputs", "answered", "drops")
+"""What the ingress counts."""
+
+
+class Step(NamedTuple):
+    """What was done to the service, the plan that is followed afterwards, and seconds of the load."""
+
+    name: str
+    plan: Plan
+    begin_s: float
+    end_s: float
+
+
+async def run(on: Bench, service: RunningService, plans: Mapping[str, Plan], names: Sequence[str]) -> dict[str, Any]:
+    """Sends the load, takes the steps, and returns what became of the requests."""
+    rate_per_s = on.options.share * min(plan.predicted["rate_per_s"] for plan in plans.values())
+    began_s = time.monotonic()
+    load = asyncio.create_task(drive(on, service.url, rate_per_s, on.options.seconds, slo_s=PATIENCE_S))
+    steps = [Step(names[0], plans[names[0]], 0.0, 0.0)]
+    async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, trust_env=False) as client:
+        for name in names[1:]:
+            await asyncio.sleep(PAUSE_S)
+            begin_s, plan = time.monotonic() - began_s, plans.get(name, steps[-1].plan)
+            await (kill(client, plan) if name == KILL else service.apply(plan, hold=True))
+            steps.append(Step(name, plan, begin_s, time.monotonic() - began_s))
+            print(f"{name}: {begin_s:.1f} to {steps[-1].end_s:.1f} s", flush=True)
+        await asyncio.sleep(PAUSE_S)
+        assert time.monotonic() - began_s < on.options.seconds, "the load ended before the last step: more --seconds"
+        driven = await load
+        page = (await client.get("/metrics")).text
+    counted = {each: sum(map(float, re.findall(rf"^offramp_{each}_total{{.*}} (.+)$", page, re.M))) for each in COUNTED}
+    return {"counted": counted, **became(on, driven, steps)}
+
+
+async def kill(client: httpx.AsyncClient, plan: Plan) -> None:
+    """Kills a replica of every chain, and waits until all are back."""
+    firsts = accumulate((len(each.stages) for each in plan.chains[:-1]), initial=0)
+    stages = (await client.get("/stats")).raise_for_status().json()["stages"]
+    killed = {stages[first][0]["pid"] for first in firsts}
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    pids: list[list[int]] = []
+    while [*map(len, pids)] != [stage.replicas for stage in plan.stages] or not killed.isdisjoint(chain(*pids)):
+        await asyncio.sleep(LOOK_S)
+        reply = await client.get("/stats")
+        pids = [[each["pid"] for each in of] for of in reply.json()["stages"]] if reply.is_success else []
+
+
+def became(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
+    """Returns what became of the requests, in all and by the step after whose begin they were due."""
+    said = [said_by(on.records, step.plan) for step in steps]
+
+    def is_answered(record: RequestRecord) -> bool:
+        """Whether it was answered as the plans say that were followed while it was under way."""
+        asked, ends_s = driven.asked(record), [*(step.end_s for step in steps[1:]), math.inf]
+        there = [
+            each
+            for each, step, end_s in zip(said, steps, ends_s, strict=True)
+            if step.begin_s <= record.done_s and record.sent_s <= end_s
+        ]
+        either = {key: set(chain(*(of[key] for of in there))) for key in asked}
+        return record.error is None and is_right(asked, record, either)
+
+    rows = []
+    for step, end_s in zip(steps, [*(step.begin_s for step in steps[1:]), math.inf], strict=True):
+        due = [record for record in driven.records if step.begin_s <= record.scheduled_s < end_s]
+        latencies_s = [record.latency_s for record in due if record.error is None]
+        took = step.name, len(step.plan.chains), step.end_s - step.begin_s
+        in_slo = sum(latency_s <= on.slo_s for latency_s in latencies_s) / max(1, len(due))
+        rows.append((*took, len(due), sum(map(is_answered, due)), in_slo, percentile(latencies_s, 99)))
+    columns = ("step", "chains", "took_s", "requests", "answered rightly", "in the SLO", "p99_s")
+    show("plans change and replicas die", columns, rows)
+    errors = Counter(record.error for record in driven.records if record.error is not None)
+    return {"columns": columns, "rows": rows, "errors": errors, "machine": driven.machine}
+
+
+def main() -> None:
+    """Serves, changes, prints and writes."""
+    parser = options_of("experiments.live.changes", __doc__, devices="V100=1,P100=1,K80=2", slo_s=0.5)
+    parser.add_argument("--steps", default="best:1,best:3,kill,best:1,kill,best:2,kill,best:3", help="a plan first")
+    parser.add_argument("--share", type=float, default=0.5, help="of what the slowest plan is predicted to do")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the load")
+    on = bench(parser.parse_args())
+    names = on.options.steps.split(",")
+    plans = {name: on.best(name) for name in names if name != KILL}
+    control = hand_control(on.problem, on.policy, RUNS / "live" / "changes.sqlite")
+    control = control.model_copy(update={"watch_s": PATIENCE_S})  # else a stage that is empty for 30 s is given up
+    settings = on.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
+    with served(settings, plans[names[0]], LocalCluster(port=on.options.port)) as service:
+        found = asyncio.run(run(on, service, plans, names))
+    print(f"errors: {found['errors']}, counted by the ingress: {found['counted']}, CPU {found['machine']:.0%}")
+    print(f"written: {keep(found, RUNS / 'live' / 'changes.json')}")
+
+
+if __name__ == "__main__":
+    main()

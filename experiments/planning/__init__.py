@@ -1,0 +1,1 @@
+"""Planners against each other."""

@@ -1,0 +1,183 @@
+"""Pipelines of PPipe's problems as columns of the master problem, and the best mixture of them.
+
+All pipelines that keep a model's latency limit are tried, batch by batch, in arrays. Of each sequence of accelerator
+types those are kept that no other one can always replace. The master problem then chooses among the best ones at the
+prices of its relaxation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master, without_output
+from optimizer.step import FloatArray, IntArray
+
+NEAR = (10, 40)
+"""Columns of each model that whole replicas are chosen among, one number after the other."""
+CLOSE = 1e-4
+"""Of shares, as a part of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """What each run of blocks takes, by host (H), batch (B), and its first and last boundary (K, from 0 up)."""
+
+    hosts: Sequence[tuple[int, int]]
+    """By host, the position of the accelerator type, and how many replicas share one device."""
+    seconds_HBKK: FloatArray
+    """From the start of a batch until the next segment may start; infinite where a host does not take that batch."""
+    work_HBKK: FloatArray
+    """Seconds of one replica per input of the model."""
+    limit_B: FloatArray
+    """The most seconds that all segments of a pipeline may take together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A batch size's position, the boundaries between segments with both ends, and each segment's host and work."""
+
+    batch: int
+    bounds: Sequence[int]
+    hosts: Sequence[tuple[int, int]]
+    work: Sequence[float]
+
+    def column(self, model: int, *, whole_devices: bool) -> Column:
+        """The column; with `whole_devices` only the same segments of a model, by number, share devices."""
+        stages = (
+            StageWork(device=device, seconds=seconds, per_device=shares, pool=(model, number) if whole_devices else ())
+            for number, ((device, shares), seconds) in enumerate(zip(self.hosts, self.work, strict=True))
+        )
+        return Column(stages=tuple(stages), model=model)
+
+
+def best_pipelines(segments: Segments, count: int) -> Iterator[Pipeline]:
+    """The pipelines of `count` segments that keep the limit, without those that another one can always replace."""
+    num_blocks = segments.seconds_HBKK.shape[-1] - 1
+    if count > num_blocks:
+        return
+    bounds_XP = np.array([(0, *cuts, num_blocks) for cuts in combinations(range(1, num_blocks), count - 1)], dtype=int)
+    total = np.zeros((1,) * (count + 2))  # by batch, bounds, and the host of each segment
+    for number in range(count):
+        own_HBX = segments.seconds_HBKK[:, :, bounds_XP[:, number], bounds_XP[:, number + 1]]
+        others = [2 + other for other in range(count) if other != number]
+        total = total + np.expand_dims(own_HBX.transpose(1, 2, 0), others)
+    limit = segments.limit_B.reshape(-1, *(1,) * (count + 1))
+    batch_Q, cut_Q, *host_PQ = np.nonzero(total <= limit)
+    host_QP, bounds_QP = np.stack(host_PQ, axis=1), bounds_XP[cut_Q]
+    work_QP = segments.work_HBKK[host_QP, batch_Q[:, None], bounds_QP[:, :-1], bounds_QP[:, 1:]]
+    device_H, shares_H = np.array(segments.hosts).T
+    for types in np.unique(device_H[host_QP], axis=0):
+        alike_Q = np.flatnonzero((device_H[host_QP] == types).all(axis=1))
+        shares_QP = shares_H[host_QP[alike_Q]]
+        for q in alike_Q[_irreplaceable(work_QP[alike_Q] / shares_QP, shares_QP)]:
+            hosts = [segments.hosts[host] for host in host_QP[q]]
+            yield Pipeline(batch=int(batch_Q[q]), bounds=bounds_QP[q].tolist(), hosts=hosts, work=work_QP[q].tolist())
+
+
+def _irreplaceable(work_QP: FloatArray, shares_QP: IntArray) -> IntArray:
+    """The rows of which no other row has no more work, and shares that divide theirs, in each column; of twins, one."""
+    left_Q = np.lexsort((-shares_QP.sum(axis=1), work_QP.sum(axis=1)))
+    kept: list[int] = []
+    while len(left_Q):
+        best, left_Q = left_Q[0], left_Q[1:]
+        kept.append(int(best))
+        is_less_QP = work_QP[left_Q] < work_QP[best]
+        left_Q = left_Q[(is_less_QP | (shares_QP[best] % shares_QP[left_Q] > 0)).any(axis=1)]
+    return np.array(kept, dtype=np.int64)
+
+
+def best_mixture(
+    columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, seconds: float
+) -> tuple[float, float, Mapping[int, Sequence[int]]]:
+    """The largest share of their weights that all models reach, a bound on it, and the replicas of each used column.
+
+    The relaxation's best columns are tried, few of them first, because the solver gets further with few.
+    """
+    bound, used_Q, reduced_Q = _relaxed(columns, demands, cluster, seconds / 4)
+    turns = [_in_turns(columns, reduced_Q, model) for model in range(len(demands))]
+    best: tuple[float, Mapping[int, Sequence[int]]] = 0.0, {}
+    for near in NEAR:
+        kept = sorted({*np.flatnonzero(used_Q > CLOSE).tolist(), *(q for own in turns for q in own[:near])})
+        mixture = solve_master([columns[q] for q in kept], demands, cluster, seconds=seconds / len(NEAR))
+        if mixture is not None:
+            replicas = {kept[q]: counts for q, counts in mixture.replicas.items()}
+            best = max(best, (_share_of(columns, demands, replicas), replicas), key=lambda each: each[0])
+        if best[0] >= bound * (1 - CLOSE):
+            break
+    return best[0], bound, best[1]
+
+
+def _share_of(columns: Sequence[Column], demands: Sequence[Demand], replicas: Mapping[int, Sequence[int]]) -> float:
+    rates_M = np.zeros(len(demands))
+    for q, counts in replicas.items():
+        rates_M[columns[q].model] += highest_rate(columns[q], counts)
+    return float((rates_M / [demand.weight for demand in demands]).min())
+
+
+def _relaxed(
+    columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, seconds: float
+) -> tuple[float, FloatArray, FloatArray]:
+    """A bound on the share, the columns' rates in some unit, and what an input costs above its worth in each column.
+
+    Replicas need not be whole here. For the bound and the rates, the devices that stages share are whole; for the costs
+    they need not be either.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+    from scipy.sparse import coo_array
+
+    weight_M, model_Q = np.array([each.weight for each in demands]), np.array([column.model for column in columns])
+    pools: dict[tuple[int, object], int] = {}
+    stages = [(q, stage) for q, column in enumerate(columns) for stage in column.stages]
+    pool_S = np.array([pools.setdefault((stage.device, stage.pool), len(pools)) for _, stage in stages])
+    column_S, work_S = (
+        np.array([q for q, _ in stages]),
+        np.array([each.seconds / each.per_device for _, each in stages]),
+    )
+    device_P, own_P = np.array([device for device, _ in pools]), np.arange(len(pools))
+    work_QC = np.zeros((len(columns), len(cluster.count_C)))
+    np.add.at(work_QC, (column_S, device_P[pool_S]), work_S)
+    # Units in which the rate of a column is at most 1, and so is the share.
+    unit_Q = 1 / (work_QC / np.maximum(cluster.count_C, 1)).max(axis=1)
+    unit = max(unit_Q[model_Q == model].max() / weight for model, weight in enumerate(weight_M))
+    first_pool, share = len(columns), len(columns) + len(pools)  # variables: rates, devices of pools, the share
+    first_type, first_model = len(pools), len(pools) + len(cluster.count_C)  # rows: pools, types, models
+    entries = (
+        (pool_S, column_S, work_S * unit_Q[column_S]),
+        (own_P, first_pool + own_P, np.full(len(pools), -1.0)),
+        (first_type + device_P, first_pool + own_P, np.ones(len(pools))),
+        (first_model + model_Q, np.arange(len(columns)), -unit_Q / (weight_M[model_Q] * unit)),
+        (first_model + np.arange(len(demands)), np.full(len(demands), share), np.ones(len(demands))),
+    )
+    row_V, place_V, value_V = (np.concatenate(values) for values in zip(*entries, strict=True))
+    matrix = coo_array((value_V, (row_V, place_V)), shape=(first_model + len(demands), share + 1)).tocsr()
+    limits = np.concatenate([np.zeros(len(pools)), cluster.count_C, np.zeros(len(demands))])
+    objective = np.append(np.zeros(share), -1.0)
+    relaxed = linprog(objective, A_ub=matrix, b_ub=limits, method="highs")
+    with without_output():
+        whole = milp(
+            objective,
+            integrality=np.concatenate([np.zeros(len(columns)), np.ones(len(pools)), [0]]),
+            bounds=Bounds(0, np.inf),
+            constraints=LinearConstraint(matrix, -np.inf, limits),
+            options={"time_limit": seconds, "mip_rel_gap": CLOSE},
+        )
+    bound, price_R = min(-relaxed.fun, -(whole.mip_dual_bound or -np.inf)), -relaxed.ineqlin.marginals
+    worth_M = price_R[first_model:] / (weight_M * unit)
+    reduced_Q = work_QC @ price_R[first_type:first_model] - worth_M[model_Q]
+    return float(bound * unit), (relaxed if whole.x is None else whole).x[: len(columns)], reduced_Q
+
+
+def _in_turns(columns: Sequence[Column], reduced_Q: FloatArray, model: int) -> list[int]:
+    """A model's columns: of each sequence of types the best one, then of each the second, and so on."""
+    num_before: dict[tuple[int, ...], int] = {}
+    turns: list[tuple[int, float, int]] = []
+    for q in np.argsort(reduced_Q, kind="stable").tolist():
+        if columns[q].model == model:
+            types = tuple(stage.device for stage in columns[q].stages)
+            num_before[types] = num_before.get(types, -1) + 1
+            turns.append((num_before[types], float(reduced_Q[q]), q))
+    return [q for *_, q in sorted(turns)]
