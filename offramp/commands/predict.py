@@ -13,7 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
@@ -198,12 +198,9 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
     What answers hold beside them has no place in a table: at the end a line on stderr names it.
     """
     left_out: dict[str, None] = {}
-    if out is None:
-        yield _writer(sys.stdout, form, columns, left_out)
-        sys.stdout.flush()
-    else:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            yield _writer(file, form, columns, left_out)
+    with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", newline="") as file:
+        yield _writer(file, form, columns, left_out)
+        file.flush()
     if left_out:
         sys.stderr.write(f"no columns of CSV, so left out: {', '.join(left_out)}; --format jsonl has them\n")
 
