@@ -9,8 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,36 +87,26 @@ _Loader.add_implicit_resolver(
 )
 
 
-class LineNumbers:
-    """The lines of all values in a text of YAML or JSON, which is read on the first use."""
+def line_of(text: str, path: Sequence[str | int]) -> int:
+    """Returns the line, from 1, of the value at `path` in YAML or JSON, or of the nearest value above it.
 
-    def __init__(self, text: str = "") -> None:
-        self._text = text
-
-    def of(self, path: Sequence[str | int]) -> int:
-        """Returns the line, from 1, of the value at `path` or of the nearest value above it; raises yaml.YAMLError."""
-        node = self._root
-        if node is None:
-            return 1
-        for part in map(str, path):
-            inside = enumerate(_inside(node))
-            found = [inner for k, (key, inner) in inside if part == str(k if key is None else key.value)]
-            if not found:
-                break
-            node = found[0]
-        return node.start_mark.line + 1
-
-    @cached_property
-    def _root(self) -> yaml.Node | None:
-        """The document; its aliases can be expanded, and nothing stands twice in a mapping."""
-        loader = _Loader(self._text)
-        try:
-            root = loader.get_single_node()
-        except RecursionError as error:
-            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
-        if root is not None:
-            _count(root, {})
-        return root
+    Raises yaml.YAMLError where the text is no YAML, has aliases that cannot be expanded, or a key stands twice.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
+    if node is None:
+        return 1
+    _count(node, {})
+    for part in map(str, path):
+        inside = enumerate(_inside(node))
+        found = [inner for k, (key, inner) in inside if part == str(k if key is None else key.value)]
+        if not found:
+            break
+        node = found[0]
+    return node.start_mark.line + 1
 
 
 def _twice(key: str) -> str:
@@ -132,7 +121,8 @@ class Source:
     where: str
     """The file, or a description if there is no file."""
     raises: type[InputError]
-    lines: LineNumbers = field(default_factory=LineNumbers)
+    text: str = ""
+    """What the file holds, in which the lines of values are looked up."""
 
     def parse(self, shape: type[Document], *, called: str) -> Document:
         """Returns the data as a pydantic model; raises `raises`. `called`: the name of the document in messages."""
@@ -152,7 +142,7 @@ class Source:
 
     def _place(self, path: Sequence[str | int]) -> str:
         try:
-            return f"{self.where}:{self.lines.of(path)}"
+            return f"{self.where}:{line_of(self.text, path)}"
         except (yaml.YAMLError, RecursionError):  # JSON may nest deeper, and has characters that YAML has not
             return self.where
 
@@ -179,14 +169,14 @@ def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Sour
 
 def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
     # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
-    lines = LineNumbers(text.replace("\t", " "))
+    as_yaml = text.replace("\t", " ")
     try:
         document = json.loads(text, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
         raise raises(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
     except ValueError as error:  # a key that stands twice, or an integer of more digits than Python reads
-        raise raises(f"{path}{_line_of_second(lines)}: not JSON: {str(error).partition('; use sys.')[0]}") from error
-    return Source(document=document, where=str(path), raises=raises, lines=lines)
+        raise raises(f"{path}{_line_of_second(as_yaml)}: not JSON: {str(error).partition('; use sys.')[0]}") from error
+    return Source(document=document, where=str(path), raises=raises, text=as_yaml)
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -198,10 +188,10 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _line_of_second(lines: LineNumbers) -> str:
+def _line_of_second(text: str) -> str:
     """Returns the line of a key that occurs twice, found by the YAML reader, as `:LINE`."""
     try:
-        lines.of(())
+        line_of(text, ())
     except yaml.MarkedYAMLError as error:
         return f":{error.problem_mark.line + 1}" if error.problem_mark else ""
     except (yaml.YAMLError, RecursionError):  # as in Source
@@ -210,9 +200,8 @@ def _line_of_second(lines: LineNumbers) -> str:
 
 
 def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
-    lines = LineNumbers(text)
     try:
-        lines.of(())  # an alias inside what it names would not end when loaded, and aliases of aliases fill memory
+        line_of(text, ())  # an alias inside what it names would not end when loaded, and aliases of aliases fill memory
         document = yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -220,7 +209,7 @@ def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise raises(f"{path}:{line}: not YAML: {error.problem}") from error
-    return Source(document=document, where=str(path), raises=raises, lines=lines)
+    return Source(document=document, where=str(path), raises=raises, text=text)
 
 
 def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:

@@ -58,12 +58,9 @@ class Network(SegmentRunner, Protocol):
     An input's values may depend on its own rows only, never on its batch-mates.
     """
 
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def ramp_indices(self) -> tuple[int, ...]:
-        """The blocks that have a ramp, ascending."""
-        ...
+    num_blocks: int
+    ramp_indices: tuple[int, ...]
+    """The blocks that have a ramp, ascending."""
 
     @property
     def task(self) -> Task:

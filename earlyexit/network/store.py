@@ -16,7 +16,7 @@ from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN
-from earlyexit.network.boundary import Boundary, bytes_per_input
+from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import Chain, joined
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
@@ -171,10 +171,6 @@ class ModelCard(BaseModel):
         """Raise ModelFolderError for a float type that its family does not run in."""
         if dtype != "float32" and self.family in FLOAT32_ONLY:
             raise ModelFolderError(f"{self.name}: {self.family} models run in float32, not {dtype}")
-
-    def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
-        """Returns the bytes that one input of `length` tokens carries after a block."""
-        return bytes_per_input(self.boundaries[block], length, float_bytes=float_bytes)
 
 
 def read_card(folder: Path) -> ModelCard:

@@ -16,7 +16,7 @@ from earlyexit.network.cut import Cut
 from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TokenSequence, Unread
+from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TokenSequence
 from earlyexit.training.ramps import no_progress
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: As
     for number, each in enumerate(batch, 1):
         sequence = TokenSequence(
             each.prompt,
-            Unread(),
+            None,
             max_tokens=asked.max_tokens,
             max_length=model.max_length,
             ends=tuple(asked.ends),

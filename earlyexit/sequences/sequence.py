@@ -26,20 +26,6 @@ HALF = "\ufffd"
 """The replacement for an incomplete character."""
 
 
-class Unread:
-    """Stands in for the text of a sequence that is not decoded."""
-
-    stopped = False
-
-    def push(self, token: int) -> str:
-        """Returns no text."""
-        return ""
-
-    def finish(self) -> str:
-        """Returns no text."""
-        return ""
-
-
 class TextStream:
     """The text of a sequence's new tokens, piece by piece.
 
@@ -216,7 +202,7 @@ class TokenSequence:
     def __init__(
         self,
         prompt: Sequence[int],
-        text: TextStream | Unread,
+        text: TextStream | None,
         *,
         max_tokens: int,
         max_length: int,
@@ -225,7 +211,7 @@ class TokenSequence:
         chunk: int,
         start: int | None = None,
     ) -> None:
-        """Call `begin` before the first step.
+        """Call `begin` before the first step; `text`: None for a sequence that is not decoded.
 
         `max_length`: the model's, for prompt and answer together; `ends`: tokens that end it; `chunk`: the most tokens
         of a prompt in one step; `start`: for an encoder-decoder, the token that answers start with: the prompt is then
@@ -279,19 +265,19 @@ class TokenSequence:
         chosen = choose(answer_2k, self._sampling, len(self.tokens))
         self.tokens.append(chosen.token)
         is_end = chosen.token in self._ends
-        text = "" if is_end else self._text.push(chosen.token)
-        if is_end or self._text.stopped:
+        text = "" if is_end or self._text is None else self._text.push(chosen.token)
+        if is_end or (self._text is not None and self._text.stopped):
             self.ended = "stop"
         elif self._shown.is_whole:
             self.ended = "length"
-        if self.ended is not None:
+        if self.ended is not None and self._text is not None:
             text += self._text.finish()
         return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
     def cut(self) -> str:
         """End the sequence before its length; returns the text that was held back."""
         self.ended = "length"
-        return self._text.finish()
+        return "" if self._text is None else self._text.finish()
 
 
 def step_of(tokens: Sequence[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import PlanError
 from earlyexit.named import spec_of
-from earlyexit.network.boundary import Column, Value
+from earlyexit.network.boundary import Column, Value, stacked
 
 if TYPE_CHECKING:  # an ingress reads answers without torch
     from torch import Tensor
@@ -73,9 +73,9 @@ class Task(ABC):
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """Returns the answers, (B, ...); each follows from its own outputs alone."""
 
-    @abstractmethod
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """Returns how sure the exit is of each answer, float32 (B,), larger is surer."""
+        """Returns how sure the exit is of each answer, float32 (B,), larger is surer; here the mean principal value."""
+        return self.principal_values(outputs_BC).mean(1)
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """Returns the few outputs that say how sure an exit is, from 0 to 1, float32 (B, P) (PAME section 5.3).
@@ -96,9 +96,9 @@ class Task(ABC):
         """Returns figures that are not means over inputs, by name, from the sums of `tallies`; here none."""
         return {}
 
-    @abstractmethod
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        """Returns the columns of several answers, by name."""
+        """Returns the columns of several answers, by name; here the answers as they are, and their scores."""
+        return {self.columns[0].name: stacked(values), "score": list(scores)}
 
     @abstractmethod
     def to_json(self, value: Value, score: float) -> dict[str, Any]:

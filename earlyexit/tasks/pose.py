@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value, stacked
+from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import check_whole, listed_names
 
@@ -106,10 +106,6 @@ class PoseTask(Task):
         x_BJ, y_BJ = ((place_BJ + 0.5) * (self.image_side / side) - 0.5 for place_BJ in places)
         return torch.stack([x_BJ, y_BJ, peak_BJ.clamp(0, 1)], dim=-1).float()
 
-    def score(self, outputs_BC: Tensor) -> Tensor:
-        """Returns the mean of the highest values of the heatmaps."""
-        return self.principal_values(outputs_BC).mean(1)
-
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """Returns the highest values of each heatmap, (B, J * `highest`)."""
         return outputs_BC.flatten(2).topk(self.highest, dim=-1, sorted=False).values.clamp(0, 1).flatten(1).float()
@@ -133,9 +129,6 @@ class PoseTask(Task):
         distance_BJ = np.hypot(*np.moveaxis(early[..., :2].astype(np.float64) - right[..., :2], -1, 0))
         near_BJ = counted_BJ & (distance_BJ <= self.tolerance)
         return near_BJ.sum(1, dtype=np.int64), counted_BJ.sum(1, dtype=np.int64)
-
-    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        return {"keypoints": stacked(values), "score": list(scores)}
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
         assert isinstance(value, Numbers)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value, stacked
+from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import MOST_CLASSES, check_whole, colours, listed_names, read_mask, to_png
 from earlyexit.tasks.label import imitated
@@ -89,10 +89,6 @@ class SegmentationTask(Task):
         logits_BCHW = interpolate(logits_BChw, size=size, mode="bilinear", align_corners=False)
         return logits_BCHW.argmax(1).to(torch.uint8)
 
-    def score(self, outputs_BC: Tensor) -> Tensor:
-        """Returns the mean probability of the likeliest class over the map's pixels."""
-        return self.principal_values(outputs_BC).mean(1)
-
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """Returns the highest probability of every pixel of the map, (B, h * w)."""
         logits_BCK = outputs_BC.float().flatten(2)
@@ -125,9 +121,6 @@ class SegmentationTask(Task):
         there_C[self._ignored_ids] = False
         mean_iou = float((both_C[there_C] / union_C[there_C]).mean()) if there_C.any() else 0.0
         return {"pixel_accuracy": float(both_C.sum() / max(int(true_C.sum()), 1)), "mean_iou": mean_iou}
-
-    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        return {"class_map": stacked(values), "score": list(scores)}
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
         class_map_HW = _array(value)

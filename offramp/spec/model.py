@@ -19,7 +19,7 @@ from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NAME_PATTERN
-from earlyexit.network.boundary import FLOAT_BYTES, hop_float_bytes
+from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibrated import check_members, check_policy, read_calibration
 from offramp.commands.output import command
@@ -298,7 +298,7 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     lengths = [entry.length for entry in document.latency.values() if entry.length is not None]
     length = max(lengths, default=card.max_length)
     float_bytes = hop_float_bytes(document.dtype, document.hop_dtype)
-    return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
+    return tuple(bytes_per_input(each, length, float_bytes=float_bytes) for each in card.boundaries)
 
 
 def _told(folders: list[Path]) -> str:

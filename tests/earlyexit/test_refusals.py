@@ -49,7 +49,7 @@ from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ShareP
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.pooling import pooled_size
-from earlyexit.sequences.sequence import Sampling, TokenSequence, Unread
+from earlyexit.sequences.sequence import Sampling, TokenSequence
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -146,7 +146,7 @@ def moving(form: str) -> bytes:
 def generated(prompt: list[int], *, max_tokens: int = 2, start: int | None = None) -> TokenSequence:
     greedy = Sampling()
     return TokenSequence(
-        prompt, Unread(), max_tokens=max_tokens, max_length=4, ends=(), sampling=greedy, chunk=8, start=start
+        prompt, None, max_tokens=max_tokens, max_length=4, ends=(), sampling=greedy, chunk=8, start=start
     )
 
 

@@ -25,7 +25,7 @@ from earlyexit.data.rows import PAIR, TEXT, LabelledRows, read_labelled
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.boundary import TensorSpec, bytes_per_input
 from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
@@ -96,7 +96,7 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     assert run("profile", str(out), "--out", str(tmp_path / "cpu.json"), "--batches", "1,2", "--repeats", "2") == 0
     profile = LatencyProfile.load(tmp_path / "cpu.json")
     assert (profile.lengths, profile.num_blocks, profile.ramps) == ((1,), 3, (0, 1))
-    hop = [int(card.bytes_per_input(block, 1, float_bytes=4)) for block in range(3)]
+    hop = [int(bytes_per_input(each, 1)) for each in card.boundaries]
     assert hop == [16 * 32 * 32 * 4, 32 * 16 * 16 * 4, 64 * 8 * 8 * 4]
 
 
