@@ -26,18 +26,3 @@ class WallClock:
 
     def now_s(self) -> float:
         return time.time()
-
-
-class ManualClock:
-    """A clock that stands still until it is told to advance."""
-
-    def __init__(self, now_s: float = 0.0) -> None:
-        self._now_s = now_s
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward; `seconds` must not be negative."""
-        assert seconds >= 0
-        self._now_s += seconds

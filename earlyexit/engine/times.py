@@ -67,12 +67,14 @@ class BySplit(Generic[V]):
         """Returns the value of a split that has run now."""
         if split is not self.latest_split:
             work = _work(split)
-            if work not in self.kept and len(self.kept) >= MOST_SPLITS:
-                oldest = next(iter(self._by_last_run))
-                del self.kept[oldest], self._by_last_run[oldest]
+            if work not in self.kept:
+                if len(self.kept) >= MOST_SPLITS:
+                    oldest = next(iter(self._by_last_run))
+                    del self.kept[oldest], self._by_last_run[oldest]
+                self.kept[work] = self._new()
             self._by_last_run.pop(work, None)
             self._by_last_run[work] = None
-            self.latest_split, self.latest = split, self.kept.setdefault(work, self._new())
+            self.latest_split, self.latest = split, self.kept[work]
         return self.latest
 
 

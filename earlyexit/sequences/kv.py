@@ -356,12 +356,6 @@ class KvStore:
         )
         return attended[0].transpose(0, 1)
 
-    def held(self, block: int, sequence: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of a sequence's first tokens in a block, each (tokens, K, d)."""
-        places = torch.from_numpy(self.place_of(Run(sequence=sequence, start=0, length=tokens), 0))
-        places = places.to(self._keys[block].device)
-        return self._keys[block][places], self._values[block][places]
-
 
 @dataclass(frozen=True, slots=True)
 class _Pages:

@@ -72,10 +72,6 @@ class Pending:
         assert older is None or older.end == start, f"tokens {older.end} to {start - 1} are nowhere"
         return older
 
-    def num_waiting(self, sequence: int) -> int:
-        """Tokens that are behind, of all blocks together."""
-        return sum(len(each.hidden_nD) for each in self._by_sequence.get(sequence, {}).values())
-
     def moved(self, sequence: int, first: int, end: int, rows: Behind) -> None:
         """Blocks `first` to `end` - 1 have seen `rows`, which now wait before `end`, behind what waits there."""
         self.through(sequence, first, rows.end, until=end)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece, Pace, PacedRunner, RecordedRunner, Sharing
-from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Answered, Device, Failed, Release, Step
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.times import ObservedTimes
@@ -19,6 +18,7 @@ from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.answers import label_of
+from tests.clock import ManualClock
 from tests.cluster.recorded_batches import HALF, RAMPS, WHOLE, batch_of, piece_of, recorded
 
 EVERYWHERE = [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]

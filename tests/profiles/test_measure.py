@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.clock import ManualClock
 from earlyexit.network.boundary import Budget, Segment, Split
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.model import EarlyExitModel
@@ -17,6 +16,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.table import LatencyTable
+from tests.clock import ManualClock
 
 LENGTH, CONTEXT = 8, 40
 SIZES = {

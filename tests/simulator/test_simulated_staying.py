@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner
-from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
@@ -16,6 +15,7 @@ from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.plan import Plan
 from simulator.simulate import simulate
+from tests.clock import ManualClock
 from tests.cluster.recorded_batches import HALF, RAMPS, piece_of, recorded
 from tests.simulator.tiny_cases import AT_0, AT_1, AT_2, TO_END, plan, problem, scenario, split, stage
 

@@ -15,7 +15,6 @@ from deployments.controller.observe import Fleet, Forecast, MakeTuner
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
-from earlyexit.clock import ManualClock
 from earlyexit.engine.times import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
@@ -30,6 +29,7 @@ from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.risk import Guarantee
 from profiles.stream import Observations, StreamShape
 from profiles.table import LatencyTable
+from tests.clock import ManualClock
 
 RAMPS = (0, 1, 2)
 CHAIN = Chain(names=("model",), lengths=(4,), ramps=RAMPS)

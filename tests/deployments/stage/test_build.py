@@ -18,7 +18,7 @@ from cluster.emulated import PacedRunner
 from deployments.replica.build import build_policy, build_runner, check_emulated, expect_no_loss, policy_for, warm_up
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
-from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import MemoryUse
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import Encoded, Split, entering
@@ -32,6 +32,7 @@ from earlyexit.tasks.token import TokenTask
 from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import problem
 from tests.deployments.stage.small_model import save_records, save_small_model
 from tests.earlyexit.network.chains import renamed

@@ -19,7 +19,7 @@ from deployments.replica.build import build_runner
 from deployments.replica.host import BROKEN_AFTER, NOTHING, OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
-from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Release, Step
 from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.times import TimesRun
@@ -29,6 +29,7 @@ from optimizer.placement import PlacedPlan, slot_name
 from optimizer.plan import PolicySpec, Stage, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.clock import ManualClock
 from tests.deployments.stage.small_model import save_records, save_small_model
 
 V100 = "emulated:V100"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from earlyexit.clock import ManualClock
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
+from tests.clock import ManualClock
 
 Engine = BatchEngine[None]
 

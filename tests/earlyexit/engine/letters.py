@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.clock import Clock, ManualClock
+from earlyexit.clock import Clock
 from earlyexit.engine.device import Answered, Device, Failed, Memory, Observed, Release, Step, Survivors
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
+from tests.clock import ManualClock
 
 ALL_OF_THEM = "*"
 NUM_BLOCKS = 4

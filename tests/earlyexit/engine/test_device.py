@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Answered, Device, Failed, MemoryUse, Observed, Release, Survivors
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
@@ -18,6 +17,7 @@ from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
+from tests.clock import ManualClock
 from tests.earlyexit.engine.driver import Engine, TableTimes, splits_of
 from tests.earlyexit.engine.driver import member as waiting
 from tests.earlyexit.engine.letters import (

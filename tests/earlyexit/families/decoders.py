@@ -20,6 +20,7 @@ from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps import RampStyle
+from earlyexit.sequences.kv import KvStore, Run
 from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.codecs.prompts import byte_tokenizer
@@ -145,3 +146,9 @@ class Handfuls:
         found = each.answered(answer.value.numpy(), answer.exit)
         said += [] if found is None else [found]
         return each.ended is None
+
+
+def held(kv: KvStore, block: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a sequence's first tokens in a block, each (tokens, K, d)."""
+    places = torch.from_numpy(kv.place_of(Run(sequence=sequence, start=0, length=tokens), 0))
+    return kv._keys[block][places], kv._values[block][places]

@@ -24,6 +24,7 @@ from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.kv import Run
 from earlyexit.sequences.kv_memory import BEHIND, RUN
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of
 from tests.earlyexit.families.decoders import (
@@ -33,6 +34,7 @@ from tests.earlyexit.families.decoders import (
     Handfuls,
     backbone_of,
     decoder,
+    held,
     hf_decoder,
     say,
     sequence,
@@ -70,7 +72,7 @@ def test_copies_are_of_the_state_that_a_token_left_with(model: EarlyExitModel, r
         for index in range(2, NUM_BLOCKS):
             block = reference.model.layers[index]
             values = block.self_attn.v_proj(block.input_layernorm(states[-1])).view(2, 8)
-            assert (backbone.memory.kv.held(index, number, seen)[1][-1] - values).abs().max() < 1e-5
+            assert (held(backbone.memory.kv, index, number, seen)[1][-1] - values).abs().max() < 1e-5
             checked += 1
     assert checked
     backbone.fill = "compute"
@@ -111,7 +113,7 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
         run = torch.tensor([run_of(number, len(tokens) - 1, 0, 0)], dtype=torch.int32)
         with torch.inference_mode():
             backbone.run_blocks(0, NUM_BLOCKS, backbone.embed((ids, run), layout_of(1)), layout_of(1))
-        assert backbone.memory.pending.num_waiting(number) == 0
+        assert backbone.memory.pending.blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
 
 
 def _end(model: EarlyExitModel) -> None:
@@ -345,10 +347,10 @@ def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_t
     assert {each.exit for steps in said.values() for each in steps} >= {1, NUM_BLOCKS - 1}
     for number, each in sequences.items():
         _see(answering, number, each, each.tokens[-1:])
-        assert backbone.memory.pending.num_waiting(number) == 0
+        assert backbone.memory.pending.blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
         _see(answering, number + 10, each, each.tokens)
         for block in range(NUM_BLOCKS):
-            filled, full = (backbone.memory.kv.held(block, of, len(each.tokens)) for of in (number, number + 10))
+            filled, full = (held(backbone.memory.kv, block, of, len(each.tokens)) for of in (number, number + 10))
             for mine, its in zip(filled, full, strict=True):
                 assert (mine - its).abs().max() < 1e-10 * its.abs().max()
 

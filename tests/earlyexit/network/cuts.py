@@ -9,7 +9,6 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Answered, Device, Release, Runner, Step
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
@@ -22,6 +21,7 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
 from tests.answers import label_of
+from tests.clock import ManualClock
 from tests.earlyexit.network.tokens import wire_of
 
 

@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 
-from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     DeadlineError,
     ExecutionError,
@@ -28,6 +27,7 @@ from earlyexit.errors import (
 from offramp.client.client import AsyncClient, Client, Prediction
 from offramp.client.inputs import tensor_body
 from offramp.client.protocol import ERRORS_BY_KIND, find_api_key
+from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError, OfframpError
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
 from offramp.commands.options import PredictJob
 from offramp.commands.predict import Row, Tally, format_of, predict_all, row_writer
 from offramp.load.data_stream import Given
+from tests.clock import ManualClock
 from tests.offramp.client.test_client import failure
 
 

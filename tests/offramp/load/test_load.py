@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from earlyexit.clock import ManualClock
 from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
 from offramp.load.data_stream import stream_lines, stream_texts
 from offramp.load.generator import Generator, LoadConfig, run_load, send_times_s
 from offramp.load.report import LoadReport, RequestRecord, render, summarise
+from tests.clock import ManualClock
 
 ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

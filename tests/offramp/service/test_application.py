@@ -10,7 +10,6 @@ import pytest
 
 from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
-from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError, ModelFolderError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
@@ -20,6 +19,7 @@ from offramp.spec.file import at_folder
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
 from optimizer.plan_file import write_plan
+from tests.clock import ManualClock
 from tests.deployments.serve_status import application, serving
 
 KEYS = {"OFFRAMP_API_KEYS": "alice:alice-0123456789"}

@@ -14,8 +14,8 @@ import pytest
 from deployments.api.access import ALL_CALLERS, KeyRing, RateLimits, gate_of, rate_limits
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
-from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError, RateLimitError
+from tests.clock import ManualClock
 from tests.deployments.ingress.api.faces import BEARER, KEY, OTHER_KEY, V2_BODY, FakeBackend, client_of, gate
 from tests.deployments.ingress.api.test_http import ROUTES, call, path_of
 

@@ -25,9 +25,9 @@ from deployments.keys import AccessSettings
 from deployments.versions.choice import Fork
 from deployments.versions.repository import Repository, VersionRoutes
 from deployments.versions.versions import IndexRow, Versions
-from earlyexit.clock import ManualClock
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
+from tests.clock import ManualClock
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
 

@@ -12,7 +12,6 @@ from deployments.api.access import RateLimits
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.versions.choice import Fork, Tally
-from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     AdmissionError,
     ControllerUnavailableError,
@@ -24,6 +23,7 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
+from tests.clock import ManualClock
 from tests.deployments.ingress.api.faces import FACES, KEY, Ask, FakeBackend, FakeContext, FakeDesk, client_of, gate
 from tests.deployments.ingress.versions.version_world import FakeServed
 from tests.model_cards import a_card

@@ -18,12 +18,12 @@ from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.http import build_api
 from deployments.api.parsing import Signature
 from deployments.api.server.server import HttpServer, Limits
-from earlyexit.clock import ManualClock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError
 from earlyexit.network.store import ModelCard
 from earlyexit.sequences.sequence import TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
+from tests.clock import ManualClock
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.server.places import running
 from tests.earlyexit.codecs.prompts import END

@@ -13,8 +13,8 @@ from deployments.api import live_page
 from deployments.api.events import Departure, EventStream
 from deployments.api.http import build_api
 from deployments.api.live_page import PERIOD_S, TROUBLE, Feed, Viewer, assets
-from earlyexit.clock import ManualClock
 from earlyexit.errors import OverloadedError
+from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.fake_service import FakeService
 from tests.deployments.wire_fakes import turns
 

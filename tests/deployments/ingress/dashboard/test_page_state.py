@@ -14,12 +14,12 @@ from deployments.ops.dashboard.state import MOST_REPLICAS, Snapshot, blocks_stat
 from deployments.ops.prometheus import metrics_text
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import BUCKET
-from earlyexit.clock import ManualClock
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
+from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.dashboard_scene import (
     FACTS,
     FIRST,

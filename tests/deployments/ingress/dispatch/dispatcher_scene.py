@@ -16,13 +16,13 @@ from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.wire.messages import Chunk, GoingOn, StageCall, Timing
-from earlyexit.clock import ManualClock
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape
+from tests.clock import ManualClock
 from tests.deployments.wire_fakes import FixedLinks, turns
 
 BATCH = 4

@@ -23,8 +23,8 @@ from deployments.ops.tracing.spans import MOST_INPUTS, InputSpan, RequestRecord,
 from deployments.ops.tracing.tracer import Tracer, traces_url
 from deployments.versions.choice import Fork, Tally
 from deployments.wire.messages import Chunk, SplitRun, Timing
-from earlyexit.clock import ManualClock
 from earlyexit.network.boundary import Answer, Encoded
+from tests.clock import ManualClock
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
 from tests.deployments.wire_fakes import answered, call_of, going_on, piece_of
 

@@ -23,10 +23,10 @@ from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally, Traffic
 from deployments.versions.repository import RayCluster, Repository, VersionRoutes
 from deployments.versions.versions import AppStatus, IngressLink, Listed, RayStore, VersionFacts, Versions
-from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
+from tests.clock import ManualClock
 from tests.deployments.ingress.api.faces import V2_BODY, FakeBackend
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
