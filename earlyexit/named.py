@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from earlyexit.errors import ModelFolderError
 
@@ -42,14 +42,19 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
         raise ModelFolderError(f"{called} {name!r} does not take {settings}: {error}") from error
 
 
-def spec_of(made: Any) -> dict[str, Any]:
-    """Returns a spec of which `make_named` makes an equal object.
+class Named:
+    """A variant that a card names."""
 
-    It has the object's name, and the constructor's parameters of the class with that name, by attributes of the same
-    names; None is left out.
-    """
-    given = {key: _plain(getattr(made, key)) for key in _parameters(made.__class__)}
-    return {"name": made.name} | {key: value for key, value in given.items() if value is not None}
+    name: ClassVar[str]
+
+    def spec(self) -> dict[str, Any]:
+        """Returns its entry in a card, of which `make_named` makes an equal object.
+
+        Here these are its name, and the constructor's parameters of the class with that name, which must be attributes;
+        None is left out.
+        """
+        given = {key: _plain(getattr(self, key)) for key in _parameters(type(self))}
+        return {"name": self.name} | {key: value for key, value in given.items() if value is not None}
 
 
 @cache

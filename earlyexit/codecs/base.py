@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import InputError, PlanError
-from earlyexit.named import spec_of
+from earlyexit.named import Named
 from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words, left_of
 
@@ -28,10 +28,9 @@ class Encode(Protocol):
     def __call__(self, rows: Sequence[Any], *, truncate: bool) -> Sequence[Encoded]: ...
 
 
-class Codec(ABC, Generic[Row]):
+class Codec(Named, ABC, Generic[Row]):
     """Pure functions beside a declaration: checks, descriptions and clients follow from `inputs`."""
 
-    name: ClassVar[str]
     inputs: tuple[Column, ...]
     """The v2 inputs, known before `load`; columns of one name are forms of one input, the preferred one first."""
     content_types: tuple[str, ...] = ()
@@ -49,13 +48,6 @@ class Codec(ABC, Generic[Row]):
 
     def load(self, folder: Path) -> None:
         """Read what it needs from a model's folder; raises ModelFolderError."""
-
-    def spec(self) -> dict[str, Any]:
-        """Returns its entry in a model card, of which `find_codec` makes an equal codec.
-
-        Here these are the constructor's parameters, which must be attributes; None is left out.
-        """
-        return spec_of(self)
 
     @abstractmethod
     def from_columns(self, columns: Columns) -> list[Row]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jinja2 import Template, TemplateError
+from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -37,45 +38,30 @@ Message = Mapping[str, str]
 """At least a `role` and its `content`."""
 
 
-class ChatTemplate:
-    """A compiled template and the tokens that it can name."""
+def read_chat_template(folder: Path) -> Callable[..., str] | None:
+    """Returns what writes `messages` and the beginning of the answer, by the template in a model's folder, or None.
 
-    def __init__(self, template: Template, tokens: Mapping[str, str]) -> None:
-        self._template = template
-        self._tokens = tokens
-
-    @classmethod
-    def load(cls, folder: Path) -> ChatTemplate | None:
-        """Returns the template in a model's folder, or None; raises ModelFolderError for an invalid one."""
-        config_path, template_path = folder / TOKENIZER_CONFIG_FILE, folder / TEMPLATE_FILE
-        try:
-            config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-            source = template_path.read_text(encoding="utf-8") if template_path.is_file() else _default(config)
-        except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-            raise ModelFolderError(f"{folder}: its chat template cannot be read: {error}") from error
-        if source is None:
-            return None
-        try:
-            environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-            environment.filters["tojson"] = _to_json
-            environment.globals["raise_exception"] = _refuse
-            environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-            template = environment.from_string(source)
-        except TemplateError as error:
-            raise ModelFolderError(f"{folder}: its chat template is none: {error}") from error
-        named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # each a text or an object
-        texts = {name: str(each["content"] if isinstance(each, dict) else each) for name, each in named.items()}
-        return cls(template, texts)
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """Returns all messages and the beginning of the answer; raises InputError for messages that it refuses."""
-        try:
-            said = [dict(message) for message in messages]
-            return self._template.render(messages=said, add_generation_prompt=True, **self._tokens)
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
-            raise InputError(
-                f"messages: the model's chat template does not take them: {error}", param="messages"
-            ) from error
+    Raises ModelFolderError for an invalid template.
+    """
+    config_path, template_path = folder / TOKENIZER_CONFIG_FILE, folder / TEMPLATE_FILE
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+        source = template_path.read_text(encoding="utf-8") if template_path.is_file() else _default(config)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ModelFolderError(f"{folder}: its chat template cannot be read: {error}") from error
+    if source is None:
+        return None
+    try:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        template = environment.from_string(source)
+    except TemplateError as error:
+        raise ModelFolderError(f"{folder}: its chat template is none: {error}") from error
+    named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # each a text or an object
+    texts = {name: str(each["content"] if isinstance(each, dict) else each) for name, each in named.items()}
+    return partial(template.render, add_generation_prompt=True, **texts)
 
 
 def _default(config: Mapping[str, Any]) -> str | None:
@@ -135,7 +121,7 @@ class PromptCodec(Codec[Prompt]):
         if max_length < 2:
             raise ValueError(f"max_length is {max_length}; a prompt and its answer have 2 tokens at least")
         self.max_length = max_length
-        self._template: ChatTemplate | None = None
+        self._template: Callable[..., str] | None = None
         self.tokenizer: Tokenizer
         self._literal: Tokenizer
         self._special: Mapping[str, int]
@@ -148,7 +134,7 @@ class PromptCodec(Codec[Prompt]):
         self._special = {token.content: number for number, token in added.items() if token.special and token.content}
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_re = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._template = ChatTemplate.load(folder)
+        self._template = read_chat_template(folder)
 
     @property
     def chats(self) -> bool:
@@ -169,7 +155,13 @@ class PromptCodec(Codec[Prompt]):
             raise InputError(
                 "messages: this model has no chat template; send a prompt to /v1/completions", param="messages"
             )
-        text = self._template.render([{name: self._marked(value) for name, value in each.items()} for each in messages])
+        marked = [{name: self._marked(value) for name, value in each.items()} for each in messages]
+        try:
+            text = self._template(messages=marked)
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise InputError(
+                f"messages: the model's chat template does not take them: {error}", param="messages"
+            ) from error
         if LEFT not in text:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
         return tuple(token for piece in self._pieces(text) for token in piece)

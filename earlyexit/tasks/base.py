@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import PlanError
-from earlyexit.named import spec_of
+from earlyexit.named import Named
 from earlyexit.network.boundary import Column, Value, stacked
 
 if TYPE_CHECKING:  # an ingress reads answers without torch
@@ -27,10 +27,9 @@ IntArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
 
 
-class Task(ABC):
+class Task(Named, ABC):
     """Turns an exit's outputs into answers, and says when two answers agree."""
 
-    name: ClassVar[str]
     zero_one: ClassVar[bool]
     """Whether a loss is always 0 or 1: budgets are then tested exactly."""
     large: ClassVar[bool] = False
@@ -51,13 +50,6 @@ class Task(ABC):
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what an exit gives for an input: (C,), for dense tasks maps (C, H, W)."""
         return (self.num_outputs,)
-
-    def spec(self) -> dict[str, Any]:
-        """Returns its entry in a model card, of which `find_task` makes an equal task.
-
-        Here these are the constructor's parameters, which must be attributes; None is left out.
-        """
-        return spec_of(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Task) and self.spec() == other.spec()
