@@ -53,7 +53,8 @@ class Named:
         Here these are its name, and the constructor's parameters of the class with that name, which must be attributes;
         None is left out.
         """
-        given = {key: _plain(getattr(self, key)) for key in _parameters(type(self))}
+        kind: Any = type(self)
+        given = {key: _plain(getattr(self, key)) for key in _parameters(kind)}
         return {"name": self.name} | {key: value for key, value in given.items() if value is not None}
 
 

@@ -109,7 +109,7 @@ class Task(Named, ABC):
     def targets(self, labels: Sequence[Any]) -> ValueArray:
         """Returns the right answers from the labels of a data file; raises DataError that names an unknown label."""
 
-    def check_taught(self, targets_N: ValueArray) -> None:  # noqa: B027 - most tasks can learn from any rows
+    def check_taught(self, targets_N: ValueArray) -> None:
         """Raise DataError where right answers miss something that a model must learn from them."""
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:
