@@ -26,7 +26,7 @@ from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_end, check_
 
 DocumentPath = tuple[str | int, ...]
 MOST_CHAINS = 3
-"""Chains that a plan may have side by side, unless it is said otherwise."""
+"""Chains that a plan may have side by side."""
 RampKey = Annotated[int, Field(strict=False)]
 """JSON has string keys only."""
 
@@ -43,8 +43,6 @@ class ModelShape:
     """As in a plan: one past the last block of every network of a chain; nothing for a single network."""
     generates: bool = False
     """Whether its answers are the next tokens of sequences."""
-    most_chains: int = MOST_CHAINS
-    """Chains that a plan may have side by side."""
 
     @classmethod
     def of(cls, card: ModelCard) -> ModelShape:
@@ -294,8 +292,8 @@ def _build_chains(
         num_blocks = end
     shares = tuple(chain.share for _, chain in chains)
     with source.said_at(("chains",)):
-        if shape is not None and len(chains) > shape.most_chains:
-            raise PlanError(f"{len(chains)} chains side by side; at most {shape.most_chains} are allowed")
+        if shape is not None and len(chains) > MOST_CHAINS:
+            raise PlanError(f"{len(chains)} chains side by side; at most {MOST_CHAINS} are allowed")
         check_shares(shares, len(chains))
     return tuple(stages), shares
 
