@@ -17,7 +17,6 @@ from profiles.lengths import Lengths, read_lengths
 if TYPE_CHECKING:
     from profiles.records import ExitRecords
 
-RECORDS = ".npz"
 Given = float | list[float] | Mapping[int, float] | str
 
 
@@ -42,7 +41,7 @@ def lengths_document(lengths: Lengths) -> float | dict[int, float]:
 
 def tokens_of(path: Path) -> npt.NDArray[np.int64]:
     """Tokens of inputs, in their order, of a file of lengths or of exit records; raises DataError."""
-    if path.suffix != RECORDS:
+    if path.suffix != ".npz":
         return read_lengths(path)
     from profiles.records import ExitRecords
 

@@ -271,6 +271,7 @@ def with_batches(given: Any) -> str:
 
 
 in_shape = partial(read_plan, shape=SHAPE)
+FOUR_CHAINS = SIDE_BY_SIDE + SIDE_BY_SIDE.partition("chains:\n")[2]
 GAP = SIDE_BY_SIDE.replace("{first: 2, end: 6", "{first: 2, end: 5")
 STAY = PLAN_FILE + "after_answer: stay\n"
 TOKENS = PLAN_FILE.replace("batch: 32,", "batch: 32, tokens: 256,")
@@ -289,11 +290,7 @@ FILES: dict[str, FileCase] = {
     "plan: no policy": (in_shape, "plan.yaml", PLAN_FILE.replace("policy:\n" + POLICY, "")),
     "plan: tokens of images": (partial(read_plan, shape=replace(SHAPE, has_tokens=False)), "plan.yaml", TOKENS),
     "plan: a token stays": (partial(read_plan, shape=replace(SHAPE, generates=True)), "plan.yaml", STAY),
-    "plan: more chains than allowed": (
-        partial(read_plan, shape=replace(SHAPE, most_chains=1)),
-        "plan.yaml",
-        SIDE_BY_SIDE,
-    ),
+    "plan: more chains than allowed": (in_shape, "plan.yaml", FOUR_CHAINS),
     "plan: chains of different ends": (read_plan, "plan.yaml", GAP),
     **put_in("side by side files", SIDE_BY_SIDE, in_shape, "plan.yaml"),
     **{name: (read_plan, "plan.yaml", chain_file(*bounds)) for name, bounds in GOLDEN["plans of a chain"].items()},
