@@ -34,14 +34,6 @@ from simulator.service import SimulatedService
 from simulator.simulate import gather, play
 
 
-class Fault(NamedTuple):
-    """What goes wrong, or right again, at a time."""
-
-    at_s: float
-    happen: Callable[[SimulatedFleet], None]
-    """A call of the fleet, such as `fleet.die("split-cpu-0")`."""
-
-
 class Order(NamedTuple):
     """A plan given by an operator, put in force at a time and held."""
 
@@ -199,15 +191,19 @@ class Controlled:
         return [str(each["words"]) for each in self.said if each["kind"] in kinds]
 
 
+MakeFleet = Callable[[SimulatedService, Mapping[str, int], Delays], SimulatedFleet]
+"""From a service and its accelerators per type."""
+
+
 def simulate_controlled(
     scenario: Scenario,
     control: Control,
     *,
-    faults: tuple[Fault, ...] = (),
     closed: Closed | None = None,
     seed: int = 0,
+    make_fleet: MakeFleet = SimulatedFleet,
 ) -> Controlled:
-    """Serve the scenario's requests, beginning with its plan, while the controller plans anew and things go wrong.
+    """Serve the scenario's requests, beginning with its plan, while the controller plans anew.
 
     `closed`: a closed loop's load, in place of arrivals; the scenario then has none, and the load's rows. Ends when
     every input has its outcome, or `linger_s` after the load. Equal arguments give equal results.
@@ -215,14 +211,21 @@ def simulate_controlled(
     assert len(control.records) == scenario.decisions.num_rows, "records are of the decisions' rows"
     events, history = Events(), History.open(Path(":memory:"), "simulated")
     with closing(SimulatedTime(events)) as time, closing(history):
-        return _Run(scenario, control, events, time, history, seed).run(faults, closed)
+        return _Run(scenario, control, events, time, history, seed, make_fleet).run(closed)
 
 
 class _Run:
     """One simulation; puts the parts together."""
 
     def __init__(
-        self, scenario: Scenario, control: Control, events: Events, time: SimulatedTime, history: History, seed: int
+        self,
+        scenario: Scenario,
+        control: Control,
+        events: Events,
+        time: SimulatedTime,
+        history: History,
+        seed: int,
+        make_fleet: MakeFleet,
     ) -> None:
         self._scenario = scenario
         self._control = control
@@ -233,7 +236,7 @@ class _Run:
         placed = PlacedPlan(plan=scenario.plan)
         self._service = SimulatedService(scenario, events, placed, self._probing, self._decide)
         counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
-        self._fleet = SimulatedFleet(self._service, counts, control.delays)
+        self._fleet = make_fleet(self._service, counts, control.delays)
         settings = {"problem": control.problem, "policy": scenario.plan.policy, "state": ":memory:"}
         self._loop = ControlLoop(
             self._fleet,
@@ -248,10 +251,8 @@ class _Run:
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended_s: float | None = None
 
-    def run(self, faults: tuple[Fault, ...], closed: Closed | None) -> Controlled:
+    def run(self, closed: Closed | None) -> Controlled:
         self._fleet.boot()
-        for fault in faults:
-            self._events.at(fault.at_s, CONTROLS, fault.happen, self._fleet)
         self._tasks = [self._time.create_task(self._loop.run())]
         self._tasks += [self._time.create_task(self._obey(order)) for order in self._control.orders]
         if self._control.hold:  # once the loop has begun: it would take a standing before that up again

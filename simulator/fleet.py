@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
@@ -72,16 +72,12 @@ class Delays:
 
     start_s: float = 10.0
     """From a free accelerator to a warm replica that takes calls."""
-    notice_s: float = 1.0
-    """Until a dead replica is replaced: the live service's `health_check_period_s`."""
-    lost_s: float = 15.0
-    """Until Ray no longer counts accelerators that are gone."""
     drain_s: float = 2.0
     """How often Serve checks whether a replica that takes no more calls has ended those that it had."""
 
 
 @dataclass(slots=True, eq=False)
-class _Start:
+class Start:
     """A replica that was requested, and does not run yet."""
 
     device: str
@@ -92,43 +88,26 @@ class AcceleratorPool:
     """Accelerators of one type, from 0 on. The lowest free one is taken first: a plan's first stage has the lowest."""
 
     def __init__(self, count: int) -> None:
-        self._holders: list[object] = [None] * count
-        self._lost_s: dict[int, float] = {}
-        """When each accelerator was lost that is gone."""
+        self.holders: list[object] = [None] * count
+
+    def is_free(self, number: int) -> bool:
+        """Whether an accelerator can be taken."""
+        return self.holders[number] is None
 
     def take(self, holder: object) -> bool:
         """Takes the lowest free accelerator; returns False if none is free."""
-        for number, held in enumerate(self._holders):
-            if held is None and number not in self._lost_s:
-                self._holders[number] = holder
-                return True
-        return False
+        free = next(filter(self.is_free, range(len(self.holders))), None)
+        if free is not None:
+            self.holders[free] = holder
+        return free is not None
 
     def hand_over(self, holder: object, other: object) -> None:
         """Give a holder's accelerator to another."""
-        self._holders[self._holders.index(holder)] = other
+        self.holders[self.holders.index(holder)] = other
 
     def release(self, holder: object) -> None:
         """Free a holder's accelerator, if it has one."""
-        self._holders = [None if held is holder else held for held in self._holders]
-
-    def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
-        """Remove accelerators; returns their holders."""
-        lost = [number for number in numbers if number not in self._lost_s]
-        self._lost_s |= dict.fromkeys(lost, now_s)
-        holders = [self._holders[number] for number in lost]
-        for number in lost:
-            self._holders[number] = None
-        return [holder for holder in holders if holder is not None]
-
-    def bring_back(self, numbers: Iterable[int]) -> None:
-        """Return lost accelerators to the pool."""
-        for number in numbers:
-            self._lost_s.pop(number, None)
-
-    def counted(self, noticed_s: float) -> int:
-        """Returns the number of accelerators, including those lost after `noticed_s`."""
-        return len(self._holders) - sum(lost_s <= noticed_s for lost_s in self._lost_s.values())
+        self.holders = [None if held is holder else held for held in self.holders]
 
 
 class SimulatedFleet(Fleet):
@@ -143,7 +122,7 @@ class SimulatedFleet(Fleet):
         self._delays = delays
         self._accelerators = {device: AcceleratorPool(count) for device, count in counts.items()}
         self._told = dict.fromkeys(service.running, 0)
-        self._starts: list[_Start] = []
+        self._starts: list[Start] = []
 
     def boot(self) -> None:
         """Start the service's plan, ready for work."""
@@ -187,51 +166,7 @@ class SimulatedFleet(Fleet):
         return [_report(replica) for replicas in self._service.running.values() for replica in replicas.values()]
 
     async def capacity(self) -> dict[str, int]:
-        noticed_s = self._events.time_s - self._delays.lost_s
-        return {device: each.counted(noticed_s) for device, each in self._accelerators.items()}
-
-    def die(self, slot: str, rank: int = 0) -> None:
-        """End the process of a stage's replica, if it has so many; 0: the one that has run for longest.
-
-        Its inputs start again elsewhere, and Serve starts another replica.
-        """
-        for replica in self._at(slot, rank):
-            self._die(replica)
-
-    def _die(self, replica: SimulatedReplica) -> None:
-        self.say(f"{replica.name} dies")
-        self._accelerators[replica.device].release(replica)
-        self._service.kill(replica)
-        self._later(self._delays.notice_s, self._reconcile, replica.device)
-
-    def lose(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Remove accelerators, with the replicas that run or start on them.
-
-        Replicas take the lowest free number, those of a plan's first stage first.
-        """
-        self.say(f"{device} {', '.join(map(str, numbers))} lost")
-        for holder in self._accelerators[device].lose(numbers, self._events.time_s):
-            if isinstance(holder, SimulatedReplica):
-                self._die(holder)
-            elif isinstance(holder, _Start):
-                self._starts.remove(holder)
-                self._later(self._delays.notice_s, self._reconcile, holder.device)
-
-    def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Return lost accelerators, empty."""
-        self.say(f"{device} {', '.join(map(str, numbers))} back")
-        self._accelerators[device].bring_back(numbers)
-        self._place()
-
-    def slow(self, slot: str, rank: int, slowness: float) -> None:
-        """Have a stage's replica take so many times as long as its profile says; 1: it is healthy again."""
-        for replica in self._at(slot, rank):
-            self.say(f"{replica.name} takes {slowness:g} times as long")
-            self._service.slow(replica, slowness)
-
-    def _at(self, slot: str, rank: int) -> list[SimulatedReplica]:
-        """Returns a stage's replica by how long it has run; none if there are not so many."""
-        return self._service.slots[slot].replicas[rank : rank + 1] if slot in self._service.slots else []
+        return {device: len(each.holders) for device, each in self._accelerators.items()}
 
     def _reconcile(self, device: str) -> None:
         """Start replicas that a type lacks; of too many, give up those that have not started, then stop the newest."""
@@ -239,7 +174,7 @@ class SimulatedFleet(Fleet):
         replicas = list(self._service.running[device].values())
         change = self._told[device] - len(replicas) - len(starts)
         if change >= 0:
-            self._starts += [_Start(device) for _ in range(change)]
+            self._starts += [Start(device) for _ in range(change)]
         else:
             for start in starts[change:]:
                 self._starts.remove(start)
@@ -255,7 +190,7 @@ class SimulatedFleet(Fleet):
                 start.has_accelerator = True
                 self._later(self._delays.start_s, self._started, start)
 
-    def _started(self, start: _Start) -> None:
+    def _started(self, start: Start) -> None:
         if start in self._starts:
             self._starts.remove(start)
             replica = self._service.start(start.device)

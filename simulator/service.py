@@ -125,13 +125,6 @@ class SimulatedService:
         self.retired.append(replica)
         self._share_out(replica.device)
 
-    def kill(self, replica: SimulatedReplica) -> None:
-        """End a replica at once; its inputs start again elsewhere."""
-        if replica.index in self.running[replica.device]:
-            self.stop(replica)
-        for trip in replica.die():
-            self.ingresses[trip.ingress.index].restart(trip)
-
     def follow(self, placed: PlacedPlan) -> None:
         """Have all ingresses follow a plan; raises PlanError for one on accelerators that the problem does not have."""
         missing = sorted(placed.occupied.keys() - self.running.keys())

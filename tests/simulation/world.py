@@ -34,12 +34,12 @@ from optimizer.plan_file import plan_document
 from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
-from simulator.fleet import AcceleratorPool
 from tests.deployments.control.control_fakes import ToldTuner
 from tests.optimizer.plain_problem import plain_problem
 from tests.simulation.model import NETWORKS, NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
 from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriver, Watcher, ask, generate
+from tests.simulator.troubles import LosablePool
 
 FAULTS_S = 6.0
 """For so long faults happen."""
@@ -201,7 +201,7 @@ class World(Fleet):
         self.told = dict.fromkeys(DEVICES, 0)
         self.starting: dict[str, str] = {}
         """Replicas that are not ready, with their accelerator types."""
-        self.pools = {device: AcceleratorPool(count) for device, count in DEVICES.items()}
+        self.pools = {device: LosablePool(count) for device, count in DEVICES.items()}
         self.ingresses: list[Ingress] = []
         self.serial = 0
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -20,7 +20,7 @@ from tests.deployments.control import control_fakes
 from tests.deployments.control.control_fakes import POLICY as POLICY
 from tests.deployments.control.control_fakes import RAMPS as RAMPS
 
-DELAYS = Delays(start_s=4.0, notice_s=1.0, lost_s=8.0, drain_s=1.0)
+DELAYS = Delays(start_s=4.0, drain_s=1.0)
 SETTINGS = {"period_s": 60.0, "watch_s": 2.5, "start_s": 4.0}
 EASY, HARD = 0, 1
 """Rows of the records: inputs that leave after block 1, and inputs that stay to the end."""

@@ -22,6 +22,7 @@ from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
+from tests.simulator.troubles import kill
 
 POLICY = PolicySpec(name="entropy", thresholds=0.4)
 SLO_S, BATCH = 0.4, 16
@@ -143,7 +144,7 @@ def test_a_service_that_loses_half_of_a_stage_is_followed_within_four_seconds(sl
     def lose_half(_: object) -> None:
         replicas = list(list(made.slots.values())[slot].replicas)
         for replica in replicas[: len(replicas) // 2]:
-            made.kill(replica)
+            kill(made, replica)
 
     outcome = play(with_a_change(made, 5.0, lose_half))
     assert kept(outcome.figures_between(0.0, 4.0)) == 1.0
@@ -156,7 +157,7 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
     arrivals_s = poisson_arrivals(3 * per_s(2, 1), 16.0, 1)
     made = service(arrivals_s, duration_s=16.0)
     slot = next(iter(made.slots.values()))
-    with_a_change(made, 0.0, lambda _: made.kill(next(iter(slot.replicas))))
+    with_a_change(made, 0.0, lambda _: kill(made, next(iter(slot.replicas))))
     outcome = play(with_a_change(made, 8.0, lambda _: made.start("cpu")))
     figures = outcome.figures_between(10.0, 16.0)
     assert kept(figures) >= 0.99

@@ -12,11 +12,12 @@ from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
-from simulator.controlled import Control, Controlled, Fault, Order, simulate_controlled
+from simulator.controlled import Control, Controlled, Order, simulate_controlled
 from simulator.scenario import Scenario
 from tests.simulator import controlled_cases
 from tests.simulator.controlled_cases import EASY, HARD, POLICY, control, evenly
 from tests.simulator.test_control_run import check_outcomes
+from tests.simulator.troubles import Fault, with_faults
 
 NETWORKS = (2, 4)
 """Two small blocks of 5 ms before two large ones of 20 ms, for one to four inputs."""
@@ -103,7 +104,9 @@ def test_the_cascade_is_taken_when_the_small_network_returns_enough_and_left_whe
 @pytest.mark.parametrize("slot", ["split-cpu-0", "split-cpu-1"], ids=["small", "large"])
 def test_the_inputs_of_a_dead_replica_of_either_network_are_answered_by_others(slot: str) -> None:
     died = (Fault(at_s=10.01, happen=lambda fleet: fleet.die(slot, 1)),)
-    result = simulate_controlled(scenario(CASCADE, (0.6,), 30.0, 120.0), steered(0.6, hold=True), faults=died)
+    result = simulate_controlled(
+        scenario(CASCADE, (0.6,), 30.0, 120.0), steered(0.6, hold=True), make_fleet=with_faults(*died)
+    )
     assert result.outcome.figures().answered == 3600
     check_outcomes(result)
     assert np.mean(result.outcome.exit_N == 1) == pytest.approx(0.6, abs=0.001)

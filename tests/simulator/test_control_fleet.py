@@ -13,17 +13,18 @@ import pytest
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from simulator.events import Events
-from simulator.fleet import SimulatedFleet, SimulatedTime
+from simulator.fleet import SimulatedTime
 from simulator.service import SimulatedService
 from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
+from tests.simulator.troubles import TroubledFleet
 
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
-def fleet_of(plan: Plan) -> tuple[SimulatedFleet, SimulatedService]:
+def fleet_of(plan: Plan) -> tuple[TroubledFleet, SimulatedService]:
     """Four accelerators, nothing to do."""
     service = SimulatedService(scenario(plan, np.zeros(0), rows(0.6), duration_s=1.0), Events(), PlacedPlan(plan=plan))
-    fleet = SimulatedFleet(service, {"cpu": 4}, DELAYS)
+    fleet = TroubledFleet(service, {"cpu": 4}, DELAYS)
     fleet.boot()
     return fleet, service
 

@@ -11,7 +11,6 @@ import pytest
 from simulator.controlled import (
     Control,
     Controlled,
-    Fault,
     Mix,
     Order,
     rows_in_turn,
@@ -29,6 +28,7 @@ from tests.simulator.controlled_cases import (
     seconds,
     whole,
 )
+from tests.simulator.troubles import Fault, with_faults
 
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
@@ -70,7 +70,7 @@ def test_a_change_over_moves_replicas_to_other_stages_and_loses_nothing() -> Non
 def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
     died = (Fault(at_s=10.01, happen=lambda fleet: fleet.die(FIRST, 1)),)
     made = scenario(whole(3), evenly(200, 30), rows(0.6), duration_s=30.0)
-    result = simulate_controlled(made, control(problem(0.6), hold=True), faults=died)
+    result = simulate_controlled(made, control(problem(0.6), hold=True), make_fleet=with_faults(*died))
     assert "10.01 split-cpu#1 dies" in seconds(result.done)
     assert "15.01 split-cpu#3 runs" in seconds(result.done)
     assert result.outcome.figures().answered == 6000
@@ -80,7 +80,7 @@ def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
 def test_a_straggler_is_found_and_gets_no_work() -> None:
     slow = (Fault(at_s=20.0, happen=lambda fleet: fleet.slow(FIRST, 2, 3.0)),)
     made = scenario(whole(4), evenly(200, 60), rows(0.0), duration_s=60.0)
-    result = simulate_controlled(made, control(problem(0.0)), faults=slow)
+    result = simulate_controlled(made, control(problem(0.0)), make_fleet=with_faults(*slow))
     (words,) = result.words("straggler")
     assert words.startswith("split-cpu#2 takes 1.5")
     found = [plan for plan in result.plans if plan.reason == "straggler"]
@@ -95,7 +95,7 @@ def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() ->
     made = scenario(halves(2, 2), evenly(150, 120), rows(0.6), duration_s=120.0)
     lost = Fault(at_s=30.0, happen=lambda fleet: fleet.lose("cpu", (2, 3)))
     back = Fault(at_s=90.0, happen=lambda fleet: fleet.bring_back("cpu", (2, 3)))
-    result = simulate_controlled(made, control(problem(0.6)), faults=(lost, back))
+    result = simulate_controlled(made, control(problem(0.6)), make_fleet=with_faults(lost, back))
     assert [(plan.reason, plan.at_s) for plan in result.plans if plan.outcome == "in force"] == [
         ("start", 0.0),
         ("capacity lost", 40.0),  # noticed by Ray; until then one replica of each stage goes on
@@ -166,12 +166,14 @@ def troubled(seed: int) -> tuple[Scenario, Control, tuple[Fault, ...]]:
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 40))])
 def test_every_input_has_one_outcome_whatever_goes_wrong(seed: int) -> None:
     made, steered, faults = troubled(seed)
-    check_outcomes(simulate_controlled(made, steered, faults=faults, seed=seed))
+    check_outcomes(simulate_controlled(made, steered, make_fleet=with_faults(*faults), seed=seed))
 
 
 def test_equal_runs_are_equal_and_another_seed_probes_others() -> None:
     made, steered, faults = troubled(3)
-    one, again, other = (simulate_controlled(made, steered, faults=faults, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (
+        simulate_controlled(made, steered, make_fleet=with_faults(*faults), seed=seed) for seed in (1, 1, 2)
+    )
     for name in ("latency_s_N", "exit_N", "drop_N"):
         assert getattr(one.outcome, name).tobytes() == getattr(again.outcome, name).tobytes()
     assert (one.plans, one.said, one.done) == (again.plans, again.said, again.done)

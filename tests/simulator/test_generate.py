@@ -15,6 +15,7 @@ from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
 from simulator.simulate import PlayedSequences, booted, generate
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, problem, scenario, split, stage
+from tests.simulator.troubles import kill
 
 ALONE = plan(stage(1, split(0, 4)))
 TWO_STAGES = plan(stage(2, split(0, 2)), stage(2, split(2, 4)))
@@ -87,7 +88,7 @@ def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ende
     service.events.run_arrivals([at_s], lambda _: None)
     [(state, _)] = ingress._states.values()
     [name] = state.placement.replicas.values()
-    service.kill(next(each for each in service.replicas() if each.name == name))
+    kill(service, next(each for each in service.replicas() if each.name == name))
     service.events.run_out()
     counts = ingress.loop.counts
     assert (counts.lost, counts.ended, counts.exits.total()) == (1, {"length": 1}, 3)

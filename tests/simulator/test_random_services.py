@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from simulator.scenario import Scenario
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
 from tests.simulator.tiny_cases import DECISIONS, NUM_BLOCKS, RAMPS, plan, scenario
+from tests.simulator.troubles import kill
 
 AFTER_ANSWERS: tuple[AfterAnswer, ...] = ("stop", "stay")
 DISPATCHES: tuple[Dispatch, ...] = ("work-conserving", "deferred")
@@ -132,7 +134,7 @@ def test_every_input_has_exactly_one_outcome_though_replicas_come_and_go(example
                 back_s = service.events.time_s + 3 * (which % 2)
                 service.events.at(back_s, CONTROLS, start, replica.device)
 
-        for end, times in ((service.kill, kills), (service.stop, stops)):
+        for end, times in ((partial(kill, service), kills), (service.stop, stops)):
             for at_s, which in times:
                 service.events.at(at_s, CONTROLS, replace, (end, which))
         check(service, play(service))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from optimizer.plan import Plan
 from simulator.simulate import booted, play, simulate
 from tests.simulator.test_simulated_replica import EVERY_RAMP, at
 from tests.simulator.tiny_cases import AT_0, AT_2, TO_END, plan, scenario, split, stage
+from tests.simulator.troubles import kill
 
 RAMP_0 = plan(stage(1, split(0, 4, ramps=(0,))))
 TWO: dict[str, Any] = {"inputs_per_request": 2}
@@ -77,7 +79,7 @@ def test_survivors_of_a_shared_device_wait_and_both_batches_of_a_dead_one_restar
     assert simulate(scenario(served_by, [0.0, 0.0])).latency_s_N.tolist() == pytest.approx([5.0, 5.0])
     served_by = replace(plan(stage(2, split(0, 4, 1))).with_splits(overlap_below=2), predicted={})
     service = booted(scenario(served_by, [0.0, 0.0, 0.0, 0.0]))
-    outcome = at(service, 1.0, service.kill)
+    outcome = at(service, 1.0, partial(kill, service))
     # Two of four go on at 1.25 s a block, and two more find the other replica full until then.
     assert sorted(outcome.latency_s_N.tolist()) == pytest.approx([5.0, 5.0, 10.0, 10.0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.simulator.tiny_cases import (
     split,
     stage,
 )
+from tests.simulator.troubles import kill
 
 WHOLE = plan(stage(1, split(0, 4)))
 EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2))))
@@ -110,11 +112,11 @@ def at(service: SimulatedService, second: float, action: Any) -> Outcome:
 
 def test_what_a_dead_replica_had_or_sent_starts_again_elsewhere() -> None:
     service = booted(scenario(plan(stage(2, split(0, 4))), [0.0]))
-    assert at(service, 1.0, service.kill).latency_s_N.tolist() == [pytest.approx(1.05 + 4)]
+    assert at(service, 1.0, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(1.05 + 4)]
     served_by = plan(stage(2, split(0, 2)), stage(1, split(2, 4)))
     service = booted(scenario(served_by, [0.0]))
     # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the way, two blocks.
-    assert at(service, 2.25, service.kill).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]
+    assert at(service, 2.25, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]
 
 
 def test_a_replica_that_is_stopped_ends_what_it_has_and_gets_no_more() -> None:
