@@ -151,6 +151,10 @@ LINGER_S = 1.0
 """After the end of the load, how often to check whether every input has its outcome."""
 
 
+MakeFleet = Callable[[SimulatedService, Mapping[str, int], Delays], SimulatedFleet]
+"""From a service and its accelerators per type."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
     """The controller of a simulated service."""
@@ -166,6 +170,7 @@ class Control:
     """Whether the first plan is kept, and only `orders` change it."""
     orders: tuple[Order, ...] = ()
     delays: Delays = field(default_factory=Delays)
+    make_fleet: MakeFleet = SimulatedFleet
     plan_s: float = 0.3
     """The seconds of forecasts and solver together; live, 0.26 s and 0.01 s."""
     linger_s: float = 60.0
@@ -191,17 +196,8 @@ class Controlled:
         return [str(each["words"]) for each in self.said if each["kind"] in kinds]
 
 
-MakeFleet = Callable[[SimulatedService, Mapping[str, int], Delays], SimulatedFleet]
-"""From a service and its accelerators per type."""
-
-
 def simulate_controlled(
-    scenario: Scenario,
-    control: Control,
-    *,
-    closed: Closed | None = None,
-    seed: int = 0,
-    make_fleet: MakeFleet = SimulatedFleet,
+    scenario: Scenario, control: Control, *, closed: Closed | None = None, seed: int = 0
 ) -> Controlled:
     """Serve the scenario's requests, beginning with its plan, while the controller plans anew.
 
@@ -211,21 +207,14 @@ def simulate_controlled(
     assert len(control.records) == scenario.decisions.num_rows, "records are of the decisions' rows"
     events, history = Events(), History.open(Path(":memory:"), "simulated")
     with closing(SimulatedTime(events)) as time, closing(history):
-        return _Run(scenario, control, events, time, history, seed, make_fleet).run(closed)
+        return _Run(scenario, control, events, time, history, seed).run(closed)
 
 
 class _Run:
     """One simulation; puts the parts together."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        control: Control,
-        events: Events,
-        time: SimulatedTime,
-        history: History,
-        seed: int,
-        make_fleet: MakeFleet,
+        self, scenario: Scenario, control: Control, events: Events, time: SimulatedTime, history: History, seed: int
     ) -> None:
         self._scenario = scenario
         self._control = control
@@ -236,7 +225,7 @@ class _Run:
         placed = PlacedPlan(plan=scenario.plan)
         self._service = SimulatedService(scenario, events, placed, self._probing, self._decide)
         counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
-        self._fleet = make_fleet(self._service, counts, control.delays)
+        self._fleet = control.make_fleet(self._service, counts, control.delays)
         settings = {"problem": control.problem, "policy": scenario.plan.policy, "state": ":memory:"}
         self._loop = ControlLoop(
             self._fleet,

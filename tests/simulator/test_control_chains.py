@@ -103,10 +103,9 @@ def test_the_cascade_is_taken_when_the_small_network_returns_enough_and_left_whe
 
 @pytest.mark.parametrize("slot", ["split-cpu-0", "split-cpu-1"], ids=["small", "large"])
 def test_the_inputs_of_a_dead_replica_of_either_network_are_answered_by_others(slot: str) -> None:
-    died = (Fault(at_s=10.01, happen=lambda fleet: fleet.die(slot, 1)),)
-    result = simulate_controlled(
-        scenario(CASCADE, (0.6,), 30.0, 120.0), steered(0.6, hold=True), make_fleet=with_faults(*died)
-    )
+    died = Fault(at_s=10.01, happen=lambda fleet: fleet.die(slot, 1))
+    steering = steered(0.6, hold=True, make_fleet=with_faults(died))
+    result = simulate_controlled(scenario(CASCADE, (0.6,), 30.0, 120.0), steering)
     assert result.outcome.figures().answered == 3600
     check_outcomes(result)
     assert np.mean(result.outcome.exit_N == 1) == pytest.approx(0.6, abs=0.001)

@@ -30,8 +30,8 @@ def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -
 def test_refused_inputs_come_again_after_a_pause() -> None:
     closed = Closed(in_flight=2, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),), pause_s=0.5)
     made = scenario(whole(4), np.zeros(0), closed.rows_N, duration_s=20.0, admission=False)
-    lost = (Fault(at_s=5.0, happen=lambda fleet: fleet.lose("cpu", (0, 1, 2, 3))),)
-    outcome = simulate_controlled(made, control(problem(0.0)), closed=closed, make_fleet=with_faults(*lost)).outcome
+    lost = Fault(at_s=5.0, happen=lambda fleet: fleet.lose("cpu", (0, 1, 2, 3)))
+    outcome = simulate_controlled(made, control(problem(0.0), make_fleet=with_faults(lost)), closed=closed).outcome
     refused_N = outcome.drop_N >= 0
     assert refused_N.sum() < 2 * 15 / 0.5 + 2
     assert (refused_N ^ ~np.isnan(outcome.latency_s_N)).all()

@@ -68,9 +68,9 @@ def test_a_change_over_moves_replicas_to_other_stages_and_loses_nothing() -> Non
 
 
 def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
-    died = (Fault(at_s=10.01, happen=lambda fleet: fleet.die(FIRST, 1)),)
+    died = Fault(at_s=10.01, happen=lambda fleet: fleet.die(FIRST, 1))
     made = scenario(whole(3), evenly(200, 30), rows(0.6), duration_s=30.0)
-    result = simulate_controlled(made, control(problem(0.6), hold=True), make_fleet=with_faults(*died))
+    result = simulate_controlled(made, control(problem(0.6), hold=True, make_fleet=with_faults(died)))
     assert "10.01 split-cpu#1 dies" in seconds(result.done)
     assert "15.01 split-cpu#3 runs" in seconds(result.done)
     assert result.outcome.figures().answered == 6000
@@ -78,9 +78,9 @@ def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
 
 
 def test_a_straggler_is_found_and_gets_no_work() -> None:
-    slow = (Fault(at_s=20.0, happen=lambda fleet: fleet.slow(FIRST, 2, 3.0)),)
+    slow = Fault(at_s=20.0, happen=lambda fleet: fleet.slow(FIRST, 2, 3.0))
     made = scenario(whole(4), evenly(200, 60), rows(0.0), duration_s=60.0)
-    result = simulate_controlled(made, control(problem(0.0)), make_fleet=with_faults(*slow))
+    result = simulate_controlled(made, control(problem(0.0), make_fleet=with_faults(slow)))
     (words,) = result.words("straggler")
     assert words.startswith("split-cpu#2 takes 1.5")
     found = [plan for plan in result.plans if plan.reason == "straggler"]
@@ -95,7 +95,7 @@ def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() ->
     made = scenario(halves(2, 2), evenly(150, 120), rows(0.6), duration_s=120.0)
     lost = Fault(at_s=30.0, happen=lambda fleet: fleet.lose("cpu", (2, 3)))
     back = Fault(at_s=90.0, happen=lambda fleet: fleet.bring_back("cpu", (2, 3)))
-    result = simulate_controlled(made, control(problem(0.6)), make_fleet=with_faults(lost, back))
+    result = simulate_controlled(made, control(problem(0.6), make_fleet=with_faults(lost, back)))
     assert [(plan.reason, plan.at_s) for plan in result.plans if plan.outcome == "in force"] == [
         ("start", 0.0),
         ("capacity lost", 40.0),  # noticed by Ray; until then one replica of each stage goes on
@@ -146,7 +146,7 @@ def random_faults(rng: random.Random) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def troubled(seed: int) -> tuple[Scenario, Control, tuple[Fault, ...]]:
+def troubled(seed: int) -> tuple[Scenario, Control]:
     """A random service in random trouble."""
     rng = random.Random(seed)
     plan = rng.choice((whole(4), whole(2), halves(2, 2), halves(1, 2)))
@@ -159,21 +159,18 @@ def troubled(seed: int) -> tuple[Scenario, Control, tuple[Fault, ...]]:
     mixes = [Mix(at_s=0.0, rows_N=rows(0.8)), Mix(at_s=30.0, rows_N=rows(0.2))]
     made = scenario(plan, arrivals_s, rows_in_turn(mixes, arrivals_s), duration_s=60.0, **options)
     orders = tuple(Order(at_s=rng.uniform(0, 50), plan=rng.choice((whole(3), halves(1, 1)))) for _ in range(2))
-    steered = control(problem(0.8), probe_share=0.3, orders=orders if rng.random() < 0.5 else (), linger_s=200.0)
-    return made, steered, random_faults(rng)
+    orders = orders if rng.random() < 0.5 else ()
+    make_fleet = with_faults(*random_faults(rng))
+    return made, control(problem(0.8), probe_share=0.3, linger_s=200.0, orders=orders, make_fleet=make_fleet)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 40))])
 def test_every_input_has_one_outcome_whatever_goes_wrong(seed: int) -> None:
-    made, steered, faults = troubled(seed)
-    check_outcomes(simulate_controlled(made, steered, make_fleet=with_faults(*faults), seed=seed))
+    check_outcomes(simulate_controlled(*troubled(seed), seed=seed))
 
 
 def test_equal_runs_are_equal_and_another_seed_probes_others() -> None:
-    made, steered, faults = troubled(3)
-    one, again, other = (
-        simulate_controlled(made, steered, make_fleet=with_faults(*faults), seed=seed) for seed in (1, 1, 2)
-    )
+    one, again, other = (simulate_controlled(*troubled(3), seed=seed) for seed in (1, 1, 2))
     for name in ("latency_s_N", "exit_N", "drop_N"):
         assert getattr(one.outcome, name).tobytes() == getattr(again.outcome, name).tobytes()
     assert (one.plans, one.said, one.done) == (again.plans, again.said, again.done)
