@@ -227,7 +227,8 @@ class _Device:
 
     def __init__(self, stream: Stream, side: Side, order: OrderSpec) -> None:
         self._stream, self._now_s, self._submitted = stream, 0.0, 0
-        self._engine: BatchEngine[int] = BatchEngine([side.split], ObservedTimes(), order=order)
+        self._engine: BatchEngine[int] = BatchEngine([side.split], ObservedTimes())
+        self._engine.follow([side.split], "work-conserving", order)
         self._members = _members(stream)
         self._began_s_N, self._done_s_N = np.full(len(stream), np.nan), np.full(len(stream), np.nan)
         self._took_s: list[float] = []

@@ -145,15 +145,7 @@ class BatchEngine(Generic[P]):
     newer plan has come since.
     """
 
-    def __init__(
-        self,
-        splits: Sequence[Split],
-        times: ObservedTimes,
-        *,
-        dispatch: Dispatch = "work-conserving",
-        order: OrderSpec = DEFAULT,
-        starts: Collection[int] = (),
-    ) -> None:
+    def __init__(self, splits: Sequence[Split], times: ObservedTimes, *, starts: Collection[int] = ()) -> None:
         """`starts`: the first blocks of a chain's networks; inputs that wait for one are encoded anew, elsewhere."""
         self.times = times
         self._starts = tuple(sorted(starts))
@@ -168,7 +160,7 @@ class BatchEngine(Generic[P]):
         # By first block; in `_passing` of splits that are not hosted, or no longer: they vanish when they are empty.
         self._hosted: dict[int, Queue[P]] = {}
         self._passing: dict[Split, Queue[P]] = {}
-        self.follow(splits, dispatch, order)
+        self.follow(splits, "work-conserving")
 
     @property
     def counts(self) -> dict[int, SplitCounts]:

@@ -266,9 +266,8 @@ def test_a_deferred_batch_was_waited_with(dispatch: Dispatch, batch: int, end_s:
 def test_a_batch_that_tokens_filled_was_waited_with_for_somebody_outside_it() -> None:
     stage = Stage(length=10)
     stage.runner.dispatch = "deferred"
-    engine: BatchEngine[EmulatedPiece] = BatchEngine(
-        [Split(first=0, end=4, batch=4, tokens=10)], ObservedTimes(), dispatch="deferred"
-    )
+    engine: BatchEngine[EmulatedPiece] = BatchEngine([Split(first=0, end=4, batch=4, tokens=10)], ObservedTimes())
+    engine.follow(engine.splits, "deferred")
     engine.times.observe(engine.splits[0], 1, 6, 1.0, 1.0)
     for at_s, sample_id in ((0.0, "d#1"), (50.0, "d#2")):
         (member,) = batch_of([sample_id], tokens=(6,)).members

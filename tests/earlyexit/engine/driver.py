@@ -191,6 +191,7 @@ def driver_of(
 ) -> Driver:
     """Every split takes a second, wherever it starts."""
     seconds = dict.fromkeys(range(8), 1.0)
-    engine = Engine(splits, times or TableTimes(seconds), dispatch=dispatch, order=order, starts=starts)
+    engine = Engine(splits, times or TableTimes(seconds), starts=starts)
+    engine.follow(splits, dispatch, order)
     engine.follow(splits, dispatch, order)
     return Driver(engine, seconds, leave or {})

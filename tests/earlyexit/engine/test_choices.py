@@ -133,7 +133,8 @@ def test_a_deferred_batch_does_not_wait_while_the_times_of_its_splits_are_unknow
     times = ObservedTimes()
     for split in known:
         times.observe(split, 4, 4, 1.0, 1.0)
-    engine = Engine(TWO, times, dispatch="deferred")
+    engine = Engine(TWO, times)
+    engine.follow(TWO, "deferred")
     engine.submit(0, [member("a", deadline_s=10.0)], 0.0)
     assert engine.choose(0.0).batch is not None
 
@@ -368,7 +369,8 @@ def in_turn(engine: Engine, *coming_back: Member[None]) -> str:
 
 
 def engine_of(*members: Member[None], dispatch: Dispatch = "work-conserving") -> Engine:
-    engine = Engine((WHOLE,), TableTimes({0: 1.0}), dispatch=dispatch)
+    engine = Engine((WHOLE,), TableTimes({0: 1.0}))
+    engine.follow((WHOLE,), dispatch)
     for each in members:
         engine.submit(0, [each], 0.0)
     return engine
@@ -444,7 +446,8 @@ def test_every_member_runs_every_block_once_or_is_dropped_once_however_plans_cha
 ) -> None:
     rng = random.Random(seed)
     orders = [OrderSpec(name=name) for name in ("das", "shortest", "arrival", "deadline")]
-    engine = BatchEngine[int](plans[0], TableTimes(dict.fromkeys(range(8), 1.0)), dispatch=dispatch)
+    engine = BatchEngine[int](plans[0], TableTimes(dict.fromkeys(range(8), 1.0)))
+    engine.follow(plans[0], dispatch)
     arriving = [
         Member(
             sample_id=str(k),
