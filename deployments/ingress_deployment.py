@@ -25,7 +25,7 @@ from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
 from deployments.api.parsing import InferRequest, Signature
 from deployments.api.server.in_serve import start_in_serve
-from deployments.api.server.server import Site, StandaloneServer
+from deployments.api.server.server import HttpServer, Site, standalone
 from deployments.api.service import InferService
 from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of
@@ -177,7 +177,7 @@ class Ingress(RpcMethods):
         handles = {each.deployment_name: each for each in others}
         self._handles = {device: handles[deployment_name(device)] for device in first_replicas(self._settings)}
         self._clock = MonotonicClock()
-        self._outright: StandaloneServer | None = None
+        self._outright: HttpServer | None = None
         self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._background = Supervised()
@@ -256,8 +256,8 @@ class Ingress(RpcMethods):
             replace_http_server(partial(start_in_serve, lane))
         else:
             site = Site(router=api.router, prefix=settings.route_prefix, name=settings.app)
-            self._outright = StandaloneServer(site, api.lane, access_log=settings.access_log)
-            self._background.start("listen", self._outright.start(take_listener(settings.listener)))
+            self._outright = standalone(site, api.lane, access_log=settings.access_log)
+            self._background.start("listen", self._outright.serve([take_listener(settings.listener)]))
         return api.router
 
     def check_health(self) -> None:

@@ -462,16 +462,16 @@ def _decode_other(type_: type, value: Any) -> object:
     return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End | Host, dec_hook=_decode_other, ext_hook=_decode_raw)
-_FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw)
-
 MalformedError = msgspec.MsgspecError
-
-
-def encode(message: Begin | Forget | End | Host | Part | Refused) -> bytes:
-    """A message's bytes; arrays are copied into them."""
-    return _ENCODER.encode(message)
+encode: Callable[[Begin | Forget | End | Host | Part | Refused], bytes] = msgspec.msgpack.Encoder(
+    enc_hook=_encode_other
+).encode
+"""Returns a message's bytes; arrays are copied into them."""
+from_replica: Callable[[bytes | memoryview], Part | Refused] = msgspec.msgpack.Decoder(
+    Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw
+).decode
+"""Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End | Host, dec_hook=_decode_other, ext_hook=_decode_raw)
 
 
 def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
@@ -499,10 +499,4 @@ def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End | Host:
         message: Begin | Forget | End | Host = _FROM_INGRESS.decode(frame)
     except PlanError as error:  # what a stage or a split says of itself
         raise MalformedError(str(error)) from error
-    return message
-
-
-def from_replica(frame: bytes | memoryview) -> Part | Refused:
-    """Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
-    message: Part | Refused = _FROM_REPLICA.decode(frame)
     return message

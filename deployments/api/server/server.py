@@ -484,6 +484,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self.servers: list[Any] = []
+        self._ended = asyncio.Event()
 
     async def serve(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Serves until `should_exit` and the last answer; if it is cancelled, it stops at once."""
@@ -496,6 +497,12 @@ class HttpServer(uvicorn.Server):
                 listener.close()
             for connection in list(self.server_state.connections):
                 connection.abort()  # type: ignore[union-attr] # they are all ours
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Stops accepting connections, and waits for the answers to all accepted requests."""
+        self.should_exit = True
+        await self._ended.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -538,27 +545,12 @@ class Site:
             await _say(send, 404, words.encode(), b"text/plain; charset=utf-8")
 
 
-class StandaloneServer:
-    """A server on a socket, with nothing of Serve between it and the application."""
-
-    def __init__(self, site: Site, lane: Lane, *, access_log: bool) -> None:
-        app: ASGIApp = site
-        if access_log:
-            app = logged(app)
-            lane = {path: replace(each, app=logged(each.app)) for path, each in lane.items()}
-        self._server = HttpServer(app, lane=lane, outright=True)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self, bound: socket.socket) -> None:
-        """Starts to accept connections."""
-        bound.listen(BACKLOG)
-        self._task = asyncio.get_running_loop().create_task(self._server.serve([bound]))
-
-    async def close(self) -> None:
-        """Stops accepting connections, and waits for the answers to all accepted requests."""
-        self._server.should_exit = True
-        if self._task is not None:
-            await self._task
+def standalone(site: Site, lane: Lane, *, access_log: bool) -> HttpServer:
+    """Returns a server with nothing of Serve between it and the application."""
+    if not access_log:
+        return HttpServer(site, lane=lane, outright=True)
+    lane = {path: replace(each, app=logged(each.app)) for path, each in lane.items()}
+    return HttpServer(logged(site), lane=lane, outright=True)
 
 
 def logged(app: ASGIApp) -> ASGIApp:

@@ -15,10 +15,10 @@ import pytest
 
 from deployments.api.access import Gate
 from deployments.api.http import build_api
-from deployments.api.server.server import Connection, Limits, Site, StandaloneServer
+from deployments.api.server.server import Connection, HttpServer, Limits, Site, standalone
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
-from tests.deployments.ingress.server.places import GET, Caller, Place, post, serving
+from tests.deployments.ingress.server.places import GET, Caller, Place, post, running, serving
 
 
 @pytest.fixture(params=[False, True], ids=["app", "lane"])
@@ -238,17 +238,14 @@ CASES: dict[str, tuple[str, bytes, Sequence[str]]] = {
 @asynccontextmanager
 async def lane_serving(
     backend: FakeBackend, guard: Gate | None = None, *, lane: bool = True, prefix: str = "/", access_log: bool = False
-) -> AsyncIterator[tuple[StandaloneServer, int]]:
+) -> AsyncIterator[tuple[HttpServer, int]]:
     origins = (ORIGIN,)
     api = build_api(backend, gate=guard, cors_origins=origins, prefix=prefix)
     site = Site(router=api.router, prefix=prefix, name="offramp")
-    outright, bound = StandaloneServer(site, api.lane if lane else {}, access_log=access_log), socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    await outright.start(bound)
-    try:
-        yield outright, bound.getsockname()[1]
-    finally:
-        await asyncio.wait_for(outright.close(), 5)
+    server = standalone(site, api.lane if lane else {}, access_log=access_log)
+    async with running(server) as (port, _):
+        yield server, port
+        await asyncio.wait_for(server.close(), 5)
 
 
 async def asked(port: int, data: bytes) -> tuple[int, dict[str, str], bytes]:
