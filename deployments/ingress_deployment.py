@@ -36,7 +36,7 @@ from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
-from deployments.metrics import SECONDS, Told, histogram
+from deployments.metrics import SECONDS, Told
 from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
@@ -75,7 +75,6 @@ class IngressMetrics:
     def __init__(self, chain: Chain) -> None:
         """`chain`: the networks of the model that answers."""
         self._chain = chain
-        self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "slot")
         self._lengths = {1}
         """Length classes of inputs that waited. The shortest is always there, so that the metric exists at once."""
         self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
@@ -99,7 +98,7 @@ class IngressMetrics:
             total("offramp_retries", "Inputs sent again because a replica failed", number, slot=slot)
         while hops:
             slot, seconds = hops.popleft()
-            self._hop_s.observe(seconds, {"slot": slot})
+            self.told.observe("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, seconds, slot=slot)
         total("offramp_inputs", "Inputs that arrived, refused ones too", report.arrived)
         total("offramp_answers_in_slo", "Answers inside the SLO; all of them where there is none", report.in_slo)
         _tell_times(self.told, "offramp_latency_seconds_bucket", "Answers by latency, at most `le`", report.latencies)

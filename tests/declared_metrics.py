@@ -10,8 +10,6 @@ from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
-from ray.util.metrics import Metric
-
 from deployments.controller.controller import tell
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
@@ -19,6 +17,9 @@ from deployments.ingress_deployment import IngressMetrics, VersionMetrics, tell_
 from deployments.replica.replica import StageMetrics
 from deployments.versions.choice import Tally
 from deployments.wire.messages import COUNTED, IngressReport
+from earlyexit.engine.device import Answered, MemoryUse
+from earlyexit.engine.engine import Batch
+from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.chain import Chain
 
 DESCRIBED: dict[str, Any] = {
@@ -35,16 +36,21 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
-    ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque())
-    versions, tally = VersionMetrics(), Tally()
+    ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque([("cpu-0", 0.1)]))
+    versions, stage, tally = VersionMetrics(), StageMetrics("cpu"), Tally()
+    member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
+    stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])
+    split = Split(first=0, end=1, batch=1, tokens=4)
+    stage.batch_finished(Batch(split=split, members=(member,), tokens=1, started_s=0.0), 0.1)
+    device = SimpleNamespace(memory_use=MemoryUse(), engine=SimpleNamespace(num_waiting=0))
+    host: Any = SimpleNamespace(slot="cpu-0", device=device)
+    stage.tell(host)
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
     tell_sequences(ingress.told, loop)
     tell(ingress.told, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.show(tally)
-    found = [each for each in (vars(ingress) | vars(StageMetrics("cpu"))).values() if isinstance(each, Metric)]
-    for told in (ingress.told, versions.told):
-        found += [*told.counters.values(), *told.gauges.values()]
+    found = [each for told in (ingress.told, versions.told, stage.told) for each in told.metrics.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.metrics import Counter, Gauge
 
 from deployments.local_ray.private import bind_calls
-from deployments.metrics import SECONDS, histogram, tags
+from deployments.metrics import SECONDS, Told
 from deployments.process_setup import Supervised, settle
 from deployments.replica.build import build_runner
 from deployments.replica.host import CallServer, StageHost
@@ -119,23 +118,7 @@ class StageMetrics:
 
     def __init__(self, device: str) -> None:
         self._where = {"slot": "", "device": device}
-        names = tuple(self._where)
-        self._queue_s = histogram("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, *names)
-        self._compute_s = histogram("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, *names)
-        self._fill = histogram(
-            "offramp_batch_fill", "Share of the target batch that was filled", SHARES, *names, "split"
-        )
-        self._token_fill = histogram(
-            "offramp_batch_token_fill", "Share of the token budget that was filled", SHARES, *names, "split"
-        )
-        self._tokens = Counter("offramp_batch_tokens", "Tokens of the inputs of batches", tags(*names, "split"))
-        self._size = histogram("offramp_batch_size", "Inputs per batch", SIZES, *names, "split")
-        self._busy_s = Counter("offramp_busy_seconds", "Time the device ran batches", tags(*names, "split"))
-        self._waiting = Gauge("offramp_stage_waiting", "Inputs queued in a stage's replica", tags(*names))
-        self._sequences = Gauge("offramp_sequences", "Sequences that a replica keeps keys and values of", tags(*names))
-        self._kv_pages = Gauge(
-            "offramp_kv_pages", "Pages of keys and values: reserved, reserved at most, there are", tags(*names, "which")
-        )
+        self.told = Told()
         self._spent_s: deque[tuple[float, float]] = deque()
         """Seconds of waiting and running, per input."""
         self._ran: deque[tuple[Split, int, int, bool, float]] = deque()
@@ -170,25 +153,29 @@ class StageMetrics:
             self._set_gauges(0, None if host.device.memory_use is None else MemoryUse())
         self._where = {**self._where, "slot": host.slot}
         self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
+        observe, count = self.told.observe, self.told.count
         while self._spent_s:
             queue_s, compute_s = self._spent_s.popleft()
-            self._queue_s.observe(queue_s, self._where)
-            self._compute_s.observe(compute_s, self._where)
+            observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queue_s, **self._where)
+            observe("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, compute_s, **self._where)
         while self._ran:
             split, size, tokens, is_probe, seconds = self._ran.popleft()
             where = {**self._where, "split": str(split.first)}
-            self._tokens.inc(tokens, where)
-            if seconds > 0:  # a counter refuses zero
-                self._busy_s.inc(seconds, where)
-            if not is_probe:  # probes do not wait to fill a batch
-                self._fill.observe(size / split.batch, where)
-                self._size.observe(size, where)
-                if split.tokens is not None:
-                    self._token_fill.observe(tokens / split.tokens, where)
+            count("offramp_batch_tokens", "Tokens of the inputs of batches", tokens, **where)
+            count("offramp_busy_seconds", "Time the device ran batches", seconds, **where)
+            if is_probe:  # probes do not wait to fill a batch
+                continue
+            fill, of_tokens = "Share of the target batch that was filled", "Share of the token budget that was filled"
+            observe("offramp_batch_fill", fill, SHARES, size / split.batch, **where)
+            observe("offramp_batch_size", "Inputs per batch", SIZES, size, **where)
+            if split.tokens is not None:
+                observe("offramp_batch_token_fill", of_tokens, SHARES, tokens / split.tokens, **where)
 
     def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
-        self._waiting.set(num_waiting, self._where)
+        level, where = self.told.level, self._where
+        level("offramp_stage_waiting", "Inputs queued in a stage's replica", num_waiting, **where)
         if memory is not None:
-            self._sequences.set(memory.sequences, self._where)
-            for which, pages in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
-                self._kv_pages.set(pages, {**self._where, "which": which})
+            level("offramp_sequences", "Sequences that a replica keeps keys and values of", memory.sequences, **where)
+            pages = "Pages of keys and values: reserved, reserved at most, there are"
+            for which, number in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
+                level("offramp_kv_pages", pages, number, **where, which=which)
