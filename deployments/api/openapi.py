@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
-from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, TEXT, Operation
+from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, REPOSITORY, TEXT, Operation
 from deployments.api.parsing import PredictBody, Signature
 from earlyexit.network.boundary import Column
 
@@ -75,7 +75,7 @@ def openapi_document(
     _say_of_the_model(schemas, signature)
     if signature.task.name == GENERATES:
         schemas |= _schemas(each for each in OPERATIONS if each.of == "generates")
-    allowed = {"model": None if model is None else [model], "version": [version]}
+    allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
@@ -85,18 +85,16 @@ def openapi_document(
     }
 
 
-def _paths(signature: Signature, allowed: Mapping[str, list[str] | None]) -> dict[str, Any]:
-    """Returns the paths that a model of this signature has; `allowed` are the values of parameters in paths."""
+def _paths(signature: Signature, allowed: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:
+    """Returns the paths that a model of this signature has; `allowed`: schemas of parameters in paths."""
     left_out = "answers" if signature.task.name == GENERATES else "generates"
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
         for path in () if each.of == left_out else each.paths:
             names = PARAMETERS.findall(path)
-            known = {} if each.of_any_model else {name: {"enum": values} for name, values in allowed.items() if values}
+            known = {} if path.startswith(REPOSITORY) else allowed
             in_path = {"in": "path", "required": True}
-            parameters = [
-                {"name": name, **in_path, "schema": dict[str, Any](TEXT) | known.get(name, {})} for name in names
-            ]
+            parameters = [{"name": name, **in_path, "schema": {**TEXT, **known.get(name, {})}} for name in names]
             found = paths.setdefault(path, {"parameters": parameters} if parameters else {})
             found[each.method.lower()] = _described(each, signature)
     return paths

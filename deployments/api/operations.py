@@ -78,16 +78,12 @@ class Operation:
     """Parameters beside those in the path."""
     of: Literal["all", "answers", "generates"] = "all"
     """The models that have it: those that answer each input at once, those that generate, or all."""
-    of_any_model: bool = False
-    """Whether the path may name a model that this service does not serve."""
     by_version: bool = False
     """Whether it also has a path below a version of the model."""
     rpc: str | None = None
     """The gRPC method of the same operation."""
     is_open: bool = False
     """Whether it is answered without an API key."""
-    is_frequent: bool = False
-    """Whether its paths skip routing."""
 
     @property
     def is_traced(self) -> bool:
@@ -148,8 +144,8 @@ _BODIES = "deployments.api.completions.bodies:"
 _GENERATE_BODY = _BODIES + "GenerateBody"
 _Fields: TypeAlias = dict[str, Any]
 _OF_MODEL: _Fields = {"by_version": True}
-_INFERS: _Fields = {"of": "answers", "is_frequent": True}
-_GENERATES: _Fields = {"of": "generates", "is_frequent": True}
+_INFERS: _Fields = {"of": "answers"}
+_GENERATES: _Fields = {"of": "generates"}
 _V2_TENSORS: _Fields = {
     **{"takes": (BYTES,), "answer": V2Answer, "gives": (JSON, BYTES), "parameters": (JSON_LENGTH,)},
     **_INFERS,
@@ -182,8 +178,8 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("live", "/v2/health/live", "Whether the process answers", rpc="ServerLive", **_open(Live)),
     _get("ready", "/v2/health/ready", "Whether every stage is warm", rpc="ServerReady", **_open(Ready)),
     _post("index", REPOSITORY + "/index", "Every version on the cluster, and its state", IndexBody, answer={}),
-    _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}, of_any_model=True),
-    _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}, of_any_model=True),
+    _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}),
+    _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}),
     _get("canary", CANARY, "Default version and canary, side by side", "404"),
     Operation("set_canary", "PUT", CANARY, "Let a version answer a share", asked=Canary, answer={}),
     Operation("end_canary", "DELETE", CANARY, "Let the default version answer all", errors=("403", "404", "503")),
@@ -211,7 +207,8 @@ OPEN_PATHS = frozenset(
 TRACED = frozenset(path for each in OPERATIONS if each.is_traced for path in each.paths)
 PAGES = tuple(each.path for each in OPERATIONS if each.gives == (PAGE,))
 """Paths that people open, also those below: a browser asks for the key as a password."""
-FREQUENT = frozenset(path for each in OPERATIONS if each.is_frequent for path in each.paths)
+FREQUENT = frozenset(path for each in OPERATIONS if each.of != "all" and each.is_traced for path in each.paths)
+"""Paths that skip routing."""
 ENDS_OF_GENERATION = tuple(sorted({each.path.removeprefix(MODEL) for each in OPERATIONS if each.of == "generates"}))
 """Ends of the paths that only models which generate have."""
 
