@@ -96,7 +96,7 @@ def test_labels_that_read_alike_together_are_counted_apart() -> None:
     counted: Counter[tuple[str, ...]] = Counter()
     counter: Any = SimpleNamespace(inc=lambda value, labels: counted.update({tuple(labels.values()): int(value)}))
     told = Told()
-    told.counters["offramp_answers"] = counter
+    told.metrics["offramp_answers"] = counter
     for small, large in ((5, 3), (6, 4)):
         told.total("offramp_answers", "Answers", small, exit="1", network="11m")
         told.total("offramp_answers", "Answers", large, exit="11", network="1m")
