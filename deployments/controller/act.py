@@ -325,20 +325,15 @@ class ControlLoop(View):
 
     async def _propose(self, forecast: Forecast, reach: Reach | None) -> Proposal | NoPlan:
         """A slow replica is better than none: where no plan is found without stragglers, they work again."""
-        counts = self.counts
-        kept = Counter(rest.device for rest in self.state.resting)
-        found = await self._asked(
-            forecast, reach, {device: max(0, count - kept[device]) for device, count in counts.items()}
-        )
-        if isinstance(found, Proposal) or not self.state.resting:
-            return found
-        self.become(resting=())
-        return await self._asked(forecast, reach, counts)
-
-    async def _asked(self, forecast: Forecast, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
         strategy, blamed = self.settings.strategy, self.state.blamed
-        asked = self._questions(forecast, counts)
-        return await decide.propose(asked, self._solve, strategy, blamed=blamed, reach=reach)
+        while True:
+            resting = Counter(rest.device for rest in self.state.resting)
+            counts = {device: max(0, count - resting[device]) for device, count in self.counts.items()}
+            asked = self._questions(forecast, counts)
+            found = await decide.propose(asked, self._solve, strategy, blamed=blamed, reach=reach)
+            if isinstance(found, Proposal) or not resting:
+                return found
+            self.become(resting=())
 
     def _questions(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
         lengths = self.stream.lengths(self.state, forecast.at_s)

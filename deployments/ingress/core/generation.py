@@ -30,7 +30,7 @@ from deployments.ingress.core.calls import (
 )
 from deployments.ingress.core.inputs import DUE, Chains, Inputs, PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, SequenceNumbers, lost
+from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost, sequence_numbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from optimizer.plan import Plan
 
@@ -138,7 +138,7 @@ class GenerationLoop:
         self.counts = GenerationCounts()
         self.num_running = 0
         self._rules = rules
-        self._numbers = SequenceNumbers(rng)
+        self._numbers = sequence_numbers(rng)
         self._silent_tokens = 0
         """The prompt tokens of sequences that have no token yet."""
         # No plan predicts what a prompt takes: its limit begins where the first late sequence finds it.
@@ -172,7 +172,7 @@ class GenerationLoop:
 
     def begin(self, sequence: Stepping[G], now_s: float) -> GenerationState[G]:
         """Take a sequence that was admitted; its first step is next."""
-        state = GenerationState(sequence, KVPlacement(self._numbers.new()), now_s, self._silent_tokens)
+        state = GenerationState(sequence, KVPlacement(next(self._numbers)), now_s, self._silent_tokens)
         sequence.begin(state.placement.number)
         self.counts.begun += 1
         self.counts.prompt_tokens += sequence.num_prompt
@@ -206,7 +206,7 @@ class GenerationLoop:
             raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
         pause_s = RETRY_PAUSE_S * ((1 << state.attempts) - 1)
         state.attempts += 1
-        state.placement = KVPlacement(self._numbers.new(), is_again=True, is_probe=state.placement.is_probe)
+        state.placement = KVPlacement(next(self._numbers), is_again=True, is_probe=state.placement.is_probe)
         state.sequence.begin(state.placement.number)
         self.counts.lost += 1
         return pause_s
@@ -216,7 +216,8 @@ class GenerationLoop:
 
         A sequence that a replica took before is not moved so: it waits, and begins anew.
         """
-        placement, full = state.placement, state.placement.newest
+        placement = state.placement
+        full = next(reversed(placement.replicas.values()), None)  # the replica that was chosen last
         if (
             placement.is_again
             or full is None
@@ -225,7 +226,7 @@ class GenerationLoop:
         ):
             return False
         state.placement = KVPlacement(
-            self._numbers.new(), avoids=placement.avoids | {full}, is_probe=placement.is_probe
+            next(self._numbers), avoids=placement.avoids | {full}, is_probe=placement.is_probe
         )
         state.sequence.begin(state.placement.number)
         return True

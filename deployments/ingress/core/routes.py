@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
@@ -51,27 +52,18 @@ class KVPlacement:
     is_over: bool = field(default=False, init=False)
     """Whether the sequence has ended; a call for it may still be under way."""
 
-    @property
-    def newest(self) -> str | None:
-        """The replica that was chosen last: if the sequence is refused for want of room, by this one."""
-        return next(reversed(self.replicas.values()), None)
-
 
 def lost(why: str) -> SequenceLostError:
     """Returns the error of sequences that cannot go on where they were. Their owner begins them anew."""
     return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
 
 
-class SequenceNumbers:
-    """Numbers the sequences of one ingress, unlike those of any other ingress or of its predecessor."""
+def sequence_numbers(rng: random.Random) -> Iterator[int]:
+    """Returns numbers for the sequences of one ingress, unlike those of any other ingress or of its predecessor.
 
-    def __init__(self, rng: random.Random) -> None:
-        self._next = rng.getrandbits(NAME_BITS) << SERIAL_BITS
-
-    def new(self) -> int:
-        """Returns the next number, from 1 on: 0 stands for no sequence."""
-        self._next += 1
-        return self._next
+    0 stands for no sequence.
+    """
+    return count((rng.getrandbits(NAME_BITS) << SERIAL_BITS) + 1)
 
 
 Rank = tuple[bool, int, int, int]

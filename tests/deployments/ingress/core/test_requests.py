@@ -11,7 +11,7 @@ import pytest
 
 from deployments.ingress.core.calls import LONGEST_RETRY_S
 from deployments.ingress.core.ingress_core import HANG_S
-from deployments.ingress.core.routes import SequenceNumbers
+from deployments.ingress.core.routes import sequence_numbers
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -418,8 +418,8 @@ def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere()
 
 
 def test_numbers_of_two_ingresses_differ_and_have_62_bits() -> None:
-    several = [SequenceNumbers(random.Random(seed)) for seed in range(3)]
-    numbers = [each.new() for each in several for _ in range(4)]
+    several = [sequence_numbers(random.Random(seed)) for seed in range(3)]
+    numbers = [next(each) for each in several for _ in range(4)]
     assert len(set(numbers)) == len(numbers)
     assert all(0 < number < 2**62 for number in numbers)
 
