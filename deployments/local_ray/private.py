@@ -162,8 +162,8 @@ async def ask_serve(method: str, *arguments: Any) -> Any:
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
     try:
-        controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
         async with asyncio.timeout(SERVE_S):
+            controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
             return await getattr(controller, method).remote(*arguments)
     except Exception as error:  # of Ray, and whatever the controller raises
         raise OfframpError(f"Serve's controller does not answer: {error!r}") from error
