@@ -84,7 +84,7 @@ def _policy_document(policy: PolicySpec) -> dict[str, Any]:
     return document
 
 
-class ControlLoop(View):
+class ControlLoop:
     """The controller of one application; `run` never ends."""
 
     def __init__(
@@ -106,22 +106,26 @@ class ControlLoop(View):
         """
         self._fleet = fleet
         self._history = history
+        self._clock = clock
         self._sleep = sleep
         self._solve = solve
         self._off_loop = off_loop
         self._lock = asyncio.Lock()
         now_s = clock.now_s()
         complain = partial(self._say, "error")
-        super().__init__(
+        self.settings = settings
+        self.stream = ObservedStream(settings, now_s)
+        self.tuning = Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem)
+        self._view = View(
             settings=settings,
-            clock=clock,
+            now_s=now_s,
             state=State.first(first, now_s),
             seen=Look(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={}),
-            stream=ObservedStream(settings, now_s),
+            stream=self.stream,
             replicas=ReplicaIntake(),
-            tuning=Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem),
+            tuning=self.tuning,
         )
-        self._observer = Observer(fleet, history, self.stream, self.tuning, self.replicas, clock, complain)
+        self._observer = Observer(fleet, history, self.stream, self.tuning, self._view.replicas, clock, complain)
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
         self._missing = MissingAccelerators()
@@ -131,6 +135,15 @@ class ControlLoop(View):
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
         """How long each part of the last planning took."""
+
+    @property
+    def view(self) -> View:
+        """What decisions go by at this moment."""
+        return replace(self._view, now_s=self._clock.now_s())
+
+    @property
+    def state(self) -> State:
+        return self._view.state
 
     async def run(self) -> None:
         """Looks, decides and acts, for ever."""
@@ -146,8 +159,7 @@ class ControlLoop(View):
         if state is None:
             self._remember(self.state.placed, "in force", "start", "the plan to begin with")
         else:
-            self.state = state
-            self.is_restored = True
+            self._note(state=state, is_restored=True)
             self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
             self._check_thresholds()
         self._history.put("policy", _policy_document(self.settings.policy))
@@ -163,7 +175,7 @@ class ControlLoop(View):
             try:
                 await self._tick()
                 self._tell_tuner()
-                self._history.forget(self.now_s)
+                self._history.forget(self._clock.now_s())
                 self._history.commit()
             except Exception as error:  # a process that dies at this moment must not end planning
                 logger.warning("a look failed", exc_info=error)
@@ -187,13 +199,13 @@ class ControlLoop(View):
         """
         problem, networks = self.settings.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
-        plan = self.completed(parse_plan(dict(document), shape))
+        plan = self.view.completed(parse_plan(dict(document), shape))
         async with self._lock:
             await self._look()
             await self._sound_alarm()  # else it is forgotten with the controller's own thresholds
-            placed = self.place(plan)
-            if not self.has_room(placed):
-                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {self.counts}")
+            placed = self.view.place(plan)
+            if not self.view.has_room(placed):
+                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {self.view.counts}")
             self.become(hold=hold)
             words = "an operator's plan"
             await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None))
@@ -203,19 +215,24 @@ class ControlLoop(View):
 
     def become(self, **changes: Any) -> None:
         """Changes fields of the state, from now on and after a restart."""
-        self.state = replace(self.state, **changes)
+        self._note(state=replace(self.state, **changes))
         self._history.put("standing", self.state.document())
         self._history.commit()
+
+    def _note(self, **changes: Any) -> None:
+        """Changes what decisions go by from now on."""
+        self._view = replace(self._view, **changes)
 
     # One look
 
     async def _tick(self) -> None:
         await self._look()
         self._tell_tuner()
-        self.alarm_heard, self._is_alarm_new = self._is_alarm_new, False
+        self._note(alarm_heard=self._is_alarm_new)
+        self._is_alarm_new = False
         await self._reforecast()
         for question in decide.QUESTIONS:
-            actions = question(self)
+            actions = question(self.view)
             await self._do_all(actions)
             if any(isinstance(each, PutInForce | decide.GoBy | decide.Suspend | Replan) for each in actions):
                 break  # another plan may be in force, so further questions wait for the next look
@@ -227,8 +244,8 @@ class ControlLoop(View):
         in_force = self.state.placed if self.state.followed == self.state.placed else None
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
-        self.seen = replace(seen, capacity=left)
-        self.first_counts = self.first_counts or self.counts
+        self._note(seen=replace(seen, capacity=left))
+        self._note(first_counts=self._view.first_counts or self._view.counts)
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.state.placed.epoch:
             self._say("error", f"an ingress follows plan {highest}, which is not remembered")
@@ -237,21 +254,19 @@ class ControlLoop(View):
 
     async def _reforecast(self) -> None:
         """Makes the forecasts anew if thresholds have changed since; by the old ones every exit is a deviation."""
-        ground, thresholds = self.ground, self.stream.thresholds(self.state)
+        ground, thresholds = self._view.ground, self.stream.thresholds(self.state)
         if ground is None or ground.thresholds == thresholds:
             return
         forecast = await self._forecast()
-        self.ground = replace(
-            ground,
-            forecast=forecast,
-            reach=self.stream.reach(self.state, self.seen.at_s),
-            problem=forecast.expected(ground.problem),
-            thresholds=thresholds,
-        )
+        reach, problem = self._reach(self._view.seen.at_s), forecast.expected(ground.problem)
+        self._note(ground=replace(ground, forecast=forecast, reach=reach, problem=problem, thresholds=thresholds))
 
     async def _forecast(self) -> Forecast:
         state = self.state
-        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self.seen.at_s)
+        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.seen.at_s)
+
+    def _reach(self, now_s: float) -> Reach | None:
+        return self.stream.reach(self.state, now_s)
 
     async def _sound_alarm(self) -> None:
         """Puts the thresholds of an alarm in force while a plan is changed; the change then goes on."""
@@ -259,7 +274,7 @@ class ControlLoop(View):
             return
         try:
             self._tell_tuner()
-            for action in decide.thresholds_found(self):
+            for action in decide.thresholds_found(self.view):
                 if isinstance(action, decide.GoBy):  # what follows from it is asked once the change is through
                     await self._do(action)
         finally:
@@ -268,9 +283,9 @@ class ControlLoop(View):
     def _tell_tuner(self) -> None:
         """Tells the tuner by which thresholds inputs are answered, once all ingresses follow them."""
         state = self.state
-        if state.suspended is not None or not self.goes_by_ours(state.placed):
+        if state.suspended is not None or not self.view.goes_by_ours(state.placed):
             self.tuning.pause()
-        elif state.followed is not None and self.goes_by_ours(state.followed):
+        elif state.followed is not None and self.view.goes_by_ours(state.followed):
             self.tuning.follow(self.stream.thresholds(state), state.followed_s)
             self.tuning.serve(state.followed.plan.stages[0])
 
@@ -307,16 +322,17 @@ class ControlLoop(View):
         """Plans, and changes over if it is worth it; returns the verdict."""
         with self._timed("forecast"):
             forecast = await self._forecast()
-            reach = self.stream.reach(self.state, self.seen.at_s)
-        await self._do(decide.let_work_again(self))
-        counts = self.counts
+            reach = self._reach(self._view.seen.at_s)
+        await self._do(decide.let_work_again(self.view))
+        counts = self.view.counts
         with self._timed("solve"):
             found = await self._propose(forecast, reach)
         asked = found.problem if isinstance(found, Proposal) else self._questions(forecast, counts)[0]
         thresholds = self.stream.thresholds(self.state)
-        self.ground = Ground(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
-        self.become(planned_s=self.seen.at_s)
-        actions, words = decide.weighed(self, found, reason)
+        ground = Ground(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
+        self._note(ground=ground)
+        self.become(planned_s=self._view.seen.at_s)
+        actions, words = decide.weighed(self.view, found, reason)
         await self._do_all(actions)
         for each in actions:
             if isinstance(each, PutInForce):
@@ -328,7 +344,7 @@ class ControlLoop(View):
         strategy, blamed = self.settings.strategy, self.state.blamed
         while True:
             resting = Counter(rest.device for rest in self.state.resting)
-            counts = {device: max(0, count - resting[device]) for device, count in self.counts.items()}
+            counts = {device: max(0, count - resting[device]) for device, count in self.view.counts.items()}
             asked = self._questions(forecast, counts)
             found = await decide.propose(asked, self._solve, strategy, blamed=blamed, reach=reach)
             if isinstance(found, Proposal) or not resting:
@@ -352,12 +368,12 @@ class ControlLoop(View):
             }
             self._history.gained(before.epoch, gained)
         self._remember(action.placed, "in force", action.reason, action.words)
-        self.failed = self.late = 0
+        self._note(failed=0, late=0)
         self.changes[action.reason] += 1
         self.become(
             placed=action.placed,
             reason=action.reason,
-            at_s=self.now_s,
+            at_s=self._clock.now_s(),
             sized_for_rps=action.sized_for_rps,
             trial=action.trial,
             previous=None if action.trial is None else before,
@@ -368,16 +384,16 @@ class ControlLoop(View):
 
     async def _settle(self) -> None:
         """Brings about what the plan in force still lacks; a change that was interrupted goes on here."""
-        placed, followed = self.state.placed, self.state.followed
+        placed, followed, seen = self.state.placed, self.state.followed, self._view.seen
         if followed == placed:
             # A suspension that arrived late, from before this plan, would else hold for ever.
-            if any(report.epoch < placed.epoch or report.suspended for report in self.seen.ingresses):
+            if any(report.epoch < placed.epoch or report.suspended for report in seen.ingresses):
                 await self._fleet.follow(placed)
-            for device, replicas in self.seen.running.items():  # a configuration that was applied again resets them
+            for device, replicas in seen.running.items():  # a configuration that was applied again resets them
                 if replicas != placed.occupied.get(device, 0):
                     await self._scale(device, placed.occupied.get(device, 0))
             return
-        coming = {device: max(count, self._told.get(device, 0)) for device, count in self.seen.running.items()}
+        coming = {device: max(count, self._told.get(device, 0)) for device, count in seen.running.items()}
         before, after = (
             None if each is None else (each.avoided, each.plan.stages, each.plan.dispatch)
             for each in (followed, placed)
@@ -385,9 +401,9 @@ class ControlLoop(View):
         if followed is not None and before == after and followed.plan.policy != placed.plan.policy:
             todo: tuple[ChangeStep, ...] = (Switch(),)
         else:
-            todo = steps(followed, placed, self.counts, self.seen.running, coming)
+            todo = steps(followed, placed, self.view.counts, seen.running, coming)
             # Thresholds may have changed during this change, and some ingress was not told: an alarm must not wait.
-            ours = self.goes_by_ours
+            ours = self.view.goes_by_ours
             if followed is not None and not ours(followed) and ours(self._decided(followed, 0)) and ours(placed):
                 await self._decide_meanwhile(self.state.reason, "thresholds that some ingress was not told of")
         await self._carry_out(todo)
@@ -400,7 +416,7 @@ class ControlLoop(View):
         Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet
         raises. Steps taken then stay taken: what is still missing is worked out anew at the next look.
         """
-        self.failed += 1
+        self._note(failed=self._view.failed + 1)
         for step in steps:
             match step:
                 case Scale(device=device, replicas=replicas):
@@ -412,11 +428,11 @@ class ControlLoop(View):
                     await self._fleet.prepare(self.state.placed)
                 case Switch():
                     await self._fleet.follow(self.state.placed)
-                    self.late = 0
-                    self.become(followed=self.state.placed, followed_s=self.now_s)
+                    self._note(late=0)
+                    self.become(followed=self.state.placed, followed_s=self._clock.now_s())
                 case Drain():
                     await self._drain()
-        self.failed = 0
+        self._note(failed=0)
 
     async def _scale(self, device: str, replicas: int) -> None:
         await self._fleet.scale(device, replicas)
@@ -435,10 +451,10 @@ class ControlLoop(View):
             if self._told.get(device, 0) < count:
                 await self._scale(device, count)
         room = sum((await self._fleet.capacity()).values())
-        until_s = self.now_s + START_S
+        until_s = self._clock.now_s() + START_S
         while missing := _missing(replicas, await self._fleet.running()):
-            if self.now_s >= until_s:
-                self.late += 1
+            if self._clock.now_s() >= until_s:
+                self._note(late=self._view.late + 1)
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
             if sum((await self._fleet.capacity()).values()) < room:
                 raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
@@ -447,8 +463,8 @@ class ControlLoop(View):
     async def _drain(self) -> None:
         """Waits for inputs of earlier plans. An ingress that does not report may still have some."""
         epoch = self.state.placed.epoch  # thresholds may make it a later one meanwhile
-        until_s = self.now_s + DRAIN_S
-        while self.now_s < until_s:
+        until_s = self._clock.now_s() + DRAIN_S
+        while self._clock.now_s() < until_s:
             reports = await self._observer.ingress_reports()
             if reports and all(report.oldest_epoch >= epoch for report in reports):
                 return
@@ -458,7 +474,7 @@ class ControlLoop(View):
         """Waits during a change; what the tuner says must not wait until the change is through."""
         if self.tuning.is_on:
             self._tell_tuner()
-            if self.now_s >= self._observer.looked_s + self.settings.watch_s:
+            if self._clock.now_s() >= self._observer.looked_s + self.settings.watch_s:
                 await self._observer.ingress_reports()
             await self._sound_alarm()
         await self._sleep(LOOK_S)
@@ -475,29 +491,28 @@ class ControlLoop(View):
             raise PlanError(f"{words}: no threshold for ramps {missing}")
         self._say(reason, words)
         self._decide_by(thresholds)
-        if self.is_changing:
+        if self.view.is_changing:
             self.changes[reason] += 1
             await self._decide_meanwhile(reason, words)
         else:
-            again = self._decided(self.state.placed, self.next_epoch)
-            await self._do(self.same_rate(again, reason, words))
+            again = self._decided(self.state.placed, self.view.next_epoch)
+            await self._do(self.view.same_rate(again, reason, words))
         self._tell_tuner()
 
     def _decide_by(self, thresholds: Mapping[int, float]) -> None:
-        self.state = replace(self.state, thresholds=dict(thresholds))
-        if self.ground is not None:  # plans are weighed by them at once; `_tick` makes the forecasts anew
-            reach = self.stream.reach(self.state, self.now_s)
-            self.ground = replace(self.ground, reach=reach)
+        self._note(state=replace(self.state, thresholds=dict(thresholds)))
+        if (ground := self._view.ground) is not None:  # plans are weighed by them at once; `_tick` forecasts anew
+            self._note(ground=replace(ground, reach=self._reach(self._clock.now_s())))
 
     def _decided(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
-        plan = replace(self.decided(placed.plan), epoch=epoch)
+        plan = replace(self.view.decided(placed.plan), epoch=epoch)
         if plan.policy != placed.plan.policy:
-            plan = self.completed(replace(plan, predicted={}))
+            plan = self.view.completed(replace(plan, predicted={}))
         return replace(placed, plan=plan)
 
     async def _decide_meanwhile(self, reason: str, words: str) -> None:
         """While a change is under way: the next plan and the followed one, if one is known, get the thresholds."""
-        epoch, followed = self.next_epoch, self.state.followed
+        epoch, followed = self.view.next_epoch, self.state.followed
         placed = self._decided(self.state.placed, epoch + 1)
         self._remember(placed, "in force", self.state.reason, f"goes on by other thresholds: {words}")
         self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
@@ -505,7 +520,7 @@ class ControlLoop(View):
             followed = self._decided(followed, epoch)
             self._remember(followed, "in force", reason, words)
             await self._fleet.follow(followed)
-            self.become(followed=followed, followed_s=self.now_s)
+            self.become(followed=followed, followed_s=self._clock.now_s())
 
     # What is said and remembered
 
@@ -513,13 +528,13 @@ class ControlLoop(View):
         """Logs an event, and remembers it."""
         log = logger.warning if kind in {"error", "suspended"} else logger.info
         log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
-        self._history.add_event(self.now_s, kind, words)
+        self._history.add_event(self._clock.now_s(), kind, words)
 
     def _say_failed(self, failure: Exception) -> None:
         """The failure may be the memory's own: a disk that is full must not end the loop."""
         try:
             self._say("error", f"{type(failure).__name__}: {failure}")
-            self._history.forget(self.now_s)
+            self._history.forget(self._clock.now_s())
             self._history.commit()
         except sqlite3.Error as error:
             logger.warning("nothing can be remembered", exc_info=error)
@@ -527,7 +542,7 @@ class ControlLoop(View):
     def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
         row = PlanRow(
             epoch=placed.epoch,
-            at_s=self.now_s,
+            at_s=self._clock.now_s(),
             outcome=outcome,
             reason=reason,
             words=words,
@@ -538,9 +553,9 @@ class ControlLoop(View):
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         """Measures a part of a planning."""
-        began_s = self.now_s
+        began_s = self._clock.now_s()
         yield
-        self.phases_s[phase] = self.now_s - began_s
+        self.phases_s[phase] = self._clock.now_s() - began_s
 
     # What another controller remembered
 
@@ -587,10 +602,10 @@ class ControlLoop(View):
         if not others:
             return
         self._say("thresholds", f"back to the settings'; what tuning found is void: {'; '.join(others)}")
-        was_tuned = self.goes_by_ours(self.state.placed)
+        was_tuned = self.view.goes_by_ours(self.state.placed)
         self._decide_by(thresholds_of(settings.policy, settings.problem))
         if was_tuned:
             placed = self.state.placed
-            plan = replace(placed.plan, policy=self.policy, predicted={}, epoch=placed.epoch + 1)
+            plan = replace(placed.plan, policy=self.view.policy, predicted={}, epoch=placed.epoch + 1)
             self._remember(replace(placed, plan=plan), "in force", self.state.reason, "by the settings' thresholds")
             self.become(placed=replace(placed, plan=plan), trial=None, previous=None)

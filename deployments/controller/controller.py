@@ -50,7 +50,6 @@ class Controller:
         os.nice(NICENESS)
         self._settings = ServeSettings.model_validate(settings)
         self._chain = read_card(Path(self._settings.model)).chain
-        self._clock = WallClock()
         self._told = Told()
         control = self._settings.control
         assert control is not None, "settings with a controller"
@@ -61,7 +60,7 @@ class Controller:
             self._history,
             control,
             first=PlacedPlan(plan=self._settings.plan),
-            clock=self._clock,
+            clock=WallClock(),
             sleep=asyncio.sleep,
             solve=_solve,
         )
@@ -84,7 +83,7 @@ class Controller:
 
     async def describe(self) -> dict[str, Any]:
         """Returns the plan, what was expected, and what is seen."""
-        return describe(self._loop, self._history, self._settings, self._clock.now_s(), self._chain)
+        return describe(self._loop, self._history, self._settings, self._chain)
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last plans in force or proposed, newest first."""

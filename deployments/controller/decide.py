@@ -19,7 +19,6 @@ from deployments.controller.remember import State
 from deployments.controller.settings import thresholds_at
 from deployments.settings import ControlSettings
 from deployments.wire.messages import ReplicaReport
-from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
@@ -141,12 +140,13 @@ class Ground:
     """Thresholds that the forecast is for."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
-    """Everything that decisions go by; the control loop keeps it up to date."""
+    """Everything that decisions go by at one moment. They only read the stream, the replicas and the tuner."""
 
     settings: ControlSettings
-    clock: Clock
+    now_s: float
+    """Wall clock."""
     state: State
     seen: Look
     """The last look."""
@@ -165,10 +165,6 @@ class View:
     """Times in a row that its replicas did not start in time."""
     alarm_heard: bool = False
     """Whether an alarm sounded during a change of plan before the last look."""
-
-    @property
-    def now_s(self) -> float:
-        return self.clock.now_s()
 
     @property
     def problem(self) -> PlanProblem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.controller.act import ControlLoop
+from deployments.controller.decide import View
 from deployments.controller.intake import latency_s, network_figures, total
 from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
@@ -16,12 +17,11 @@ from optimizer.placement import placed_document
 LAST_EVENTS = 20
 
 
-def describe(
-    loop: ControlLoop, history: History, settings: ServeSettings, now_s: float, chain: Chain
-) -> dict[str, Any]:
-    """Returns what `GET /v1/plan` shows; `chain`: that of the served model."""
-    state, ground = loop.state, loop.ground
-    period_s, bytes_N = loop.settings.period_s, loop.settings.problem.bytes_per_sample_N
+def describe(loop: ControlLoop, history: History, settings: ServeSettings, chain: Chain) -> dict[str, Any]:
+    """Returns what `GET /plan` shows as plain data; `chain`: that of the served model."""
+    view = loop.view
+    state, now_s, ground = view.state, view.now_s, view.ground
+    period_s, bytes_N = view.settings.period_s, view.settings.problem.bytes_per_sample_N
     bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in state.placed.plan.stages[:-1]]
     return {
         "epoch": state.placed.epoch,
@@ -34,14 +34,14 @@ def describe(
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
         "predicted": dict(state.placed.plan.predicted),
         "forecast": None if ground is None else _forecast(ground.forecast),
-        "observed": _observed(loop, now_s, chain),
+        "observed": _observed(view, chain),
         "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
-        "fill": _fill(loop),
-        "accelerators": _accelerators(loop, settings),
+        "fill": _fill(view),
+        "accelerators": _accelerators(view, settings),
         "stragglers": dict(avoided_by(state.resting)),
         "phases_s": dict(loop.phases_s),
         "plan_changes": dict(loop.changes),
-        "tuning": _tuning(loop),
+        "tuning": _tuning(view, loop.changes["alarm"]),
         "events": history.events(LAST_EVENTS),
     }
 
@@ -68,14 +68,14 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def _tuning(loop: ControlLoop) -> dict[str, Any]:
+def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
     """By which thresholds inputs leave, all ramps', and how far the alarm is from sounding."""
-    thresholds, state = loop.stream.thresholds(loop.state), loop.tuning.state
+    thresholds, state = view.stream.thresholds(view.state), view.tuning.state
     return {
-        "how": loop.settings.tuning,
+        "how": view.settings.tuning,
         "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},
-        "safe": loop.tuning.is_safe(thresholds),
-        "alarms": loop.changes["alarm"],
+        "safe": view.tuning.is_safe(thresholds),
+        "alarms": num_alarms,
         "evidence": None if state is None else state.evidence / state.limit,
         "watched": 0 if state is None else state.watched,
         "next_test": None if state is None else state.next_test,
@@ -83,15 +83,15 @@ def _tuning(loop: ControlLoop) -> dict[str, Any]:
     }
 
 
-def _observed(loop: ControlLoop, now_s: float, chain: Chain) -> dict[str, Any]:
+def _observed(view: View, chain: Chain) -> dict[str, Any]:
     """Over the last period, or since the plan is followed if that is shorter."""
-    state, settings = loop.state, loop.settings
+    state, settings, now_s = view.state, view.settings, view.now_s
     budget = settings.accuracy_budget
     since_s = max(state.followed_s, now_s - settings.period_s)
-    seen = total(loop.stream.counts(since_s))
-    active = loop.stream.observed(state, since_s, now_s, state.placed.plan.ramps)
-    full = loop.stream.observed(state, since_s, now_s)
-    window = loop.stream.window(since_s, now_s)
+    seen = total(view.stream.counts(since_s))
+    active = view.stream.observed(state, since_s, now_s, state.placed.plan.ramps)
+    full = view.stream.observed(state, since_s, now_s)
+    window = view.stream.window(since_s, now_s)
     agreement = None if active is None or active.agreement is None else active.agreement.value
     return {
         "seconds": 0.0 if seen is None else seen.seconds,
@@ -111,12 +111,12 @@ def _observed(loop: ControlLoop, now_s: float, chain: Chain) -> dict[str, Any]:
     }
 
 
-def _fill(loop: ControlLoop) -> list[dict[str, Any]]:
+def _fill(view: View) -> list[dict[str, Any]]:
     """Per split of the plan, inputs per batch over its batch size, tokens over its budget, since the last planning."""
     rows = []
-    for slot, stage in loop.state.placed.stage_of.items():
-        mine = [report for report in loop.seen.replicas if report.slot == slot]
-        times = [each for report in mine for each in loop.replicas.since_mark(report)]
+    for slot, stage in view.state.placed.stage_of.items():
+        mine = [report for report in view.seen.replicas if report.slot == slot]
+        times = [each for report in mine for each in view.replicas.since_mark(report)]
         for split in stage.splits:
             ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
             batches = sum(each.batches for each in ran)
@@ -136,12 +136,12 @@ def _fill(loop: ControlLoop) -> list[dict[str, Any]]:
     return rows
 
 
-def _accelerators(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
+def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
     """Emulated ones say so, and how many of our seconds one of theirs takes."""
     described: dict[str, Any] = {}
-    for device, count in loop.seen.capacity.items():
+    for device, count in view.seen.capacity.items():
         emulated = settings.emulated.get(device)
-        described[device] = {"alive": count, "used": loop.seen.running.get(device, 0), "emulated": emulated is not None}
+        described[device] = {"alive": count, "used": view.seen.running.get(device, 0), "emulated": emulated is not None}
         if emulated is not None:
             described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}
     return described

@@ -49,7 +49,7 @@ def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}),
 
 async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=4, best=halves(3, 1), settings={"accuracy_budget": 0.01})
-    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
+    described = describe(scene.loop, scene.history, settings(tmp_path), CHAIN)
     assert json.dumps(described, allow_nan=False)
     assert (described["epoch"], described["slots"], described["reason"]) == (
         1,
@@ -70,7 +70,7 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     assert described["hops"] == {"dtype": "same", "bytes_per_input": [1.0]}
     assert [event["kind"] for event in described["events"]] == ["plan"]
     emulated = {"cpu": EmulatedSettings(batch=[1], block_s=[[0.01]] * 4, ramp_s=[[0.0]] * 3, time_scale=20.0)}
-    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), scene.clock.now_s(), CHAIN)
+    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), CHAIN)
     assert described["accelerators"]["cpu"]["emulated"] is True
     assert described["accelerators"]["cpu"]["time_scale"] == 20.0
 

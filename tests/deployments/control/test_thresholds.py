@@ -323,7 +323,7 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
     with pytest.raises(KeyboardInterrupt):
         await scene.ticks(1, EASY)
     scene.restart()
-    assert scene.loop.goes_by_ours(scene.loop.state.placed)
+    assert scene.loop.view.goes_by_ours(scene.loop.state.placed)
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
@@ -385,7 +385,7 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
     await scene.ticks(1, (0, 1250))
     assert scene.fleet.followed.plan.stages == whole(5)
     assert scene.history.plans(1)[0].reason == "after an alarm"
-    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
+    described = describe(scene.loop, scene.history, settings(tmp_path), CHAIN)
     assert described["tuning"]["alarms"] == 1
 
 
