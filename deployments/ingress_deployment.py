@@ -8,10 +8,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -20,12 +20,11 @@ from starlette.routing import Router
 from deployments.api.access import gate_of
 from deployments.api.endpoint import Bodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
-from deployments.api.grpc.methods import RpcMethods
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
+from deployments.api.operations import OPERATION_BY_RPC
 from deployments.api.parsing import InferRequest, Signature
-from deployments.api.server.in_serve import start_in_serve
-from deployments.api.server.server import HttpServer, Site, standalone
+from deployments.api.server import HttpServer, Site, standalone, start_in_serve
 from deployments.api.service import InferService
 from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of
@@ -37,8 +36,7 @@ from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, Told
-from deployments.ops.dashboard.poller import SnapshotPoller, ask_service
-from deployments.ops.dashboard.state import ServiceFacts, image_facts
+from deployments.ops.dashboard import ServiceFacts, SnapshotPoller, ask_service, image_facts
 from deployments.ops.prometheus import metrics_text
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings, first_replicas
@@ -58,6 +56,9 @@ from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import deployment_name, parse_placed
+
+if TYPE_CHECKING:
+    from deployments.api.grpc.server import Rpcs
 
 TELL_S = 1.0
 """How often Ray is told what was counted."""
@@ -165,6 +166,21 @@ def _tell_times(told: Told, name: str, description: str, buckets: Mapping[int, i
         told.total(name, description, number, le=le)
 
 
+class RpcMethods:
+    """A method for each RPC of the table of operations, for the ingress to inherit; gRPC is loaded at the first RPC."""
+
+
+def _method(name: str) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
+    async def call(ingress: Any, request: bytes, grpc_context: Any) -> Any:
+        return await ingress.rpcs.call(name, request, grpc_context)
+
+    return call
+
+
+for _name in OPERATION_BY_RPC:
+    setattr(RpcMethods, _name, _method(_name))
+
+
 @serve.ingress()
 class Ingress(RpcMethods):
     """Holds every input until its answer is out. Needs no torch, and no controller once it has a plan."""
@@ -190,7 +206,7 @@ class Ingress(RpcMethods):
         self.signature = Signature(codec, self.task)
         self._tracer = None
         if self._settings.tracing is not None:
-            from deployments.ops.tracing.tracer import build_tracer  # with all of OpenTelemetry
+            from deployments.ops.tracing import build_tracer  # with all of OpenTelemetry
 
             self._tracer = build_tracer(self._settings.tracing, self._settings.app, self._clock, self.card.chain.starts)
         self._core = build_core(self._settings, self.card)
@@ -258,6 +274,12 @@ class Ingress(RpcMethods):
             self._outright = standalone(site, api.lane, access_log=settings.access_log)
             self._background.start("listen", self._outright.serve([take_listener(settings.listener)]))
         return api.router
+
+    @cached_property
+    def rpcs(self) -> Rpcs:
+        from deployments.api.grpc.server import Rpcs
+
+        return Rpcs(self, self._gate, self._tracer)
 
     def check_health(self) -> None:
         """Serve asks every second. An ingress whose background work has ended must be replaced."""

@@ -31,7 +31,6 @@ from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
 from deployments.api.operations import ENDS_OF_GENERATION, JSON, MODEL, OPERATION_BY_NAME, TRACED, Handler, error_of
 from deployments.api.parsing import EXIT, InferRequest, OpenAiError, Signature, V2Error, V2Reply, packed
-from deployments.ops.tracing.spans import RequestRecord
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import (
     AdmissionError,
@@ -50,7 +49,7 @@ from earlyexit.network.store import ModelCard
 from earlyexit.tasks.base import Task, ValueArray
 
 if TYPE_CHECKING:
-    from deployments.ops.tracing.tracer import Tracer
+    from deployments.ops.tracing import RequestRecord, Tracer
 
 VERSION = version("offramp")
 """Read once, because it is in a file."""

@@ -41,14 +41,14 @@ from deployments.api.endpoint import (
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, bound
 from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
-from deployments.api.server.server import FastPath, Lane
+from deployments.api.server import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.boundary import Answer
 
 if TYPE_CHECKING:
-    from deployments.ops.tracing.tracer import Tracer
+    from deployments.ops.tracing import Tracer
 
 FILES = ("image/", "audio/", "video/")
 """Content types that are not JSON. All others are read as JSON, because many clients send a wrong one."""

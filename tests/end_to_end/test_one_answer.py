@@ -18,8 +18,7 @@ import pytest
 import tritonclient.http as triton
 from PIL import Image
 
-from deployments.api.grpc.calls import Rpcs
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.parsing import InferRequest, Signature, packed
 from deployments.local_ray.ports import free_port
 from earlyexit.errors import InputError, UnprocessableInputError

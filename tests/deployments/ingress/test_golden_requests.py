@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from deployments.api.endpoint import Bodies
-from deployments.api.grpc.calls import Rpcs
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH
 from deployments.api.parsing import Signature
 from tests.deployments.ingress.api.faces import (

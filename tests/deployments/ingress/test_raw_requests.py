@@ -14,7 +14,7 @@ import pytest
 
 from deployments.api.endpoint import Bodies
 from deployments.api.http import build_api
-from deployments.api.server.server import HttpServer, Limits, Site
+from deployments.api.server import HttpServer, Limits, Site
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
 from tests.deployments.ingress.server.places import Caller, post, running
 

@@ -16,8 +16,7 @@ import httpx
 from deployments.api.access import Gate, KeyRing, RateLimits
 from deployments.api.endpoint import Bodies, Served
 from deployments.api.generation import GenerateRequest, Stream
-from deployments.api.grpc.calls import Rpcs
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters

@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 
 from deployments.api.endpoint import preferred, takes_gzip
-from deployments.api.grpc.calls import Rpcs
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import READ, build_api
 from deployments.api.openapi import openapi_document
 from deployments.api.parsing import InferRequest

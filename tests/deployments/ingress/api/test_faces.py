@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from deployments.api.access import RateLimits
-from deployments.api.grpc.calls import Rpcs
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import Rpcs, message_class
 from deployments.versions.choice import Fork, Tally
 from earlyexit.errors import (
     AdmissionError,

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.api.grpc.calls import CONTENTS, parse_infer
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import CONTENTS, message_class, parse_infer
 from deployments.api.parsing import GivenTensor, InferRequest, Signature, packed, parse_v2, read_columns
 from earlyexit.network.boundary import DATATYPES
 from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json

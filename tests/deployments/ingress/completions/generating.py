@@ -17,7 +17,7 @@ from deployments.api.access import Gate
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.http import build_api
 from deployments.api.parsing import Signature
-from deployments.api.server.server import HttpServer, Limits
+from deployments.api.server import HttpServer, Limits
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError
 from earlyexit.network.store import ModelCard

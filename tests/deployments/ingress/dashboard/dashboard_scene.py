@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deployments.ops.dashboard.state import ServiceFacts, Snapshot
+from deployments.ops.dashboard import ServiceFacts, Snapshot
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.network.boundary import Split

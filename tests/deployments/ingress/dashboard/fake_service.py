@@ -23,8 +23,7 @@ from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
 from deployments.ingress.core.calls import bucket_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ops.dashboard.poller import SnapshotPoller
-from deployments.ops.dashboard.state import ServiceFacts, image_facts
+from deployments.ops.dashboard import ServiceFacts, SnapshotPoller, image_facts
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ops.dashboard.poller import CONTROLLER_S, MISSED, SnapshotPoller
-from deployments.ops.dashboard.state import MOST_REPLICAS, Snapshot, blocks_state, change_state, page_state, plan_state
+from deployments.ops.dashboard import (
+    CONTROLLER_S,
+    MISSED,
+    MOST_REPLICAS,
+    Snapshot,
+    SnapshotPoller,
+    blocks_state,
+    change_state,
+    page_state,
+    plan_state,
+)
 from deployments.ops.prometheus import metrics_text
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import BUCKET

@@ -10,9 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.grpc.calls import MOST_DETAILS, Rpcs, within
-from deployments.api.grpc.messages import message_class
-from deployments.api.grpc.server import REMAINING_S, add_inference_service
+from deployments.api.grpc.server import MOST_DETAILS, REMAINING_S, Rpcs, add_inference_service, message_class, within
 from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_SERVICE
 from tests.deployments.ingress.api.faces import KEY, FakeBackend, FakeContext, gate, infer_bytes
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deployments.api.server.server import FastPath, HttpServer, Limits
+from deployments.api.server import FastPath, HttpServer, Limits
 
 GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
 LIMITS = Limits(head_bytes=2000, kept_bytes=100, waiting=32, connections=8)

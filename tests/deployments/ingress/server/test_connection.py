@@ -15,7 +15,7 @@ import pytest
 
 from deployments.api.access import Gate
 from deployments.api.http import build_api
-from deployments.api.server.server import Connection, HttpServer, Limits, Site, standalone
+from deployments.api.server import Connection, HttpServer, Limits, Site, standalone, start_in_serve
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
 from tests.deployments.ingress.server.places import GET, Caller, Place, post, running, serving
@@ -314,15 +314,13 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
     with warnings.catch_warnings():  # Serve's own, of pydantic
         warnings.simplefilter("ignore")
         from ray.serve.config import HTTPOptions
-
-        from deployments.api.server import in_serve
     backend = FakeBackend()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = HTTPOptions(host="127.0.0.1", port=port)
     api, loop = build_api(backend), asyncio.get_running_loop()
-    task, server = await in_serve.start_in_serve(api.lane, None, api.router, options, event_loop=loop)
+    task, server = await start_in_serve(api.lane, None, api.router, options, event_loop=loop)
     for path in ("/predict", V2_INFER):
         body = b'{"inputs": "pay"}' if path == "/predict" else V2
         status, headers, _ = await asked(port, post(body, "X-Request-ID: r-1", path=path))
@@ -330,7 +328,7 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
     status, headers, _ = await asked(port, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
     assert (status, len(headers["x-request-id"])) == (200, 36)
     with pytest.raises(RuntimeError, match="bind") as raised:
-        await in_serve.start_in_serve(api.lane, None, api.router, options, event_loop=loop)
+        await start_in_serve(api.lane, None, api.router, options, event_loop=loop)
     assert isinstance(raised.value.__cause__, OSError)
     server.should_exit = True
     await asyncio.wait_for(task, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import message_class
 from earlyexit.network.store import read_card
 from tests.deployments.ingress.api.faces import FakeContext, infer_bytes
 from tests.deployments.ingress.tracing.traced_service import BLOCK_S, settings_of, traced_service

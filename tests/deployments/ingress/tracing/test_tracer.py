@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from deployments.api.parsing import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ops.tracing.spans import MOST_INPUTS, InputSpan, RequestRecord, Span
-from deployments.ops.tracing.tracer import Tracer, traces_url
+from deployments.ops.tracing import MOST_INPUTS, InputSpan, RequestRecord, Span, Tracer, traces_url
 from deployments.versions.choice import Fork, Tally
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.network.boundary import Answer, Encoded

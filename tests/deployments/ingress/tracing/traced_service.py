@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, models
 
-from deployments.api.grpc.calls import Rpcs
+from deployments.api.grpc.server import Rpcs
 from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.link import ReplicaLink
-from deployments.ops.tracing.tracer import Tracer, build_tracer
+from deployments.ops.tracing import Tracer, build_tracer
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address

@@ -15,15 +15,21 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
 import uvicorn
 from pydantic_core import to_json
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from deployments.local_ray.private import with_middlewares
 from deployments.process_setup import WithoutWords
+
+if TYPE_CHECKING:
+    from ray.serve.config import HTTPOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,14 +541,15 @@ class Site:
         path: str = scope["path"]
         root = self.prefix.rstrip("/")
         if path == HEALTH:
-            await _say(send, 200, b"success", b"text/plain; charset=utf-8")
+            answer: ASGIApp = PlainTextResponse("success")
         elif path == ROUTES:
-            await _say(send, 200, json.dumps({self.prefix: self.name}).encode(), b"application/json")
+            answer = Response(json.dumps({self.prefix: self.name}), media_type="application/json")
         elif path == root or path.startswith(root + "/"):
-            await self.router({**scope, "root_path": root}, receive, send)
+            answer, scope = self.router, {**scope, "root_path": root}
         else:
             words = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
-            await _say(send, 404, words.encode(), b"text/plain; charset=utf-8")
+            answer = PlainTextResponse(words, 404)
+        await answer(scope, receive, send)
 
 
 def standalone(site: Site, lane: Lane, *, access_log: bool) -> HttpServer:
@@ -576,7 +583,42 @@ def logged(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-async def _say(send: Send, status: int, body: bytes, kind: bytes) -> None:
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def start_in_serve(
+    lane: Lane,
+    serves_own: Any,
+    app: Any,
+    http_options: HTTPOptions,
+    *,
+    event_loop: asyncio.AbstractEventLoop,
+    enable_so_reuseport: bool = False,
+) -> tuple[asyncio.Task[None], Any]:
+    """Starts a server in the place of Serve's, as Serve's function does: returns its task, and what has `should_exit`.
+
+    Serve 2.60 has no setting for this. It starts the server of an ingress replica once the application is built, passes
+    the port, watches the server and ends it.
+
+    Paths outside the `lane` pass through Serve's layers, and so do all if requests have a timeout. TLS and a root path
+    are left to Serve's own server. Raises RuntimeError, caused by an OSError, if the port is taken.
+    """
+    if http_options.ssl_certfile or http_options.root_path:
+        options = {"event_loop": event_loop, "enable_so_reuseport": enable_so_reuseport}
+        started: tuple[asyncio.Task[None], Any] = await serves_own(app, http_options, **options)
+        return started
+    bound = _bound(http_options.host or "127.0.0.1", http_options.port, reuse_port=enable_so_reuseport)
+    # Serve's server trusts the headers of a proxy on this machine, as uvicorn does by default.
+    whole: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
+    server = HttpServer(
+        whole,
+        lane={} if http_options.request_timeout_s or http_options.middlewares else lane,
+        limits=Limits(idle_s=http_options.keep_alive_timeout_s),
+    )
+    return event_loop.create_task(server.serve([bound])), server
+
+
+def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
+    family, is_ipv6 = (socket.AF_INET6, True) if ":" in host else (socket.AF_INET, False)
+    options: dict[str, bool] = {"reuse_port": reuse_port, "dualstack_ipv6": is_ipv6}
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
+    except OSError as error:
+        raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error
