@@ -19,7 +19,6 @@ from typing import Any
 
 from deployments.controller import decide
 from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Solve, View
-from deployments.controller.intake import ReplicaIntake
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -122,13 +121,14 @@ class ControlLoop:
             state=State.first(first, now_s),
             seen=Look(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={}),
             stream=self.stream,
-            replicas=ReplicaIntake(),
             tuning=self.tuning,
         )
-        self._observer = Observer(fleet, history, self.stream, self.tuning, self._view.replicas, clock, complain)
+        self._observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
         self._missing = MissingAccelerators()
+        self._is_mark_due = True
+        """Whether the next look that sees replicas begins to compare them anew."""
         self._is_alarm_new = False
         """Whether an alarm has sounded since the last look, during a change."""
         self.changes: Counter[str] = Counter()
@@ -245,6 +245,9 @@ class ControlLoop:
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
         self._note(seen=replace(seen, capacity=left))
+        if self._is_mark_due and seen.replicas:
+            self._is_mark_due = False
+            self._note(marked={report.replica: report for report in seen.replicas})
         self._note(first_counts=self._view.first_counts or self._view.counts)
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.state.placed.epoch:
@@ -316,7 +319,7 @@ class ControlLoop:
                 self._remember(placed, "proposed", reason, words)
             case Replan(reason):
                 await self._replan(reason)
-                self._observer.mark()  # replicas are compared by what they run from here on
+                self._is_mark_due = True  # replicas are compared by what they run from here on
 
     async def _replan(self, reason: str) -> dict[str, Any]:
         """Plans, and changes over if it is worth it; returns the verdict."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.controller.intake import Interval, ReplicaIntake, total
+from deployments.controller.intake import Interval, ran_since, total
 from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, Tuning, worth
 from deployments.controller.remember import State
 from deployments.controller.settings import thresholds_at
@@ -142,7 +142,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
-    """Everything that decisions go by at one moment. They only read the stream, the replicas and the tuner."""
+    """Everything that decisions go by at one moment. They only read the stream and the tuner."""
 
     settings: ControlSettings
     now_s: float
@@ -151,8 +151,9 @@ class View:
     seen: Look
     """The last look."""
     stream: ObservedStream
-    replicas: ReplicaIntake
     tuning: Tuning
+    marked: Mapping[str, ReplicaReport] = field(default_factory=dict)
+    """The reports of replicas since which they are compared by what they run."""
     ground: Ground | None = None
     """None before the first planning of this process."""
     first_counts: Mapping[str, int] = field(default_factory=dict)
@@ -528,7 +529,7 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
     problem, expected_s = view.problem, 0.0
     table = problem.latency[report.device]
     length = None if problem.lengths is None else table.length
-    runs = [each for each in view.replicas.since_mark(report) if not each.shared]
+    runs = [each for each in ran_since(view.marked.get(report.replica), report) if not each.shared]
     for each in runs:
         split = Split(
             first=each.first,

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.decide import View
-from deployments.controller.intake import latency_s, network_figures, total
+from deployments.controller.intake import latency_s, network_figures, ran_since, total
 from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
@@ -116,7 +116,7 @@ def _fill(view: View) -> list[dict[str, Any]]:
     rows = []
     for slot, stage in view.state.placed.stage_of.items():
         mine = [report for report in view.seen.replicas if report.slot == slot]
-        times = [each for report in mine for each in view.replicas.since_mark(report)]
+        times = [each for report in mine for each in ran_since(view.marked.get(report.replica), report)]
         for split in stage.splits:
             ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
             batches = sum(each.batches for each in ran)

@@ -75,21 +75,11 @@ class IngressIntake:
         return total([Interval(since_s=since_s, at_s=now_s), *grown])
 
 
-class ReplicaIntake:
-    """What every replica had run at a mark; a replica that is newer than the mark began at zero."""
-
-    def __init__(self) -> None:
-        self._at_mark: dict[str, dict[Ran, TimesRun]] = {}
-
-    def mark(self, reports: Sequence[ReplicaReport]) -> None:
-        """Count from now on."""
-        self._at_mark = {report.replica: {_key(each): each for each in report.times} for report in reports}
-
-    def since_mark(self, report: ReplicaReport) -> tuple[TimesRun, ...]:
-        """Returns what the replica has run since the mark."""
-        before = self._at_mark.get(report.replica, {})
-        new = (_longer(before.get(_key(each)), each) for each in report.times)
-        return tuple(each for each in new if each.batches > 0)
+def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRun, ...]:
+    """Returns what a replica has run between two reports; a replica without an earlier report began at zero."""
+    known: dict[Ran, TimesRun] = {} if before is None else {_key(each): each for each in before.times}
+    new = (_longer(known.get(_key(each)), each) for each in now.times)
+    return tuple(each for each in new if each.batches > 0)
 
 
 def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.inventory import on_node
-from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, total
+from deployments.controller.intake import IngressIntake, Interval, total
 from deployments.controller.remember import KEEP_S, History, State
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
@@ -538,14 +538,12 @@ class Observer:
     history: History
     stream: ObservedStream
     tuning: Tuning
-    replicas: ReplicaIntake
     clock: Clock
     complain: Callable[[str], None]
     """Is called for probes that cannot be used."""
     looked_s: float = field(default=0.0, init=False)
     """When ingresses were last asked."""
     _ingresses: IngressIntake = field(default_factory=IngressIntake, init=False)
-    _is_mark_due: bool = field(default=True, init=False)
 
     def restore(self) -> None:
         """Takes up what was remembered."""
@@ -563,18 +561,11 @@ class Observer:
             self.complain(str(error))
         self.stream.forget(now_s)
 
-    def mark(self) -> None:
-        """Compares replicas by what they run from the next look on."""
-        self._is_mark_due = True
-
     async def look(self) -> Look:
         """Asks all processes at once."""
         ingresses, replicas, capacity, running = await asyncio.gather(
             self.ingress_reports(), self.fleet.replica_reports(), self.fleet.capacity(), self.fleet.running()
         )
-        if self._is_mark_due and replicas:
-            self.replicas.mark(replicas)
-            self._is_mark_due = False
         return Look(
             at_s=self.clock.now_s(),
             ingresses=tuple(ingresses),

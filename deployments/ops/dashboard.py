@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, latency_s, network_figures
+from deployments.controller.intake import IngressIntake, Interval, latency_s, network_figures, ran_since
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
@@ -150,9 +150,8 @@ def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None
 
 def ran_over(snapshots: Sequence[Snapshot]) -> Ran:
     """Returns what each replica of the newest snapshot ran since the oldest; new ones began at zero."""
-    intake = ReplicaIntake()
-    intake.mark(snapshots[0].replicas)
-    return {report.replica: intake.since_mark(report) for report in snapshots[-1].replicas}
+    before = {report.replica: report for report in snapshots[0].replicas}
+    return {report.replica: ran_since(before.get(report.replica), report) for report in snapshots[-1].replicas}
 
 
 def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.controller.decide import Proposal, propose, questions
-from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, latency_s, total
+from deployments.controller.intake import IngressIntake, Interval, latency_s, ran_since, total
 from deployments.controller.observe import BELIEVED_S, ObservedStream, window_rates, worth
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
@@ -99,11 +99,9 @@ def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
 
 
 def test_replicas_are_counted_since_the_mark_and_newer_ones_from_zero() -> None:
-    intake = ReplicaIntake()
-    intake.mark([replica((10, 1.0), (4, 2.0))])
-    (ran,) = intake.since_mark(replica((15, 1.75), (4, 2.0)))
+    (ran,) = ran_since(replica((10, 1.0), (4, 2.0)), replica((15, 1.75), (4, 2.0)))
     assert (ran.size, ran.batches, ran.seconds) == (1, 5, 0.75)
-    (ran,) = intake.since_mark(replica((3, 0.5), name="new"))
+    (ran,) = ran_since(None, replica((3, 0.5), name="new"))
     assert ran.batches == 3
 
 
