@@ -7,7 +7,6 @@ takes over goes on where the one before it ended.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 from collections import Counter
@@ -38,8 +37,7 @@ from earlyexit.errors import OfframpError, PlanError
 from optimizer.decision import NoPlan
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.placement import PlacedPlan, placed_document
-from optimizer.plan import PolicySpec
-from optimizer.plan_file import ModelShape, parse_plan, policy_document
+from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
 from optimizer.problem import PlanProblem, Reach
 
 START_S = 120.0
@@ -75,12 +73,6 @@ def plan_words(placed: PlacedPlan) -> str:
     if not isinstance(rate, int | float) or not isinstance(latency_s, int | float):
         return f"{stages}{avoided}"
     return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
-
-
-def _policy_document(policy: PolicySpec) -> dict[str, Any]:
-    """As JSON gives it back, whose keys are all strings."""
-    document: dict[str, Any] = json.loads(json.dumps(policy_document(policy)))
-    return document
 
 
 class ControlLoop:
@@ -162,7 +154,7 @@ class ControlLoop:
             self._note(state=state, is_restored=True)
             self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
             self._check_thresholds()
-        self._history.put("policy", _policy_document(self.settings.policy))
+        self._history.put("policy", policy_document(self.settings.policy))
         self._history.put("tuned by", tuned_by(self.settings))
         self.become()
         self._tell_tuner()
@@ -575,7 +567,7 @@ class ControlLoop:
     def _check_fits(self, placed: PlacedPlan) -> None:
         """Raises OfframpError for a plan of other settings."""
         policy, problem = self._history.get("policy"), self.settings.problem
-        if policy is not None and policy != _policy_document(self.settings.policy):
+        if policy is not None and parse_policy(policy) != self.settings.policy:
             raise OfframpError("the exit policy is another now")
         ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
         if ramps:
