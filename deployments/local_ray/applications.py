@@ -21,6 +21,14 @@ from earlyexit.errors import InputError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"
 """Path of Ray's dashboard."""
+THROUGHPUT = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # A replica that reports itself unhealthy must not drain for 20 s with open calls.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # Log lines are few, and are written at once instead of a thousand together.
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+}
+"""Serve's switches, which are in the environment of every application."""
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:

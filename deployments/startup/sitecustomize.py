@@ -1,6 +1,6 @@
 """Python runs this when a process of the service starts.
 
-`deployments/local_ray/start.py` puts the folder into PYTHONPATH.
+`deployments/local_ray/cluster.py` puts the folder into PYTHONPATH.
 
 ray.serve imports pandas if it is installed, to recognize tables that a deployment returns. Ours return none, and pandas
 would cost every process 30 MB, and a third of its time to start. Other imports of pandas work.

@@ -19,9 +19,8 @@ from cluster.inventory import Inventory, from_nodes
 from cluster.render import application_config
 from deployments.api.endpoint import Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
-from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
+from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.local_ray.private import find_applications, put_applications
-from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings, accelerators
 from deployments.versions.versions import IndexRow, Listed, Versions
 from earlyexit.errors import InputError, UnknownModelError

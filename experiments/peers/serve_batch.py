@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.local_ray.start import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
+from deployments.local_ray.applications import THROUGHPUT
+from deployments.local_ray.cluster import HAPROXY, HAPROXY_PORTS, RAYLET
 from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
 from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body

@@ -24,8 +24,8 @@ from cluster.render import (
     serve_config,
     to_yaml,
 )
-from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
-from deployments.local_ray.start import HAPROXY, THROUGHPUT
+from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
+from deployments.local_ray.cluster import HAPROXY
 from offramp.client.protocol import find_api_key, key_header
 from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
 from offramp.commands.output import make_table, print_result

@@ -101,7 +101,7 @@ MOST_FILES = 20_000
 
 def _ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
     """The service's ports and those beside them."""
-    from deployments.local_ray.start import HAPROXY_PORTS
+    from deployments.local_ray.cluster import HAPROXY_PORTS
 
     beside = {what: int(os.environ.get(name, HAPROXY_PORTS[name])) for what, name in VARIABLES.items()}
     numbered = [*((port, SERVICE) for port in wanted), (beside[STATISTICS], STATISTICS), (beside[METRICS], METRICS)]

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from deployments.local_ray.start import loss_words, watched
+from deployments.local_ray.cluster import loss_words, watched
 from deployments.process_setup import Supervised, settle
 from earlyexit.errors import HeadLostError
 

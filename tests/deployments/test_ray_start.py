@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from deployments.local_ray.cluster import MOST_LETTERS, lean_imports, our_words
 from deployments.local_ray.private import WATCHERS, on_loopback, without_watchers
-from deployments.local_ray.start import MOST_LETTERS, lean_imports, our_words
 from deployments.startup.sitecustomize import ASKING, LEFT_OUT, LeaveOut
 
 TRY = f"""

@@ -18,7 +18,7 @@ from cluster.render import application_config
 from deployments.api.endpoint import Served
 from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
-from deployments.local_ray.start import THROUGHPUT
+from deployments.local_ray.applications import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally, Traffic
 from deployments.versions.repository import RayCluster, Repository, VersionRoutes
