@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.decide import View
-from deployments.controller.intake import latency_s, network_figures, ran_since, total
+from deployments.controller.intake import batch_means, latency_s, network_figures, ran_since, total
 from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
@@ -118,21 +118,9 @@ def _fill(view: View) -> list[dict[str, Any]]:
         mine = [report for report in view.seen.replicas if report.slot == slot]
         times = [each for report in mine for each in ran_since(view.marked.get(report.replica), report)]
         for split in stage.splits:
+            about = {"slot": slot, "first": split.first, "end": split.end, "batch": split.batch, "tokens": split.tokens}
             ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
-            batches = sum(each.batches for each in ran)
-            inputs, tokens = sum(each.batches * each.size for each in ran), sum(each.tokens for each in ran)
-            rows.append(
-                {
-                    "slot": slot,
-                    "first": split.first,
-                    "end": split.end,
-                    "batch": split.batch,
-                    "batches": batches,
-                    "fill": inputs / batches / split.batch if batches else None,
-                    "tokens": split.tokens,
-                    "token_fill": tokens / batches / split.tokens if batches and split.tokens else None,
-                }
-            )
+            rows.append(about | batch_means(split, ran))
     return rows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from deployments.wire.messages import BUCKET, COUNTED, Counts, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
-from earlyexit.network.boundary import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import Chain
 
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
@@ -80,6 +80,20 @@ def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRu
     known: dict[Ran, TimesRun] = {} if before is None else {_key(each): each for each in before.times}
     new = (_longer(known.get(_key(each)), each) for each in now.times)
     return tuple(each for each in new if each.batches > 0)
+
+
+def batch_means(split: Split, times: Sequence[TimesRun]) -> dict[str, Any]:
+    """Returns the mean inputs and tokens of a split's batches, and these over its limits; None before the first one."""
+    batches = sum(each.batches for each in times)
+    size = sum(each.batches * each.size for each in times) / batches if batches else None
+    size_tokens = sum(each.tokens for each in times) / batches if batches else None
+    return {
+        "batches": batches,
+        "size": size,
+        "size_tokens": size_tokens,
+        "fill": None if size is None else size / split.batch,
+        "token_fill": None if size_tokens is None or split.tokens is None else size_tokens / split.tokens,
+    }
 
 
 def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:

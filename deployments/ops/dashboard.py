@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from deployments.controller.intake import IngressIntake, Interval, latency_s, network_figures, ran_since
+from deployments.controller.intake import IngressIntake, Interval, batch_means, latency_s, network_figures, ran_since
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
@@ -134,7 +134,7 @@ def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None
         survival = [1.0] * len(survival)
     now, ran = snapshots[-1], ran_over(snapshots)
     splits = [(slot, split) for slot, stage in now.placed.stage_of.items() for split in stage.splits]
-    sizes = {split.first: _size(_times(now, slot, split, ran)) for slot, split in splits}
+    sizes = {split.first: batch_means(split, _times(now, slot, split, ran))["size"] for slot, split in splits}
     return [
         {
             "block": block,
@@ -171,9 +171,8 @@ def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran
 
 
 def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran, seconds: float) -> dict[str, Any]:
-    times = _times(now, slot, split, ran)
-    size, batches = _size(times), sum(each.batches for each in times)
-    size_tokens = sum(each.tokens for each in times) / batches if batches else None
+    means = batch_means(split, _times(now, slot, split, ran))
+    batches = means.pop("batches")
     return {
         "first": split.first,
         "end": split.end,
@@ -181,10 +180,7 @@ def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran
         "batch": split.batch,
         "tokens": split.tokens,
         "ramps": list(split.ramps),
-        "size": size,
-        "size_tokens": size_tokens,
-        "fill": None if size is None else size / split.batch,
-        "token_fill": None if size_tokens is None or split.tokens is None else size_tokens / split.tokens,
+        **means,
         "batches_per_s": batches / seconds if seconds else None,
     }
 
@@ -205,12 +201,6 @@ def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> 
 def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[TimesRun]:
     """Returns the times of one split on all replicas of its slot."""
     return [each for report in now.replicas if report.slot == slot for each in ran[report.replica] if each.is_of(split)]
-
-
-def _size(times: Sequence[TimesRun]) -> float | None:
-    """Returns the mean number of inputs of a batch; None if none ran."""
-    batches = sum(each.batches for each in times)
-    return sum(each.batches * each.size for each in times) / batches if batches else None
 
 
 def _shrunk(size: float | None, survival: Sequence[float] | None, first: int, block: int) -> float | None:
