@@ -41,7 +41,7 @@ from deployments.ops.prometheus import metrics_text
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings, first_replicas
 from deployments.versions.choice import Tally
-from deployments.versions.repository import RayCluster, Repository, VersionRoutes
+from deployments.versions.repository import RayCluster, VersionRoutes
 from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
 from deployments.wire.controller_link import ControllerLink, Handles
 from deployments.wire.directory import board_of
@@ -235,7 +235,6 @@ class Ingress(RpcMethods):
         self.version = self._settings.version
         self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         self.versions = Versions(self, self._settings, RayStore(), IngressLink, self._clock, VersionMetrics().show)
-        self._repository = Repository(self.versions, RayCluster(), self._settings.repository.folder)
 
     def _build_feed(self) -> Feed:
         settings = self._settings
@@ -260,7 +259,7 @@ class Ingress(RpcMethods):
         self._background.start("follow versions", self.versions.run())
         api = build_api(
             self,
-            VersionRoutes(self, self.versions, self._repository),
+            VersionRoutes(self, self.versions, RayCluster(), settings.repository.folder),
             gate=self._gate,
             cors_origins=() if settings.access is None else settings.access.cors_origins,
             tracer=self._tracer,

@@ -44,66 +44,96 @@ class RayCluster:
         return from_nodes(await asyncio.to_thread(ray.nodes))
 
 
-class Repository:
-    """Loads and unloads one version at a time, because each PUT replaces all applications."""
+class VersionRoutes:
+    """Handlers over the versions of one model.
 
-    def __init__(self, versions: Versions, cluster: RayCluster, folder: str | None) -> None:
+    One version is loaded or unloaded at a time, because each PUT replaces all applications.
+    """
+
+    def __init__(self, backend: Backend, versions: Versions, cluster: RayCluster, folder: str | None) -> None:
+        self._bodies = backend.bodies
         self._versions = versions
         self._cluster = cluster
         self._folder = None if folder is None else Path(folder)
         self._lock = asyncio.Lock()
 
-    async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
+    async def index(self, request: Request) -> Response:
         """Returns all versions on the cluster, then those that are only in the folder."""
-        rows = await self._versions.index(ready_only=ready_only)
-        if ready_only:
-            return rows
-        known = await asyncio.to_thread(in_folder, self._folder)
+        body = validated(IndexBody, await self._bodies.read(request) or b"{}")
+        rows = await self._versions.index(ready_only=body.ready)
         loaded = {(row.name, row.version) for row in rows}
-        return rows + [
+        known = {} if body.ready else await asyncio.to_thread(in_folder, self._folder)
+        rows += [
             IndexRow(name=model, version=version, state="UNAVAILABLE", reason="not loaded")
             for model, versions in known.items()
             for version in versions
             if (model, version) not in loaded
         ]
+        return json_response([asdict(row) for row in rows])
 
-    async def load(self, model: str, parameters: LoadParameters) -> None:
+    async def load(self, request: Request) -> Response:
+        """Begins to load a version; the index tells when it is ready."""
+        return await self._order(request, self._load)
+
+    async def unload(self, request: Request) -> Response:
+        """Begins to unload a version; the index tells when it is gone."""
+        return await self._order(request, self._unload)
+
+    async def canary(self, request: Request) -> Response:
+        return json_response(await self._versions.side_by_side())
+
+    async def set_canary(self, request: Request) -> Response:
+        await self._versions.set_canary(validated(Canary, await self._bodies.read(request)))
+        return await self.canary(request)
+
+    async def end_canary(self, request: Request) -> Response:
+        await self._versions.end_canary()
+        return await self.canary(request)
+
+    async def set_default(self, request: Request) -> Response:
+        body = validated(DefaultVersion, await self._bodies.read(request))
+        await self._versions.set_default(body.version)
+        return await self.canary(request)
+
+    async def _order(self, request: Request, carry_out: Callable[[str, LoadParameters], Awaitable[None]]) -> Response:
+        """Carries out an order; raises ControlRefusedError unless the settings allow it."""
+        body = validated(LoadBody, await self._bodies.read(request) or b"{}")
+        self._versions.check_control()
+        async with self._lock:
+            await carry_out(request.path_params["model"], body.parameters)
+        return json_response({})
+
+    async def _load(self, model: str, parameters: LoadParameters) -> None:
         """Makes Serve start a version; the index tells when it is ready.
 
-        Raises ControlRefusedError, InputError, UnknownModelError, and ModelFolderError for a folder without a model.
+        Raises InputError, UnknownModelError, and ModelFolderError for a folder without a model.
         """
-        self._versions.check_control()
         settings = await asyncio.to_thread(self._settings, model, parameters)
-        async with self._lock:
-            serve = await self._cluster.applications()
-            self._check_new(settings, model, await self._versions.store.listed(), serve)
-            others = claimed(serve, settings.app)
-            check_devices(accelerators(settings), await self._cluster.inventory(), others)
-            config = application_config(
-                json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT
-            )
-            config = with_application(serve, {"applications": [config]})
-            await self._versions.store.put_listed(Listed(app=settings.app, model=model, version=settings.version))
-            await self._cluster.put(config)
+        serve = await self._cluster.applications()
+        self._check_new(settings, model, await self._versions.store.listed(), serve)
+        others = claimed(serve, settings.app)
+        check_devices(accelerators(settings), await self._cluster.inventory(), others)
+        config = application_config(json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT)
+        config = with_application(serve, {"applications": [config]})
+        await self._versions.store.put_listed(Listed(app=settings.app, model=model, version=settings.version))
+        await self._cluster.put(config)
 
-    async def unload(self, model: str, parameters: LoadParameters) -> None:
+    async def _unload(self, model: str, parameters: LoadParameters) -> None:
         """Makes Serve end a version, after the answers to its running requests.
 
-        Raises ControlRefusedError, InputError for a version that answers requests without a version, UnknownModelError.
+        Raises InputError for a version that answers requests without a version, UnknownModelError.
         """
-        self._versions.check_control()
-        async with self._lock:
-            serve = await self._cluster.applications()
-            there = {
-                each.version: each.app
-                for each in await self._versions.store.listed()
-                if each.model == model and each.app in serve["applications"]
-            }
-            version = parameters.version or _only(there, f"{model!r} is loaded as versions")
-            if version not in there:
-                raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(there)}")
-            await self._versions.check_free(model, version)
-            await self._cluster.put(without_application(serve, there[version]))
+        serve = await self._cluster.applications()
+        there = {
+            each.version: each.app
+            for each in await self._versions.store.listed()
+            if each.model == model and each.app in serve["applications"]
+        }
+        version = parameters.version or _only(there, f"{model!r} is loaded as versions")
+        if version not in there:
+            raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(there)}")
+        await self._versions.check_free(model, version)
+        await self._cluster.put(without_application(serve, there[version]))
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         settings = validated(ServeSettings, self._config(model, parameters))
@@ -149,46 +179,3 @@ def _only(known: Mapping[str, object], words: str) -> str:
 
 def _names(known: Mapping[str, object]) -> str:
     return ", ".join(map(repr, sorted(known))) or "none"
-
-
-class VersionRoutes:
-    """Handlers over the versions of one model."""
-
-    def __init__(self, backend: Backend, versions: Versions, repository: Repository) -> None:
-        self._bodies = backend.bodies
-        self._versions = versions
-        self._repository = repository
-
-    async def index(self, request: Request) -> Response:
-        body = validated(IndexBody, await self._bodies.read(request) or b"{}")
-        rows = await self._repository.index(ready_only=body.ready)
-        return json_response([asdict(row) for row in rows])
-
-    async def load(self, request: Request) -> Response:
-        """Begins to load a version; the index tells when it is ready."""
-        return await self._order(request, self._repository.load)
-
-    async def unload(self, request: Request) -> Response:
-        """Begins to unload a version; the index tells when it is gone."""
-        return await self._order(request, self._repository.unload)
-
-    async def _order(self, request: Request, carry_out: Callable[[str, LoadParameters], Awaitable[None]]) -> Response:
-        body = validated(LoadBody, await self._bodies.read(request) or b"{}")
-        await carry_out(request.path_params["model"], body.parameters)
-        return json_response({})
-
-    async def canary(self, request: Request) -> Response:
-        return json_response(await self._versions.side_by_side())
-
-    async def set_canary(self, request: Request) -> Response:
-        await self._versions.set_canary(validated(Canary, await self._bodies.read(request)))
-        return await self.canary(request)
-
-    async def end_canary(self, request: Request) -> Response:
-        await self._versions.end_canary()
-        return await self.canary(request)
-
-    async def set_default(self, request: Request) -> Response:
-        body = validated(DefaultVersion, await self._bodies.read(request))
-        await self._versions.set_default(body.version)
-        return await self.canary(request)

@@ -22,7 +22,7 @@ from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
 from deployments.keys import AccessSettings
 from deployments.versions.choice import Fork
-from deployments.versions.repository import Repository, VersionRoutes
+from deployments.versions.repository import RayCluster, VersionRoutes
 from deployments.versions.versions import IndexRow, Versions
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
@@ -37,7 +37,7 @@ KEY, OTHER_KEY = "alice-0123456789", "bob-012345678901"
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-class FakeDesk(Versions, Repository):
+class FakeDesk(Versions):
     """Versions of which one answers, its backend; takes every order."""
 
     fork: Fork | None = None
@@ -52,15 +52,20 @@ class FakeDesk(Versions, Repository):
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
         return [IndexRow(name="intents", version="1", state="READY", reason="")]
 
-    async def load(self, model: str, parameters: LoadParameters) -> None: ...
-    async def unload(self, model: str, parameters: LoadParameters) -> None: ...
-
     async def side_by_side(self) -> dict[str, Any]:
         return {"model": "intents", "default": "1", "canary": None}
 
     async def set_canary(self, canary: Canary) -> None: ...
     async def end_canary(self) -> None: ...
     async def set_default(self, version: str) -> None: ...
+    def check_control(self) -> None: ...
+
+
+class FakeRoutes(VersionRoutes):
+    """Nothing is loaded or unloaded."""
+
+    async def _load(self, model: str, parameters: LoadParameters) -> None: ...
+    async def _unload(self, model: str, parameters: LoadParameters) -> None: ...
 
 
 @dataclass
@@ -152,7 +157,7 @@ def gate(limits: RateLimits | None = None, *, keys: bool = True, clock: ManualCl
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
     """An `httpx.AsyncClient` of the whole application, the routes of versions too."""
     assert isinstance(backend.versions, FakeDesk)
-    routes = VersionRoutes(backend, backend.versions, backend.versions)
+    routes = FakeRoutes(backend, backend.versions, RayCluster(), None)
     app = build_api(backend, routes, gate=gate, **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 

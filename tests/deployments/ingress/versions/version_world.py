@@ -21,7 +21,7 @@ from deployments.api.parsing import InferRequest
 from deployments.local_ray.applications import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally, Traffic
-from deployments.versions.repository import RayCluster, Repository, VersionRoutes
+from deployments.versions.repository import RayCluster, VersionRoutes
 from deployments.versions.versions import AppStatus, IngressLink, Listed, RayStore, VersionFacts, Versions
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
@@ -206,8 +206,8 @@ class World:
         link_to = self.links.__getitem__
         self.versions = Versions(self.own, settings, self.store, link_to, self.clock, self.shown.append)
         self.own.versions = self.versions
-        repository = Repository(self.versions, self.cluster, str(self.folder))
-        app = build_api(self.own, VersionRoutes(self.own, self.versions, repository)).router
+        routes = VersionRoutes(self.own, self.versions, self.cluster, str(self.folder))
+        app = build_api(self.own, routes).router
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         for app_name, version in (("one", "1"), ("two", "2"), ("three", "3")):
             self.store.add(app_name, version)
