@@ -20,24 +20,28 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_cells
 from earlyexit.errors import DataError, InputError
 from offramp.load.processes import (
+    LARGEST,
     CountReplay,
     FloatArray,
     Gamma,
     Modulated,
     Poisson,
+    Positive,
     Process,
     StampReplay,
     Uniform,
@@ -58,14 +62,10 @@ ALLOWED = (
     "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]; in the place of trace, counts:FILE (requests per second) or "
     "times:FILE[,unit=s|ms] (of each request) say how its numbers are read"
 )
-LARGEST = 1e12
-"""Of any number in a spec: beyond it rates and seconds lose their digits to rounding."""
 DATES_S = 1e8
 """Seconds beyond three years are taken as dates since 1970, not as waits from 0."""
 UNITS = {"s": 1.0, "ms": 1e-3}
 """Of times, in seconds."""
-RATE = "its rate"
-"""The key of what stands behind the name of a process that is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,97 +86,66 @@ def parse_arrivals(spec: str) -> Arrivals:
     rest is moved together. A trace is read here; raises InputError for wrong words and DataError for a wrong file.
     """
     name, _, rest = spec.strip().partition(":")
-    if name not in KEYS:
+    if name not in KINDS:
         raise InputError(f"arrivals {spec!r}: no such process {name!r}; allowed: {ALLOWED}")
     head, *parts = re.split(r",(?=\w+=)", rest)  # a file name may hold commas
-    options = {} if name in READINGS else {RATE: head}
+    options = {"file" if name in READINGS else "rate": head}
     for part in parts:
         key, _, value = part.partition("=")
         if key in options:
             raise InputError(f"arrivals {spec!r}: {key}= is given twice")
         options[key] = value
-    unknown = sorted(set(options) - set(KEYS[name]))
-    if unknown:
-        raise InputError(f"arrivals {spec!r}: no such key {unknown[0]!r}; allowed: {ALLOWED}")
-    words = _Words(spec=spec, head=head, options=options)
-    if name in READINGS:
-        return _recorded(words, READINGS[name])
-    make, fields = DRAWN[name]
-    return Arrivals(process=make(**{field: words.needed(key) for key, field in fields.items()}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Words:
-    """The parts of a spec behind its name."""
-
-    spec: str
-    head: str
-    options: Mapping[str, str]
-
-    def needed(self, key: str) -> float:
-        if key not in self.options:
-            raise InputError(f"arrivals {self.spec!r}: {key}= is missing; allowed: {ALLOWED}")
-        text = self.options[key]
-        value = _number(text)
-        if value is None or not 0 < value <= LARGEST:
-            raise InputError(
-                f"arrivals {self.spec!r}: {key} is {text!r}; a number above 0 and at most {LARGEST:g} is needed; "
-                f"allowed: {ALLOWED}"
-            )
-        return value
-
-    def choice(self, key: str, allowed: Collection[str]) -> str:
-        value = self.options.get(key, next(iter(allowed)))
-        if value not in allowed:
-            raise InputError(f"arrivals {self.spec!r}: {key}={value!r}; allowed: {', '.join(allowed)}")
-        return value
-
-    def start_s(self) -> float:
-        text = self.options.get("from", "0")
-        second = _number(text)
-        if second is None or not 0 <= second <= LARGEST:
-            raise InputError(f"arrivals {self.spec!r}: from={text!r}; a second of the trace, 0 or above, is needed")
-        return second
-
-
-def _number(text: str) -> float | None:
     try:
-        return float(text)
-    except ValueError:
-        return None
+        found = TypeAdapter(KINDS[name]).validate_python(options)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        key, said = first["loc"][0], first["msg"]
+        raise InputError(f"arrivals {spec!r}: {key}: {said[0].lower()}{said[1:]}; allowed: {ALLOWED}") from None
+    return _recorded(found, spec, READINGS[name]) if isinstance(found, _Trace) else Arrivals(process=found)
+
+
+class _Trace(BaseModel):
+    """What is asked of a recorded trace."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: str = Field(min_length=1)
+    rate: Positive | None = None
+    start_s: float = Field(default=0.0, alias="from", ge=0, le=LARGEST, allow_inf_nan=False)
+    gaps: Literal["cut", "keep"] | None = None
+    """None: they are cut out of counts per second."""
+
+
+class _Times(_Trace):
+    unit: Literal["s", "ms"] = "s"
 
 
 READINGS: Mapping[str, Reading | None] = {"trace": None, "counts": "counts", "times": "times"}
 """How the numbers of a recorded trace are read; None: as the content says."""
-DRAWN: Mapping[str, tuple[Callable[..., Process], Mapping[str, str]]] = {
-    "poisson": (Poisson, {RATE: "rate_per_s"}),
-    "uniform": (Uniform, {RATE: "rate_per_s"}),
-    "gamma": (Gamma, {RATE: "rate_per_s", "cv": "cv"}),
-    "mmpp": (Modulated, {RATE: "mean_per_s", "peak": "peak_per_s", "calm_s": "calm_s", "burst_s": "burst_s"}),
+KINDS: Mapping[str, type[Any]] = {
+    "poisson": Poisson,
+    "uniform": Uniform,
+    "gamma": Gamma,
+    "mmpp": Modulated,
+    "trace": _Trace,
+    "counts": _Trace,
+    "times": _Times,
 }
-"""Processes that are drawn at random, or of equal gaps, with their fields by the keys that give them."""
-KEYS: Mapping[str, Collection[str]] = {
-    **{name: fields for name, (_, fields) in DRAWN.items()},
-    "trace": ("rate", "from", "gaps"),
-    "counts": ("rate", "from", "gaps"),
-    "times": ("rate", "from", "unit"),
-}
+"""By the name of a process, what is drawn or read from a file; the words behind the name are its fields."""
 
 
-def _recorded(words: _Words, reading: Reading | None) -> Arrivals:
+def _recorded(asked: _Trace, spec: str, reading: Reading | None) -> Arrivals:
     """A trace from the second that is asked for on, with notes of how the file was read and what was cut out."""
-    unit, gaps_are, start_s = words.choice("unit", UNITS), words.choice("gaps", ("cut", "keep")), words.start_s()
-    if not words.head:
-        raise InputError(f"arrivals {words.spec!r}: the file is missing; allowed: {ALLOWED}")
-    trace, cut = read_trace(Path(words.head), reading), tuple[str, ...]()
+    trace, start_s, cut = read_trace(Path(asked.file), reading), asked.start_s, tuple[str, ...]()
     has = "single requests" if isinstance(trace, StampReplay) else "seconds" if trace.bin_s == 1 else "minutes"
-    if "gaps" in words.options and has != "seconds":
-        raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has {has}")
+    if asked.gaps is not None and has != "seconds":
+        raise InputError(f"arrivals {spec!r}: gaps= is for counts per second; {asked.file} has {has}")
     if isinstance(trace, StampReplay):
-        trace = replace(trace, arrivals_s_N=trace.arrivals_s_N * UNITS[unit])
+        unit_s = UNITS[asked.unit] if isinstance(asked, _Times) else 1.0
+        trace = replace(trace, arrivals_s_N=trace.arrivals_s_N * unit_s)
         first_s, last_s = float(trace.arrivals_s_N[0]), float(trace.arrivals_s_N[-1])
-        if "from" not in words.options and first_s > DATES_S:
-            raise DataError(f"{words.head}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
+        if "start_s" not in asked.model_fields_set and first_s > DATES_S:
+            raise DataError(f"{asked.file}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
         taken = f"the times of {len(trace.arrivals_s_N):,} requests"
     else:
         last_s = trace.period_s
@@ -184,25 +153,24 @@ def _recorded(words: _Words, reading: Reading | None) -> Arrivals:
         if reading is None and has == "seconds":
             taken += " (times: reads them as the time of each request)"
     if start_s > last_s or (start_s == last_s and has != "single requests"):
-        raise InputError(f"arrivals {words.spec!r}: from={words.options['from']} is beyond the trace's {last_s:g} s")
-    if isinstance(trace, CountReplay) and has == "seconds" and gaps_are == "cut":
-        counts_B, start_s, cut = _without_gaps(words, trace.counts_B)
+        raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is beyond the trace's {last_s:g} s")
+    if isinstance(trace, CountReplay) and has == "seconds" and asked.gaps != "keep":
+        counts_B, start_s, cut = _without_gaps(spec, start_s, trace.counts_B)
         trace = replace(trace, counts_B=counts_B)
-    rate_per_s = words.needed("rate") if "rate" in words.options else None
-    process = replace(trace, start_s=start_s, rate_per_s=rate_per_s)
+    process = replace(trace, start_s=start_s, rate_per_s=asked.rate)
     again = f"the trace is {process.period_s:,.0f} s long; where more is drawn it goes round again"
-    return Arrivals(process=process, notes=(f"{words.head}: read as {taken}", *cut, again))
+    return Arrivals(process=process, notes=(f"{asked.file}: read as {taken}", *cut, again))
 
 
-def _without_gaps(words: _Words, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
+def _without_gaps(spec: str, start_s: float, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
     """Counts without their gaps, the start in them, and what was cut."""
-    found, start_s, in_gap_S = gaps(per_second_S), words.start_s(), np.zeros(len(per_second_S), dtype=np.bool_)
+    found, in_gap_S = gaps(per_second_S), np.zeros(len(per_second_S), dtype=np.bool_)
     if not len(found):
         return per_second_S, start_s, ()
     for begin, end in found:
         in_gap_S[begin:end] = True
     if in_gap_S[int(start_s) :].all():
-        raise InputError(f"arrivals {words.spec!r}: from={words.options['from']} is in a gap that ends the trace")
+        raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is in a gap that ends the trace")
     kept_before = int((~in_gap_S[: int(start_s)]).sum())
     moved_s = kept_before + (0.0 if in_gap_S[int(start_s)] else start_s % 1)
     cut = f"{len(found)} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
@@ -247,13 +215,10 @@ def gaps(per_second_S: FloatArray) -> IntArray:
 
 
 def _text(path: Path) -> str:
+    check_file(path)
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path}: is a folder, not a file") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line}: not UTF-8") from error
@@ -304,8 +269,16 @@ def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
     try:
         return np.array(words, dtype=np.float64)
     except ValueError:
-        index = next(index for index, word in enumerate(words) if _number(word) is None)
+        index = next(index for index, word in enumerate(words) if not _is_number(word))
         raise _error(path, words, lines_N, index, f"is no number; allowed are {FORMS}") from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _seconds(values: _Values) -> StampReplay:

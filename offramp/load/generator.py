@@ -17,7 +17,7 @@ import os
 import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -54,49 +54,34 @@ def exact_sleep() -> Iterator[Sleep]:
     if sys.platform != "linux":
         yield asyncio.sleep
         return
-    timer = _TimerFile(asyncio.get_running_loop())
-    try:
-        yield timer.sleep
-    finally:
-        timer.close()
+    loop, libc, rung = asyncio.get_running_loop(), ctypes.CDLL(None, use_errno=True), asyncio.Event()
+    # struct itimerspec: the interval's seconds and nanoseconds, 0 for once, then those of the time.
+    times = (ctypes.c_long * 4)()
+    timer: int = libc.timerfd_create(CLOCK_MONOTONIC, NONBLOCK_CLOEXEC)
+    if timer < 0:
+        raise OSError(ctypes.get_errno(), "timerfd_create")
 
-
-class _TimerFile:
-    """A timer of the kernel."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._settime = libc.timerfd_settime
-        self._times = (ctypes.c_long * 4)()
-        """struct itimerspec: the interval's seconds and nanoseconds, 0 for once, then those of the time."""
-        self._file: int = libc.timerfd_create(CLOCK_MONOTONIC, NONBLOCK_CLOEXEC)
-        if self._file < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._rung: asyncio.Future[None] | None = None
-        loop.add_reader(self._file, self._ring)
-
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         if seconds <= 0:
             await asyncio.sleep(0)
             return
-        self._times[2], self._times[3] = divmod(int(seconds * 1e9) + 1, 10**9)  # a time of 0 would disarm it
-        if self._settime(self._file, 0, self._times, None):
+        times[2], times[3] = divmod(int(seconds * 1e9) + 1, 10**9)  # a time of 0 would disarm it
+        rung.clear()
+        if libc.timerfd_settime(timer, 0, times, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
-        self._rung = self._loop.create_future()
-        await self._rung
+        await rung.wait()
 
-    def close(self) -> None:
-        self._loop.remove_reader(self._file)
-        os.close(self._file)
+    def ring() -> None:
+        with suppress(BlockingIOError):  # set anew in the turn in which it rang: it rings again
+            os.read(timer, 8)  # else the file stays readable
+            rung.set()
 
-    def _ring(self) -> None:
-        try:
-            os.read(self._file, 8)  # else the file stays readable
-        except BlockingIOError:  # set anew in the turn in which it rang: it rings again
-            return
-        if self._rung is not None and not self._rung.done():
-            self._rung.set_result(None)
+    loop.add_reader(timer, ring)
+    try:
+        yield sleep
+    finally:
+        loop.remove_reader(timer)
+        os.close(timer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

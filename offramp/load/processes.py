@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
 
 from earlyexit.errors import DataError, InputError
 
@@ -24,8 +26,11 @@ FloatArray = npt.NDArray[np.float64]
 
 MOST_ARRIVALS = 200_000_000
 """In one draw: 1.6 GB as an array, several times that while it is drawn."""
-CV_RANGE = (0.01, 100.0)
-"""Below, gaps are equal; above, all arrivals of a draw come at one instant."""
+LARGEST = 1e12
+"""Of any number that is asked for: beyond it rates and seconds lose their digits to rounding."""
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+IN_WORDS = ConfigDict(extra="forbid", populate_by_name=True)
+"""The aliases of fields are their keys in `offramp.load.arrivals`."""
 
 
 class Process(Protocol):
@@ -40,11 +45,11 @@ class Process(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
 class Uniform:
     """Equal gaps from second 0 on: one metronome, the kindest load of its rate."""
 
-    rate_per_s: float
+    rate_per_s: Annotated[Positive, Field(alias="rate")]
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         check_size(self.rate_per_s * duration_s)
@@ -55,11 +60,11 @@ class Uniform:
         return np.arange(num_arrivals) / self.rate_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
 class Poisson:
     """Many independent users, arriving in bursts and lulls."""
 
-    rate_per_s: float
+    rate_per_s: Annotated[Positive, Field(alias="rate")]
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         points_N = unit_points(self.rate_per_s * duration_s, rng.standard_exponential)
@@ -70,7 +75,7 @@ class Poisson:
         return np.cumsum(rng.standard_exponential(num_arrivals)) / self.rate_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
 class Gamma:
     """Independent gaps of a gamma distribution; `cv` 1 is Poisson, above is burstier.
 
@@ -78,14 +83,10 @@ class Gamma:
     the expected rate is `rate_per_s` over any window.
     """
 
-    rate_per_s: float
-    cv: float
-    """Standard deviation of the gaps over their mean."""
-
-    def __post_init__(self) -> None:
-        least, most = CV_RANGE
-        if not least <= self.cv <= most:
-            raise InputError(f"cv={self.cv:g}; allowed: {least:g} to {most:g}")
+    rate_per_s: Annotated[Positive, Field(alias="rate")]
+    cv: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)]
+    """Standard deviation of the gaps over their mean. Below the range they are equal; above, all arrivals of a draw come
+    at one instant."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         shape, until = self.cv**-2, self.rate_per_s * duration_s
@@ -96,7 +97,7 @@ class Gamma:
         return before(np.concatenate([[first], first + further_N]) / self.rate_per_s, duration_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
 class Modulated:
     """A Poisson process whose rate switches between two states at exponential times (two-state MMPP).
 
@@ -104,12 +105,12 @@ class Modulated:
     sojourns can be far from it. Raises InputError for a peak that leaves the calm state a rate below zero.
     """
 
-    mean_per_s: float
-    peak_per_s: float
+    mean_per_s: Annotated[Positive, Field(alias="rate")]
+    peak_per_s: Annotated[Positive, Field(alias="peak")]
     """In a burst."""
-    calm_s: float
+    calm_s: Positive
     """Mean length of a calm."""
-    burst_s: float
+    burst_s: Positive
     """Mean length of a burst."""
 
     def __post_init__(self) -> None:
@@ -263,44 +264,27 @@ class StampReplay:
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         """Raises DataError for a window without arrivals, InputError for too many."""
-        drawn_N = (
-            self._as_recorded(duration_s) if self.rate_per_s is None else self._fitted(self.rate_per_s, duration_s)
-        )
-        if not len(drawn_N):
+        in_round, period_s = len(self.arrivals_s_N), self.period_s
+        num = duration_s / period_s * in_round if self.rate_per_s is None else self.rate_per_s * duration_s
+        check_size(num)
+        # Two rounds more than are drawn: the first may have begun, and the arrival after the last of all is looked at.
+        first = max(0, math.floor((self.start_s - self.arrivals_s_N[0]) / period_s))
+        rounds = np.arange(first, first + math.ceil(num / in_round) + 2)
+        seconds_N = (rounds[:, np.newaxis] * period_s + self.arrivals_s_N).ravel() - self.start_s
+        seconds_N = seconds_N[np.searchsorted(seconds_N, 0.0) :]
+        if self.rate_per_s is not None:
+            seconds_N = _fitted(seconds_N, round(num), duration_s)
+        if not len(drawn_N := within(seconds_N, duration_s)):
             raise _silent(duration_s)
         return drawn_N
 
-    def _as_recorded(self, duration_s: float) -> FloatArray:
-        check_size(duration_s / self.period_s * len(self.arrivals_s_N))
-        indices_N = np.arange(self._num_before(self.start_s), self._num_before(self.start_s + duration_s))
-        return within(self._from_start_s(indices_N), duration_s)
 
-    def _fitted(self, rate_per_s: float, duration_s: float) -> FloatArray:
-        check_size(rate_per_s * duration_s)
-        first, num_arrivals = self._num_before(self.start_s), round(rate_per_s * duration_s)
-        if not num_arrivals:
-            return np.empty(0)
-        following = self._first_after(first + num_arrivals - 1)
-        seconds_N = self._from_start_s(np.append(np.arange(first, first + num_arrivals), following))
-        return within(seconds_N[:-1] * (duration_s / seconds_N[-1]), duration_s)
-
-    def _first_after(self, index: int) -> int:
-        """The next arrival that is not at the very instant of this one: there the window of a fit ends."""
-        in_round = index % len(self.arrivals_s_N)
-        later = np.searchsorted(self.arrivals_s_N, self.arrivals_s_N[in_round], side="right")
-        return index - in_round + int(later)
-
-    def _num_before(self, second: float) -> int:
-        """Of the arrivals of all rounds, those before a second of the trace."""
-        rounds, rest_s = divmod(second - self.arrivals_s_N[0], self.period_s)
-        if rounds < 0:
-            return 0
-        in_round = np.searchsorted(self.arrivals_s_N - self.arrivals_s_N[0], rest_s, side="left")
-        return int(rounds) * len(self.arrivals_s_N) + int(in_round)
-
-    def _from_start_s(self, indices_N: npt.NDArray[np.int64]) -> FloatArray:
-        rounds_N, rest_N = np.divmod(indices_N, len(self.arrivals_s_N))
-        return rounds_N * self.period_s + self.arrivals_s_N[rest_N] - self.start_s
+def _fitted(seconds_N: FloatArray, num: int, duration_s: float) -> FloatArray:
+    """Returns the first so many arrivals, fitted to a duration that ends at the next arrival of another instant."""
+    if not num:
+        return np.empty(0)
+    following = np.searchsorted(seconds_N, seconds_N[num - 1], side="right")
+    return seconds_N[:num] * (duration_s / seconds_N[following])
 
 
 def _silent(duration_s: float) -> DataError:

@@ -6,16 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from offramp.client.protocol import Prediction
 from offramp.commands.output import make_table
-
-if TYPE_CHECKING:  # a simulation needs percentiles, and no client
-    from offramp.client.protocol import Prediction
 
 LATE_SHARE = 0.1
 """A client later than this share of the SLO distorts what it measures by as much."""
