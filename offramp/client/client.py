@@ -10,7 +10,8 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
@@ -59,64 +60,13 @@ async def _result(given: Awaitable[T] | T) -> T:
     return await given if isinstance(given, Awaitable) else given
 
 
-def _is_async(response: httpx.Response) -> bool:
-    return isinstance(response.stream, httpx.AsyncByteStream)
+class Pieces(Reading):
+    """The pieces of a text as they come, from either client; an iterator, and a context manager that closes it."""
 
-
-class AsyncPieces:
-    """An iterator of pieces of text; a context manager, since closing it early ends the sequence."""
-
-    def __init__(self, response: httpx.Response, reading: Reading) -> None:
+    def __init__(self, response: httpx.Response, request_id: str) -> None:
+        super().__init__(request_id)
         self._response = response
-        self._reading = reading
-        self._pieces = self._read()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> AsyncGenerator[Piece, None]:
-        return self._pieces
-
-    async def close(self) -> None:
-        """Closes the stream, which ends the sequence on the server."""
-        if _is_async(self._response):
-            await self._response.aclose()
-        else:
-            self._response.close()
-
-    def whole(self) -> Generation:
-        """Returns the answer, once all of it was read; raises OfframpError before."""
-        return self._reading.whole()
-
-    async def _read(self) -> AsyncGenerator[Piece, None]:
-        try:
-            async for line in self._lines():
-                piece = self._reading.line(line)
-                if piece is not None:
-                    yield piece
-        except httpx.RequestError as error:
-            raise OfframpError(f"{BROKEN}: {error or type(error).__name__}") from error
-        finally:
-            await self.close()
-        self._reading.whole()  # raises where it came to no end
-
-    async def _lines(self) -> AsyncIterator[str]:
-        if _is_async(self._response):
-            async for line in self._response.aiter_lines():
-                yield line
-        else:
-            for line in self._response.iter_lines():
-                yield line
-
-
-class Pieces:
-    """`AsyncPieces` without asyncio."""
-
-    def __init__(self, pieces: AsyncPieces) -> None:
-        self._pieces = pieces
+        self._now, self._awaited = self._read(), self._read_async()
 
     def __enter__(self) -> Self:
         return self
@@ -124,20 +74,48 @@ class Pieces:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def __iter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
+    async def __aexit__(self, *raised: object) -> None:
+        await self.aclose()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._now
+
     def __next__(self) -> Piece:
-        try:
-            return _finished(aiter(self._pieces).__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return next(self._now)
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._awaited
 
     def close(self) -> None:
-        _finished(self._pieces.close())
+        """Closes the stream, which ends the sequence on the server."""
+        self._response.close()
 
-    def whole(self) -> Generation:
-        return self._pieces.whole()
+    async def aclose(self) -> None:
+        """Closes the stream of the asynchronous client."""
+        await self._response.aclose()
+
+    def _read(self) -> Iterator[Piece]:
+        with self, self._until_the_end():
+            yield from filter(None, map(self.line, self._response.iter_lines()))
+
+    async def _read_async(self) -> AsyncIterator[Piece]:
+        async with self:
+            with self._until_the_end():
+                async for line in self._response.aiter_lines():
+                    if (piece := self.line(line)) is not None:
+                        yield piece
+
+    @contextmanager
+    def _until_the_end(self) -> Iterator[None]:
+        """Raises OfframpError if the stream is broken, or ends before the text does."""
+        try:
+            yield
+        except httpx.RequestError as error:
+            raise OfframpError(f"{BROKEN}: {error or type(error).__name__}") from error
+        self.whole()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,11 +234,10 @@ class Calls:
         request_id = options.get("request_id") or _new_id()
         return read_generation(await self._generated(prompt, options, request_id, streams=False), request_id)
 
-    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncPieces:
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Pieces:
         """Streams the answer in pieces: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
         request_id = options.get("request_id") or _new_id()
-        response = await self._generated(prompt, options, request_id, streams=True)
-        return AsyncPieces(response, Reading(request_id))
+        return Pieces(await self._generated(prompt, options, request_id, streams=True), request_id)
 
     async def versions(self) -> list[Row]:
         """Returns all models and versions on the server's cluster, with their states."""
@@ -406,7 +383,7 @@ class Calls:
         try:
             response: httpx.Response = await _result(http.send(built, stream=request.streams))
             if request.streams and response.status_code != HTTPStatus.OK:
-                await _result(response.aread() if _is_async(response) else response.read())
+                await _result(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
         except httpx.TimeoutException:
             return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:
@@ -506,6 +483,7 @@ class Client:
     predict = _blocking(Calls.predict)
     predict_many = _blocking(Calls.predict_many)
     generate = _blocking(Calls.generate)
+    stream = _blocking(Calls.stream)
     generates = _blocking(Calls.generates)
     live = _blocking(Calls.live)
     ready = _blocking(Calls.ready)
@@ -518,10 +496,6 @@ class Client:
     load = _blocking(Calls.load)
     unload = _blocking(Calls.unload)
     wait_until_ready = _blocking(Calls.wait_until_ready)
-
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Pieces:
-        """Streams the answer in pieces: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
-        return Pieces(_finished(self._calls.stream(prompt, **options)))
 
 
 def _request(operation: str, body: dict[str, object] | None, **named: str) -> _Request:
