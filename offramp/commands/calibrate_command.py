@@ -19,7 +19,6 @@ from offramp.commands.checkpoint import is_checkpoint
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import command, make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
-from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records
@@ -48,7 +47,9 @@ def run(job: CalibrateOptions) -> None:
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
     """Calibrates a model. Rows of decoders are prompts without labels; models that keep their answers need none."""
-    from offramp.commands.calibrate import calibrate  # which needs torch, as records from elsewhere do not
+    # These need torch, as records from elsewhere do not.
+    from offramp.commands.calibrate import calibrate
+    from offramp.commands.recording import record_exits
 
     if is_checkpoint(model):
         by = command("ramp", model, "--data", data)

@@ -101,34 +101,14 @@ def model_folder_of(model: Path) -> Path:
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()
     else:
-        _take_over(model, labels, folder)
+        from offramp.commands.train import take_over
+
+        check_tokenizer(model)
+        take_over(model, labels, folder)
         by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
         for old in by_use[:-KEPT]:
             shutil.rmtree(old)
     return folder
-
-
-def _take_over(model: Path, labels: tuple[str, ...], folder: Path) -> None:
-    from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
-    from earlyexit.network.store import save_model
-    from earlyexit.tasks.label import LabelTask
-    from offramp.commands.progress import provenance
-    from offramp.commands.train import in_place_of
-
-    pretrained, family = load_pretrained(str(model))
-    check_tokenizer(model)
-    found = add_ramps(
-        pretrained,
-        name=folder.name,
-        family=family,
-        codec={"name": "text", "max_length": pretrained.backbone.max_length},
-        task=LabelTask(labels),
-        ramps=RampOptions(at=()),
-        provenance=provenance(backbone=str(model)),
-    )
-    with in_place_of(folder) as made:
-        copy_tokenizer(str(model), made)
-        save_model(found, made)
 
 
 def name_of(folder: Path) -> str:

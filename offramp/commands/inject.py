@@ -34,8 +34,7 @@ from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob, InjectOp
 from offramp.commands.kinds import codec_for, load_codec
 from offramp.commands.output import command, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.thresholds import outputs_of_features, warnings_on
-from offramp.commands.train import HELD_OUT, in_place_of, unlabelled
+from offramp.commands.train import HELD_OUT, in_place_of, outputs_of_features, unlabelled, warnings_on
 from optimizer.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
 from profiles.table import FloatArray

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.devices import find_device
 from earlyexit.errors import InputError
@@ -18,11 +18,9 @@ from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, chains_document, stages_document
 from optimizer.planner import more_devices
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.problem_file import ProblemFile
+from optimizer.rescore import Rescoring, by_networks, joint_reach, reach_of, rechosen, rescore
 from optimizer.what_if import Axis, variants
-
-if TYPE_CHECKING:
-    from optimizer.problem_file import ProblemFile
-    from optimizer.rescore import Rescoring
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
 NO_PLAN = 3
@@ -82,8 +80,6 @@ def answer(
         decision = replace(decision, candidates=(*decision.candidates, *others))
     rescoring = _rescoring(file, decision)
     if rescoring is not None:
-        from optimizer.rescore import rechosen
-
         decision = rechosen(problem, decision, rescoring)
     return PlanAnswer(
         problem=problem,
@@ -209,8 +205,6 @@ def what_if_document(
 
 
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
-    from optimizer.rescore import by_networks, joint_reach, reach_of, rescore
-
     recorded, by_tokens = file.recorded, file.problem.lengths is not None
     if recorded is not None:
         reach = joint_reach(recorded.records, recorded.thresholds, by_tokens=by_tokens)

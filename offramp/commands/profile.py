@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from earlyexit.backends import computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.cpu import first_processor
 from earlyexit.errors import DataError, InputError
-from earlyexit.network.store import WEIGHTS_FILE, ModelCard
+from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, print_result
 from offramp.commands.progress import progress_bars, provenance
@@ -124,7 +125,6 @@ def profile_model(
     import torch
 
     from earlyexit.network.chain_network import load_network, open_network
-    from earlyexit.network.store import read_card
 
     torch_device = find_device(job.device).torch_device
     if torch_device == "cuda" and not torch.cuda.is_available():
@@ -251,8 +251,6 @@ def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], con
 
 def cpu_name() -> str:
     """Returns the processor's name by the kernel, or else by the platform."""
-    import platform
-
     return first_processor().get("model name") or platform.processor() or platform.machine()
 
 

@@ -8,34 +8,41 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
+from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.chain import Chain
+from earlyexit.network.store import ModelCard, load_model, read_card
 from earlyexit.policies import make_policy
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.ensemble import CARRIED, carried, mixed
+from earlyexit.policies.threshold import ThresholdPolicy, shares_above
 from earlyexit.tasks import find_task
+from earlyexit.tasks.base import IntArray, Task, ValueArray
+from earlyexit.tasks.label import LabelTask
+from earlyexit.training.ramps import (
+    Progress,
+    exit_outputs,
+    importance_of,
+    no_progress,
+    outputs_by_batch,
+    times_measured,
+)
 from earlyexit.words import alpha_for, num_words, standing_of
 from optimizer.confidences import LEVELS, choose_confidences
 from optimizer.ensemble import RULES, Gain, fitted, held_out_gain
 from optimizer.plan import policy_of_score
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT
-from profiles.records import ExitOutcome, ExitRecords
+from profiles.records import ExitRecords
 from profiles.scores import BoolArray, Score
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from earlyexit.data.rows import LabelledRows
-    from earlyexit.network.store import ModelCard
-    from earlyexit.policies.base import Opinion
-    from earlyexit.tasks.base import IntArray, Task, ValueArray
-    from earlyexit.training.ramps import Progress
-
 
 SERVED = "likelihood"
 """Rule whose weights are served; the weights of the other rules are only reported."""
@@ -95,11 +102,6 @@ def mixed_outputs(
     They equal what is served, also in rounding. `used`: the networks that a plan uses; None for all. Others add
     nothing, and their own outputs are not changed.
     """
-    import torch
-
-    from earlyexit.policies.base import Opinion
-    from earlyexit.policies.ensemble import CARRIED, carried, mixed
-
     some = next(iter(outputs.values()))
     state_BS = torch.zeros(len(some), task.num_outputs, dtype=CARRIED)
     found = dict(outputs)
@@ -114,7 +116,7 @@ def mixed_outputs(
 
 
 Confidences = Mapping[int, float]
-Outputs = tuple[Sequence[int], Mapping[int, "Tensor"]]
+Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
 """Rows, and the temperature-scaled outputs of each exit for them, by block."""
 
 
@@ -126,19 +128,16 @@ def record_exits(
     confidences: Confidences | None = None,
     weights: Mapping[int, float] | None = None,
     dtype: FloatName = "float32",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> ExitRecords:
     """Returns exit records of labelled rows under a calibrated model; `confidences` are for shares.
 
     Every network of a chain runs in full on every row; `weights` are those of its ensemble.
     """
-    from earlyexit.network.store import read_card
-    from earlyexit.training.ramps import no_progress
-
     card = read_card(folder)
     task = find_task(card.task)
     truth_N = data.targets(task, find_codec(card.codec, folder))
-    outputs, tokens_N = outputs_of(folder, card, data, dtype, progress or no_progress)
+    outputs, tokens_N = outputs_of(folder, card, data, dtype, progress)
     if weights is None:
         records = join_records(outputs, policy, task, truth_N, confidences=confidences)
     else:
@@ -157,11 +156,6 @@ def outputs_of(
     in memory. Large outputs of a single model come a batch at a time. Raises ModelFolderError for models that are no
     longer those of the chain, or have other ramps.
     """
-    import torch
-
-    from earlyexit.network.store import load_model
-    from earlyexit.training.ramps import exit_outputs, outputs_by_batch
-
     chain, tokens_N = card.chain, None
     outputs: dict[int, Tensor] = {}
     for network, member in enumerate(card.members(folder)):
@@ -221,8 +215,6 @@ def records_of_ensemble(
 
 def score_of(task: Task, asked: Score | None) -> Score:
     """Returns the score for a task: the asked one, or its default. Raises DataError for one that it does not have."""
-    from earlyexit.tasks.label import LabelTask
-
     labels = isinstance(task, LabelTask)
     if asked in ("foreseen", "similar"):
         raise DataError(f"{asked} is of models that generate tokens, not of the task {task.name}; confidence is of any")
@@ -232,14 +224,6 @@ def score_of(task: Task, asked: Score | None) -> Score:
         raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
     counted = task.large and task.num_principal_values
     return asked or ("entropy" if labels else "share" if counted else "confidence")
-
-
-def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
-    """Returns figures of the task, such as mean IoU, and those of the full model."""
-    if outcome.tallies_N is None or outcome.full_tallies_N is None:
-        return {}
-    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
-    return early | {f"full_{name}": value for name, value in full.items()}
 
 
 def join_records(
@@ -258,11 +242,6 @@ def join_records(
     the best of a hundred confidences; it is found by counts of principal values, so nothing runs twice. Raises
     PlanError for shares with neither `confidences` nor `choice`.
     """
-    import torch
-
-    from earlyexit.policies.base import Opinion
-    from earlyexit.policies.threshold import shares_above
-
     choice = choice if policy == "share" else None
     rows: list[int] = []
     records, shares = [], []
@@ -304,8 +283,6 @@ def records_from_outputs(
 def _records_of(
     opinions: Mapping[int, Opinion], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
 ) -> ExitRecords:
-    from earlyexit.policies.threshold import ThresholdPolicy
-
     *ramps, last = opinions
     judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
     assert isinstance(judge, ThresholdPolicy)
@@ -348,11 +325,6 @@ def run_pruned(
     its tokens receive. `whole`: every exit's outputs on whole texts, of which those of the first network are used; its
     words can be pruned (`check_prunable`). Raises DataError for a share that no alpha cuts.
     """
-    import torch
-
-    from earlyexit.network.store import load_model
-    from earlyexit.training.ramps import exit_outputs, importance_of, times_measured
-
     chain = card.chain
     codec = find_codec(card.codec, folder)
     assert isinstance(codec, ChainCodec)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from earlyexit.errors import DataError
+from earlyexit.tasks.base import IntArray, Task, ValueArray
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
 from offramp.commands.jobs import CalibrateJob, what_to_do
 from offramp.commands.profile import measured_costs
 from offramp.commands.progress import provenance
-from offramp.commands.recording import records_from_outputs, score_of, task_figures
 from optimizer.calibration_file import AMONG, CalibrationCard
 from optimizer.few_ramps import few_ramps
 from optimizer.plan import policy_of_score
@@ -24,12 +26,6 @@ from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_se
 from optimizer.thresholds import design_rows, divide, learn_then_test
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import IntArray, Task, ValueArray
 
 Ramps = tuple[int, ...] | Literal["all", "ends"] | None
 """As `CalibrateJob.ramps`."""
@@ -129,6 +125,14 @@ def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metr
     }
 
 
+def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
+    """Returns figures of the task, such as mean IoU, and those of the full model."""
+    if outcome.tallies_N is None or outcome.full_tallies_N is None:
+        return {}
+    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
+    return early | {f"full_{name}": value for name, value in full.items()}
+
+
 def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
     """Returns design rows and test rows."""
     return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
@@ -208,9 +212,6 @@ def constant_accuracy(task: Task, truth_N: ValueArray) -> float | None:
 
     None for tasks whose answers are neither.
     """
-    from earlyexit.tasks.label import LabelTask
-    from earlyexit.tasks.regression import RegressionTask
-
     if isinstance(task, LabelTask):
         best = np.bincount(truth_N).argmax()
     elif isinstance(task, RegressionTask):
@@ -241,47 +242,6 @@ def work_share(
     """
     costs_N = np.ones(len(survival)) if block_costs is None else np.asarray(block_costs, dtype=np.float64)
     return float(np.dot(survival[entry:], costs_N[entry:]) / costs_N[first:].sum())
-
-
-def warnings_on(
-    outputs: Mapping[int, Tensor],
-    task: Task,
-    truth_N: ValueArray,
-    model: Mapping[str, Any],
-    *,
-    block_costs: Sequence[float] | None,
-) -> list[str]:
-    """Returns reasons against serving a trained model, from its outputs (N, C) by block, with what to do.
-
-    The saving of exits is estimated with thresholds that these rows choose.
-    """
-    if not len(truth_N):
-        return []
-    if any(bool(each.isnan().any()) for each in outputs.values()):
-        return ["the model's outputs are not numbers: its training diverged; train again with a lower --learning-rate"]
-    if task.large:
-        return []
-    records = records_from_outputs(outputs, score_of(task, None), task, truth_N)
-    try:
-        outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
-    except DataError:  # too few rows to estimate anything
-        saved = None
-    else:
-        saved = 1 - work_share(outcome.survival, block_costs)
-    return warnings_of(records.outcome({}).full_accuracy, constant_accuracy(task, truth_N), saved, model)
-
-
-def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], batch: int = 256) -> dict[int, Tensor]:
-    """Returns every exit's outputs (N, C) by block, computed from what `exit_features` returns."""
-    import torch
-
-    with torch.inference_mode():
-        return {
-            block: torch.cat(
-                [model.exit_head(block).classify(part.to(model.device)).cpu() for part in torch.split(of_block, batch)]
-            )
-            for block, of_block in features.items()
-        }
 
 
 def warnings_of(

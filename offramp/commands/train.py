@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -22,7 +22,7 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import takes_images
-from earlyexit.network.checkpoint import RampOptions, add_ramps, ends_of, load_pretrained, start_of
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, ends_of, load_pretrained, start_of
 from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
 from earlyexit.sequences.offline import Asked, generate
@@ -34,11 +34,12 @@ from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_p
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
 from offramp.commands.calibrated import forget_calibration
-from offramp.commands.jobs import TOKEN, TrainJob, TrainOptions
+from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob, TrainOptions
 from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.output import make_folder, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.thresholds import outputs_of_features, warnings_on
+from offramp.commands.recording import records_from_outputs, score_of
+from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
 HELD_OUT = "held_out"
 """Name, without ending, of the file with rows that are kept from training."""
@@ -125,6 +126,45 @@ def _warnings(
     else:
         return []
     return warnings_on(outputs, model.task, targets, model.info.provenance, block_costs=None)
+
+
+def warnings_on(
+    outputs: Mapping[int, Tensor],
+    task: Task,
+    truth_N: ValueArray,
+    model: Mapping[str, Any],
+    *,
+    block_costs: Sequence[float] | None,
+) -> list[str]:
+    """Returns reasons against serving a trained model, from its outputs (N, C) by block, with what to do.
+
+    The saving of exits is estimated with thresholds that these rows choose.
+    """
+    if not len(truth_N):
+        return []
+    if any(bool(each.isnan().any()) for each in outputs.values()):
+        return ["the model's outputs are not numbers: its training diverged; train again with a lower --learning-rate"]
+    if task.large:
+        return []
+    records = records_from_outputs(outputs, score_of(task, None), task, truth_N)
+    try:
+        outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
+    except DataError:  # too few rows to estimate anything
+        saved = None
+    else:
+        saved = 1 - work_share(outcome.survival, block_costs)
+    return warnings_of(records.outcome({}).full_accuracy, constant_accuracy(task, truth_N), saved, model)
+
+
+def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], batch: int = 256) -> dict[int, Tensor]:
+    """Returns every exit's outputs (N, C) by block, computed from what `exit_features` returns."""
+    with torch.inference_mode():
+        return {
+            block: torch.cat(
+                [model.exit_head(block).classify(part.to(model.device)).cpu() for part in torch.split(of_block, batch)]
+            )
+            for block, of_block in features.items()
+        }
 
 
 def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
@@ -242,6 +282,23 @@ def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progre
         joint = JOINT_MAPS if task.large else of_labels
         options = replace(joint, augmentation=job.augmentation, patience=job.patience)
     return job.training(options, imitate=job.imitate, progress=progress)
+
+
+def take_over(checkpoint: Path, labels: tuple[str, ...], folder: Path) -> None:
+    """Saves a checkpoint's classifier as a model without ramps."""
+    pretrained, family = load_pretrained(str(checkpoint))
+    found = add_ramps(
+        pretrained,
+        name=folder.name,
+        family=family,
+        codec={"name": "text", "max_length": pretrained.backbone.max_length},
+        task=LabelTask(labels),
+        ramps=RampOptions(at=()),
+        provenance=provenance(backbone=str(checkpoint)),
+    )
+    with in_place_of(folder) as made:
+        copy_tokenizer(str(checkpoint), made)
+        save_model(found, made)
 
 
 @contextmanager

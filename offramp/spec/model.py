@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -40,10 +40,8 @@ from optimizer.problem_shape import (
 )
 from optimizer.survival_file import Recorded
 from profiles.networks import alone_of, decay_of, kept_of, measuring_of, weights_of
+from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-
-if TYPE_CHECKING:
-    from profiles.records import ExitRecords
 
 
 class ModelDocument(ServedModelDocument):
@@ -175,8 +173,6 @@ class Exits(Recorded):
 
 def _exits(file: ServiceParts) -> Exits:
     """Reads policy, thresholds and records; what the file leaves out is the calibration's."""
-    from profiles.records import ExitRecords
-
     document, model, card, source, beside = file.document.accuracy, file.model, file.card, file.source, file.beside
     with source.said_at(("accuracy",)):
         complete = document.policy is not None and document.thresholds is not None

@@ -41,10 +41,9 @@ from offramp.commands.thresholds import (
     outcome_figures,
     parts_of,
     warnings_of,
-    warnings_on,
     work_share,
 )
-from offramp.commands.train import spread, train
+from offramp.commands.train import spread, train, warnings_on
 from optimizer.calibration_file import CalibrationCard
 from optimizer.sequences import sequences_of
 from profiles.networks import decay_of
