@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from earlyexit.errors import PlanError
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import BatchesDocument
-from profiles.records import RecordedBatches
+from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import BoolArray, FloatArray
-
-if TYPE_CHECKING:
-    from profiles.records import ExitRecords
 
 ROUNDING = 0.005
 """Survival may be written to two places."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from earlyexit.data.source_file import Source
 from earlyexit.errors import PlanError
 from optimizer.problem_shape import MAX_BATCH, Place, ProfileFileDocument, PublishedDocument, TableDocument, read_at
+from profiles.catalogue import published_profile
+from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
-
-if TYPE_CHECKING:
-    from profiles.latency import LatencyProfile
 
 LatencyEntry = TableDocument | PublishedDocument | ProfileFileDocument
 
@@ -37,9 +35,6 @@ def latency_table(
 
 def profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, folder: Path) -> LatencyProfile:
     """Returns the profile that an entry names, of a device; raises DataError for an unknown or malformed one."""
-    from profiles.catalogue import published_profile
-    from profiles.latency import LatencyProfile
-
     if isinstance(entry, PublishedDocument):
         return published_profile(entry.published, device)
     return LatencyProfile.load(folder / entry.profile)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,7 @@ from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError
 from optimizer.problem_shape import read_at
 from profiles.lengths import Lengths, read_lengths
-
-if TYPE_CHECKING:
-    from profiles.records import ExitRecords
+from profiles.records import ExitRecords
 
 Given = float | list[float] | Mapping[int, float] | str
 
@@ -43,8 +40,6 @@ def tokens_of(path: Path) -> npt.NDArray[np.int64]:
     """Tokens of inputs, in their order, of a file of lengths or of exit records; raises DataError."""
     if path.suffix != ".npz":
         return read_lengths(path)
-    from profiles.records import ExitRecords
-
     tokens_N = ExitRecords.load(path).tokens_N
     if tokens_N is None:
         raise DataError(f"{path}: these exit records do not know how long their inputs are")

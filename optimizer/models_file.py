@@ -13,6 +13,7 @@ from pydantic import Field
 
 from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import ModelFolderError, PlanError
+from earlyexit.network.store import read_card
 from optimizer.latency_file import latency_table
 from optimizer.problem import MOST_NETWORKS, check_seconds
 from optimizer.problem_shape import MAX_BLOCKS, BytesDocument, LatencyDocument
@@ -99,8 +100,6 @@ def _model(source: Source, index: int, document: ModelDocument, folder: Path) ->
 
 
 def _of_folder(folder: Path) -> tuple[str, int, tuple[int, ...]]:
-    from earlyexit.network.store import read_card
-
     try:
         card = read_card(folder)
     except ModelFolderError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError, ModelFolderError, PlanError
@@ -12,10 +12,9 @@ from earlyexit.network.chain import Chain
 from optimizer.networks import measuring
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import ProblemDocument
-
-if TYPE_CHECKING:
-    from optimizer.survival_file import Recorded
-    from profiles.records import ExitRecords
+from optimizer.survival_file import Recorded
+from profiles.networks import kept_of, measuring_of, survival_of
+from profiles.records import ExitRecords
 
 
 def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: Source) -> PlanProblem:
@@ -43,8 +42,6 @@ def survival_of_networks(
         return given or None
     if given:
         raise PlanError("survival_of follows from survival's exit records; leave one of the two out")
-    from profiles.networks import survival_of
-
     try:
         return survival_of(recorded.records, recorded.thresholds, _chain(problem), recorded.alone)
     except (DataError, ModelFolderError) as error:
@@ -53,8 +50,6 @@ def survival_of_networks(
 
 def with_pruning(problem: PlanProblem, records: ExitRecords) -> PlanProblem:
     """As records of pruned texts say: what is left of inputs that cross, unless the file says it, and what it takes."""
-    from profiles.networks import kept_of, measuring_of
-
     if not problem.networks or not kept_of(records):
         return problem
     times = measuring_of(records)

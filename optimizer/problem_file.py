@@ -29,6 +29,7 @@ from optimizer.survival_file import (
     with_thresholds_of,
 )
 from optimizer.tokens import in_tokens
+from profiles.networks import decay_of, prune_of, weights_of
 from profiles.table import LatencyTable
 
 
@@ -45,18 +46,12 @@ class ProblemFile:
     @property
     def prune(self) -> dict[int, float]:
         """By which alphas words were pruned of what was recorded, by end ramp."""
-        if self.recorded is None:
-            return {}
-        from profiles.networks import prune_of
-
-        return prune_of(self.recorded.records)
+        return {} if self.recorded is None else prune_of(self.recorded.records)
 
     def policy(self, ramps: tuple[int, ...]) -> PolicySpec | None:
         """The exit policy of the records, for these ramps; None where the file names no records."""
         if self.recorded is None:
             return None
-        from profiles.networks import decay_of, weights_of
-
         records, thresholds = self.recorded.records, {ramp: self.recorded.thresholds[ramp] for ramp in ramps}
         return policy_of_score(records.score, thresholds, records.confidences, weights_of(records), decay_of(records))
 

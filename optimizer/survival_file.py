@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from earlyexit.data.source_file import Source
 from earlyexit.errors import PlanError
@@ -18,9 +17,9 @@ from optimizer.calibration_file import (
 )
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import RecordsDocument, read_at
-
-if TYPE_CHECKING:
-    from profiles.records import ExitRecords
+from profiles.networks import alone_of, decay_of
+from profiles.records import ExitRecords
+from profiles.records_table import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +47,6 @@ def recorded_survival(
     """
     if isinstance(survival, list):
         return None
-    from profiles.networks import alone_of
-
     with read_at(source, ("survival", "records")):
         if survival.records is None:
             raise PlanError("survival: neither of records and folder are given; one of them is needed")
@@ -94,8 +91,6 @@ def with_thresholds_of(problem: PlanProblem, thresholds: Mapping[int, float]) ->
 
 
 def _records(given: str, problem: PlanProblem, folder: Path) -> ExitRecords:
-    from profiles.records_table import read_records
-
     records = read_records(folder / given)
     if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
         raise PlanError(
@@ -126,8 +121,6 @@ def _thresholds(
 
 def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, *, some: bool) -> dict[int, float]:
     """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them."""
-    from profiles.networks import decay_of
-
     card = read_calibration_file(path)
     if card.policy != records.score:
         raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
