@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from earlyexit.errors import DataError
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.risk import Metric
+from profiles.networks import check_decay_of, check_weights
+from profiles.records import ExitRecords
 from profiles.scores import Score
 
 CALIBRATION_FILE = "calibration.json"
@@ -91,3 +93,20 @@ def read_calibration_file(path: Path) -> CalibrationCard:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(f"{path}: {where}: {first['msg']}; calibrate again") from error
+
+
+def check_policy(policy: PolicySpec, whose: str, records: ExitRecords, name: str, ramps: Iterable[int]) -> None:
+    """Raises DataError for records without the scores that a policy compares at these ramps."""
+    if policy.name == "recorded":
+        return
+    if policy.name != records.score:
+        raise DataError(f"{whose} leaves by {policy.name}, {name} holds scores of {records.score}")
+    for ramp in ramps:
+        both = (policy.confidences, records.confidences)
+        wanted, held = (each.get(ramp) if isinstance(each, Mapping) else each for each in both)
+        if wanted != held:
+            raise DataError(
+                f"{whose}'s shares at ramp {ramp} are of values above {wanted}, those of {name} of values above {held}"
+            )
+    check_weights(records, policy.weights, name)
+    check_decay_of(records, policy.decay, name)

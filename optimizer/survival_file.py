@@ -11,13 +11,14 @@ from earlyexit.errors import PlanError
 from optimizer.calibration_file import (
     CALIBRATION_FILE,
     beside_of,
+    check_policy,
     members_in,
     read_calibration_file,
     records_of,
 )
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import RecordsDocument, read_at
-from profiles.networks import alone_of, decay_of
+from profiles.networks import alone_of
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
 
@@ -107,7 +108,8 @@ def _thresholds(
         found = "neither" if document.thresholds is None else "both"
         raise PlanError(f"survival: {found} of thresholds and calibration are given; one of them is needed")
     if document.calibration is not None:
-        return _calibrated(folder / document.calibration, problem, records, some=document.folder is not None)
+        path, name = folder / document.calibration, str(document.records)
+        return _calibrated(path, problem, records, name, some=document.folder is not None)
     given = document.thresholds
     assert given is not None
     thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
@@ -119,20 +121,13 @@ def _thresholds(
     return thresholds
 
 
-def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, *, some: bool) -> dict[int, float]:
-    """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them."""
+def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, name: str, *, some: bool) -> dict[int, float]:
+    """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them.
+
+    `name`: of the records' file.
+    """
     card = read_calibration_file(path)
-    if card.policy != records.score:
-        raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
-    of_card, of_records = card.confidences or {}, records.confidences or {}
-    unlike = [ramp for ramp in problem.ramps if of_card.get(ramp) != of_records.get(ramp)]
-    if unlike:
-        raise PlanError(
-            f"survival.calibration: {path} is of confidence {of_card.get(unlike[0])} at ramp {unlike[0]}, the records "
-            f"are of {of_records.get(unlike[0])}; take the records that were calibrated on"
-        )
-    if card.decay != decay_of(records):
-        raise PlanError(f"survival.calibration: {path} is of decay {card.decay}, the records of {decay_of(records)}")
+    check_policy(card.policy_spec(), str(path), records, name, problem.ramps)
     models, others = members_in(card.provenance), members_in(records.provenance)
     if models and others and models != others:
         raise PlanError(f"survival.calibration: {path} is of other models than the records; take those of one chain")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.network.store import ModelCard, read_card, weights_file_sha256
 from offramp.commands.output import command
 from optimizer.calibration_file import (
@@ -17,8 +17,7 @@ from optimizer.calibration_file import (
     members_in,
     read_calibration_file,
 )
-from optimizer.plan import PolicySpec
-from profiles.networks import ALONE_FILE, check_decay_of, check_weights
+from profiles.networks import ALONE_FILE
 from profiles.records import ExitRecords
 
 
@@ -47,23 +46,6 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
             f"{path}: {' and '.join(changed)} of {folder} is not what it was then, trained or calibrated since: "
             f"calibrate {'again' if card.chain.is_one else 'the chain again'}"
         )
-
-
-def check_policy(policy: PolicySpec, whose: str, records: ExitRecords, name: str, ramps: Iterable[int]) -> None:
-    """Raises InputError or DataError for records without the scores that a policy compares at these ramps."""
-    if policy.name == "recorded":
-        return
-    if policy.name != records.score:
-        raise InputError(f"{whose} leaves by {policy.name}, {name} holds scores of {records.score}")
-    for ramp in ramps:
-        both = (policy.confidences, records.confidences)
-        wanted, held = (each.get(ramp) if isinstance(each, Mapping) else each for each in both)
-        if wanted != held:
-            raise InputError(
-                f"{whose}'s shares at ramp {ramp} are of values above {wanted}, those of {name} of values above {held}"
-            )
-    check_weights(records, policy.weights, name)
-    check_decay_of(records, policy.decay, name)
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:

@@ -13,12 +13,11 @@ import numpy as np
 from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
-from offramp.commands.calibrated import check_policy
 from offramp.commands.options import SimulateJob, order_option
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.processes import MOST_ARRIVALS, FloatArray
-from optimizer.calibration_file import read_calibration_file
+from optimizer.calibration_file import check_policy, read_calibration_file
 from optimizer.decision import Strategy, strategies_for
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.lengths_file import tokens_of

@@ -21,10 +21,10 @@ from earlyexit.errors import DataError, InputError
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
-from offramp.commands.calibrated import check_members, check_policy, read_calibration
+from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
-from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
+from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
 from optimizer.latency_file import latency_table, profile_of
 from optimizer.networks import measuring
 from optimizer.plan import PolicySpec, policy_of_score
