@@ -85,8 +85,8 @@ class Gamma:
 
     rate_per_s: Annotated[Positive, Field(alias="rate")]
     cv: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)]
-    """Standard deviation of the gaps over their mean. Below the range they are equal; above, all arrivals of a draw come
-    at one instant."""
+    """Standard deviation of the gaps over their mean. Below the range gaps are equal; above, all arrivals of a draw
+    come at one instant."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         shape, until = self.cv**-2, self.rate_per_s * duration_s
