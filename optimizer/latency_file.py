@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from cluster.devices import EMULATED
 from earlyexit.data.source_file import Source
 from earlyexit.errors import PlanError
 from optimizer.problem_shape import MAX_BATCH, Place, ProfileFileDocument, PublishedDocument, TableDocument, read_at
@@ -25,15 +29,21 @@ def latency_table(
     if isinstance(entry, TableDocument):
         return _written_out(at, entry, num_blocks, len(ramps), source)
     with read_at(source, (*at, "published" if isinstance(entry, PublishedDocument) else "profile"), called=at):
-        profile = profile_of(entry, str(at[-1]), folder)
-        profile.check_fits(None, num_blocks, ramps)
-        table = profile.at(entry.length)
+        profile = _profile_of(entry, str(at[-1]).removeprefix(EMULATED), folder)
+        profile.check_fits(num_blocks, ramps)
+        table = with_rows(profile.at(entry.length), profile.ramps, ramps)
         if table.batches[-1] > MAX_BATCH:
             raise PlanError(f"{_dotted(at)}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
         return table
 
 
-def profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, folder: Path) -> LatencyProfile:
+def with_rows(table: LatencyTable, ramps: Sequence[int], wanted: Sequence[int]) -> LatencyTable:
+    """Returns the table with only the rows of the wanted ramps; `ramps` are those it has."""
+    rows = [ramps.index(ramp) for ramp in wanted]
+    return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
+
+
+def _profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, folder: Path) -> LatencyProfile:
     """Returns the profile that an entry names, of a device; raises DataError for an unknown or malformed one."""
     if isinstance(entry, PublishedDocument):
         return published_profile(entry.published, device)

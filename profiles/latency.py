@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -83,11 +83,9 @@ class LatencyProfile:
         above = min(each for each in self.lengths if each > length)
         return _between(self.tables[below], self.tables[above], (length - below) / (above - below), length)
 
-    def check_fits(self, model: str | None, num_blocks: int, ramps: tuple[int, ...]) -> None:
-        """Raise DataError when this profile is of another model; a model without a name is told by its shape."""
-        if model is not None and model != self.model:
-            raise DataError(f"the latency profile is of model {self.model!r}, wanted is {model!r}")
-        if (num_blocks, ramps) != (self.num_blocks, self.ramps):
+    def check_fits(self, num_blocks: int, ramps: Collection[int]) -> None:
+        """Raise DataError if this profile is of another model: it has other blocks, or lacks some of the ramps."""
+        if num_blocks != self.num_blocks or not set(ramps) <= set(self.ramps):
             raise DataError(
                 f"the latency profile of {self.model!r} has {self.num_blocks} blocks and ramps {list(self.ramps)}, "
                 f"wanted are {num_blocks} blocks and ramps {list(ramps)}"

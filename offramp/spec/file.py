@@ -18,8 +18,9 @@ from earlyexit.errors import InputError, PlanError
 from offramp.commands.plan import NoPlanAnswer, Solve, answer, most_worth, plan_of
 from offramp.spec.application import application_settings
 from offramp.spec.documents import IngressDocument
-from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts, read_parts, slowed, with_rows
+from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts, read_parts, slowed
 from optimizer.batches_file import with_recorded_batches
+from optimizer.latency_file import with_rows
 from optimizer.lengths_file import lengths_of, stayers_length_N
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from cluster.devices import EMULATED
@@ -25,7 +24,8 @@ from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
-from optimizer.latency_file import latency_table, profile_of
+from optimizer.latency_file import latency_table
+from optimizer.latency_file import with_rows as with_rows
 from optimizer.networks import measuring
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import OrderDocument
@@ -35,7 +35,6 @@ from optimizer.problem_shape import (
     LengthsDocument,
     ObjectiveDocument,
     SloDocument,
-    TableDocument,
     ThresholdsDocument,
 )
 from optimizer.survival_file import Recorded
@@ -259,27 +258,12 @@ def _tables(file: ServiceParts) -> dict[str, LatencyTable]:
     with source.said_at(("model", "slower")):
         if document.slower != 1 and real:
             raise InputError(f"slower {document.slower:g} is of emulated accelerators; {', '.join(real)} is as it is")
-    return {device: slowed(_table(device, file), document.slower) for device in devices}
-
-
-def _table(device: str, file: ServiceParts) -> LatencyTable:
-    entry, at, card = file.document.model.latency[device], ("model", "latency", device), file.card
-    if isinstance(entry, TableDocument):
-        return latency_table(at, entry, card.num_blocks, card.ramps, file.source, file.base)
-    with file.source.said_at(at):
-        profile = profile_of(entry, device.removeprefix(EMULATED), file.base)
-        if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
-            raise InputError(
-                f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
-                f"{list(profile.ramps)}; the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
-            )
-        return with_rows(profile.at(entry.length), profile.ramps, card.ramps)
-
-
-def with_rows(table: LatencyTable, ramps: tuple[int, ...], wanted: tuple[int, ...]) -> LatencyTable:
-    """Returns the table with only the rows of the wanted ramps; `ramps` are those it has."""
-    rows = [ramps.index(ramp) for ramp in wanted]
-    return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
+    card, tables = file.card, dict[str, LatencyTable]()
+    for device in devices:
+        at, entry = ("model", "latency", device), document.latency[device]
+        table = latency_table(at, entry, card.num_blocks, card.ramps, source, file.base)
+        tables[device] = slowed(table, document.slower)
+    return tables
 
 
 def slowed(table: LatencyTable, times: float) -> LatencyTable:

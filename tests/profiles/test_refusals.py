@@ -182,9 +182,8 @@ CASES: dict[str, Case] = {
     "profile: below the measured lengths": lambda: PROFILE.at(15),
     "profile: above the measured lengths": lambda: PROFILE.at(129),
     "profile: no common batch size": lambda: replace(PROFILE, tables={16: table(1, (1, 2)), 32: table(2, (4,))}).at(20),
-    "profile: another model": lambda: PROFILE.check_fits("big", 2, (0,)),
-    "profile: other blocks": lambda: PROFILE.check_fits("tiny", 3, (0, 1)),
-    "profile: other ramps": lambda: PROFILE.check_fits(None, 2, ()),
+    "profile: other blocks": lambda: PROFILE.check_fits(3, (0,)),
+    "profile: other ramps": lambda: PROFILE.check_fits(2, (0, 1)),
     "points: missing": lambda: table_of({split(0, 1): [5.0], split(1, 2): [7.0]}, 2, []),
     "points: unequal rounds": lambda: table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0, 7.0], split(0, 2): [12.0]}, 2, []
