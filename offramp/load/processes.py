@@ -283,8 +283,8 @@ def _fitted(seconds_N: FloatArray, num: int, duration_s: float) -> FloatArray:
     """Returns the first so many arrivals, fitted to a duration that ends at the next arrival of another instant."""
     if not num:
         return np.empty(0)
-    following = np.searchsorted(seconds_N, seconds_N[num - 1], side="right")
-    return seconds_N[:num] * (duration_s / seconds_N[following])
+    end_s = float(seconds_N[np.searchsorted(seconds_N, seconds_N[num - 1], side="right")])
+    return seconds_N[:num] * (duration_s / end_s)
 
 
 def _silent(duration_s: float) -> DataError:
