@@ -132,7 +132,8 @@ class BatchEngine(Generic[P]):
     - *work-conserving*: the most urgent queue at once, whatever it holds;
     - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
       while nothing is known of how long its splits take;
-    - *filling*: as work-conserving; the ingress fills one replica's batch before another replica gets any input.
+    - *filling*: as work-conserving, but beside a running batch only a full one begins, or one of a later split; and the
+      ingress fills one replica's batch before another replica gets any input.
 
     Under each rule, a batch that is not full waits a moment for steps that are about to return (`Returning`). The
     plan's order selects which queued inputs form the batch. A batch is closed only when the device asks for it, so
@@ -338,6 +339,8 @@ class BatchEngine(Generic[P]):
     def choose(self, now_s: float) -> Choice[P]:
         """Returns the next batch of a device that is free at `now_s`, and takes it off its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
+        if self._running and self._dispatch == "filling":
+            waiting = [queue for queue in waiting if queue.is_full or queue is not self._deepest_first[-1]]
         if not waiting:
             return NOTHING
         dropped = self._drop_late(waiting, now_s)

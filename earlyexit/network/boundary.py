@@ -105,6 +105,11 @@ class Split:
         """Whether its inputs run on after they are answered."""
         return self.after_answer == "stay"
 
+    @property
+    def side_by_side(self) -> int:
+        """The batches that a device may begin at once: two where another may run beside a full one."""
+        return 1 if self.overlap_below is None or self.overlap_below <= self.batch else 2
+
     def segments(self) -> tuple[Segment, ...]:
         """Returns the split cut at its active ramps: first to last, without gaps."""
         bounds = sorted({self.first, *(ramp + 1 for ramp in self.ramps), self.end})

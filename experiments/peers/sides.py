@@ -27,13 +27,15 @@ from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
-from offramp.commands.machine import dispatch_for, plan_for, with_slo
-from offramp.demo.run import Processors, measured_problem
+from offramp.commands.jobs import ProfileJob
+from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, with_slo
+from offramp.demo.run import Processors
 from offramp.demo.turns import hand_control
 from offramp.load.sustained import Search
 from optimizer.decision import Strategy
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
+from optimizer.what_if import with_batch_limit
 
 # What Offramp serves a workload by: plans from a profile of this machine, one per strategy.
 
@@ -61,19 +63,19 @@ class Prepared:
 def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 
-    The SLO is `SLO_FACTOR` times what one text alone takes. The dispatch of a plan is what `offramp serve` chooses.
+    The SLO is `SLO_FACTOR` times what one text alone takes. Replicas and dispatch are what `offramp serve` chooses.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s
-    measured, chosen = measured_problem(
-        workload.folder, workload.texts, workload.records, workload.thresholds, machine, dtype, backend=backend
-    )
-    problem = with_slo(measured, slo_s)
+    profile = kept_profile(workload.folder, ProfileJob(dtype=dtype, backend=backend), print)
+    survival, ramps = workload.records.nested_survival(workload.thresholds), tuple(sorted(workload.thresholds))
+    measured = processor_problem(profile, survival, ramps, machine.workers)
+    problem = with_slo(with_batch_limit(measured, machine.batch_limit), slo_s)
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
     for side, plan in plans.items():
-        rate_per_s = plan.predicted["rate_per_s"] / machine.workers
-        plans[side] = replace(plan, dispatch=dispatch_for(machine.workers, rate_per_s))
-    return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=chosen)
+        each_per_s = plan.predicted["rate_per_s"] / machine.workers
+        plans[side] = on_cores(plan, machine.workers, each_per_s, profile.backend)
+    return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=profile.backend)
 
 
 def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> float:

@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 
 from earlyexit.backends import BackendName
-from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -156,15 +155,15 @@ def choose(folder: Path, document: FolderDocument, say: Say) -> tuple[Plan, Back
     profile = kept_profile(folder, job, say)
     batch = asked.batch if "batch" in asked.model_fields_set else BATCHES[-1]
     plan, stock_per_s = _best_plan(folder, profile, calibration, batch)
-    replicas, threads = _replicas(folder, plan.predicted["rate_per_s"])
-    replicas = asked.replicas if "replicas" in asked.model_fields_set else replicas
-    threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
     rate_per_s = plan.predicted["rate_per_s"]
-    stages = tuple(replace(stage, replicas=replicas) for stage in plan.stages)
-    plan = replace(plan, stages=stages, dispatch=dispatch_for(replicas, rate_per_s))
+    workers, threads = _workers(folder, rate_per_s)
+    workers = asked.replicas if "replicas" in asked.model_fields_set else workers
+    threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
+    plan = on_cores(plan, workers, rate_per_s, profile.backend, in_pairs="replicas" not in asked.model_fields_set)
     say(f"plan: {_in_words(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
     say(
-        f"replicas: {replicas} of {threads} {'thread' if threads == 1 else 'threads'} by {profile.backend}, "
+        f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
+        f"{threads} {'thread' if threads == 1 else 'threads'} for each batch by {profile.backend}, "
         f"{asked.dispatch or plan.dispatch}, for {num_cores()} cores and the free memory; "
         "--plan, --batch, --replicas, --threads, --dispatch and --backend override this"
     )
@@ -187,26 +186,33 @@ def _best_plan(
     return best, stock.predicted["rate_per_s"]
 
 
-def _replicas(folder: Path, rate_per_s: float) -> tuple[int, int]:
-    """Returns the number of replicas and the threads of each, by the rate of one thread.
+def _workers(folder: Path, rate_per_s: float) -> tuple[int, int]:
+    """Returns the number of batches to compute at once and the threads of each, by the rate of one thread.
 
-    Each core gets a replica, unless fewer take all that an ingress passes on. Where memory holds fewer, each has more
-    threads.
+    Each core gets a batch, unless fewer take all that an ingress passes on. Where memory holds the processes of fewer,
+    each has more threads.
     """
     cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
-    fitting = max(1, int(psutil.virtual_memory().available / 2 / each_bytes))
+    fitting = 2 * max(1, int(psutil.virtual_memory().available / 2 / each_bytes))
     wanted = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
     return (fitting, cores // fitting) if fitting < wanted else (wanted, 1)
 
 
-def dispatch_for(replicas: int, rate_per_s: float) -> Dispatch:
-    """Returns the dispatch rule for so many replicas on this machine's processors, each with this rate.
+def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, *, in_pairs: bool = True) -> Plan:
+    """Returns a plan for so many batches at once on this machine's processors, each at `rate_per_s`.
 
     A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. Where that
-    leaves cores for one replica rather than two, a second one takes them from the first and from the ingress.
+    leaves cores for one batch rather than two, a second one takes them from the first and from the ingress: `filling`.
+
+    `in_pairs`: a replica runs two batches at once if it can. Both take from the same queues, which fill sooner than
+    those of two replicas, and weights and libraries are in memory once (experiments/LOG.md has figures). Small models
+    by torch cannot: their threads wait for Python's lock.
     """
-    kept_busy = num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s)
-    return "filling" if replicas > 1 and kept_busy < 1.5 else "work-conserving"
+    fills = workers > 1 and num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s) < 1.5
+    in_pairs = in_pairs and workers > 1 and not (fills and backend == "torch")
+    stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)
+    plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
+    return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits)) if in_pairs else plan
 
 
 def _in_words(plan: Plan) -> str:

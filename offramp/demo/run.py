@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +16,12 @@ from rich.console import Console
 
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import EmulatedSettings, ServeSettings
-from earlyexit.backends import BackendName
-from earlyexit.codecs import find_codec
-from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.machine import (
     SLO_FACTOR,
-    ProcessorClock,
-    dispatch_for,
+    kept_profile,
+    on_cores,
     plan_for,
     processor_problem,
     stock_s,
@@ -33,7 +30,6 @@ from offramp.commands.machine import (
 from offramp.commands.options import DemoJob
 from offramp.commands.output import in_own_process
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
-from offramp.commands.profile import profile_model
 from offramp.demo.turns import Load, Ran, hand_control, served, table_of, take_turns
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import Strategy
@@ -101,31 +97,10 @@ class Processors:
     """What every side may use of this machine."""
 
     workers: int = 2
-    """Processes with a copy of the model."""
+    """Batches that are computed at once."""
     threads: int = 1
     """Of each."""
     batch_limit: int = 32
-
-
-def measured_problem(
-    folder: Path,
-    texts: Sequence[str],
-    records: ExitRecords,
-    thresholds: Mapping[int, float],
-    machine: Processors,
-    dtype: FloatName,
-    *,
-    backend: BackendName = "torch",
-) -> tuple[PlanProblem, BackendName]:
-    """The most that this machine does within a second, by a profile that is measured now; and its backend."""
-    batches = tuple(2**k for k in range(machine.batch_limit.bit_length()))
-    encoded = find_codec(read_card(folder).codec, folder).encode(texts, truncate=True)
-    lengths = (round(np.mean([each.length for each in encoded])),)
-    job = ProfileJob(dtype=dtype, backend=backend, batches=batches, lengths=lengths, threads=machine.threads, repeats=5)
-    clock = ProcessorClock() if machine.threads == 1 else None  # of several threads it would be the sum
-    profile, _ = profile_model(folder, job, clock=clock)
-    ramps = tuple(sorted(thresholds))
-    return processor_problem(profile, records.nested_survival(thresholds), ramps, machine.workers), profile.backend
 
 
 def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:
@@ -216,18 +191,23 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
 
 def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
     """What exits are worth where a batch of many takes nearly as many times as long."""
-    calibration, texts = prepared.calibration, prepared.test.texts
-    problem, _ = measured_problem(prepared.folder, texts, prepared.expected, calibration.thresholds, MACHINE, "float32")
+    calibration, texts, expected = prepared.calibration, prepared.test.texts, prepared.expected
+    profile = kept_profile(prepared.folder, ProfileJob(backend="auto"), console.print)
+    ramps = tuple(sorted(calibration.thresholds))
+    problem = processor_problem(profile, expected.nested_survival(calibration.thresholds), ramps, MACHINE.workers)
     problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
     plans = _plans(problem, calibration.policy_spec(), prepared)
-    dispatch = dispatch_for(MACHINE.workers, plans["planned"].predicted["rate_per_s"] / MACHINE.workers)
-    plans = {name: replace(plan, dispatch=dispatch) for name, plan in plans.items()}
+    plans = {
+        name: on_cores(plan, MACHINE.workers, plan.predicted["rate_per_s"] / MACHINE.workers, profile.backend)
+        for name, plan in plans.items()
+    }
     write_plan(plans["planned"], runs / "plan.yaml")
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
         control=hand_control(problem, calibration.policy_spec(), runs / "processors.sqlite"),
         slo_s=problem.slo.latency_s,
+        backend=profile.backend,
         threads_per_replica=MACHINE.threads,
     )
     load = Load(

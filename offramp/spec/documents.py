@@ -72,7 +72,7 @@ class PlanOptions(StrictDocument, OfOrder):
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
-    """When a batch starts: at once (work-conserving), at once but with one replica filled before the next (filling), or
+    """When a batch starts: at once (work-conserving), at once but beside a running batch only if full (filling), or
     when it is full or deadlines press (deferred). None: as a plan file says, else what suits the machine."""
 
 

@@ -381,8 +381,8 @@ class Chains:
         chain.least, chain.least_tokens = least_to_call(
             first.budgets[0],
             unheard=self._unheard[first.slot],
-            replicas=first.planned.replicas,
-            calls_per_replica=self._rules.calls_per_replica,
+            batches=first.planned.replicas * first.planned.splits[0].side_by_side,
+            calls_per_batch=self._rules.calls_per_replica,
             fills=first.assignment.fills,
         )
 

@@ -75,17 +75,17 @@ MOST_BATCHES = 4
 
 
 def least_to_call(
-    budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int, fills: bool = False
+    budget: Budget, *, unheard: int, batches: int, calls_per_batch: int, fills: bool = False
 ) -> tuple[float, float]:
     """Returns how many inputs, or instead tokens, must wait for a call to the first stage to be made.
 
-    Infinite where no call may be made. `unheard`: calls to it from which nothing has come back. A call that some
-    replica can start now takes whatever waits; one that will queue behind it must be full. `fills`: where replicas
-    share processors, a second replica gets full calls only.
+    Infinite where no call may be made. `unheard`: calls to it from which nothing has come back; `batches`: those that
+    all replicas run at once. A call that can start now takes whatever waits; one that will queue behind another must be
+    full. `fills`: where batches share processors, a second one gets full calls only.
     """
-    if unheard < (1 if fills else replicas):
+    if unheard < (1 if fills else batches):
         return 1, math.inf
-    if unheard < calls_per_replica * replicas:
+    if unheard < calls_per_batch * batches:
         return budget.inputs, math.inf if budget.tokens is None else budget.tokens
     return math.inf, math.inf
 

@@ -168,6 +168,22 @@ def test_two_batches_at_most_run_in_lanes_of_their_own_by_what_the_running_ones_
     assert not engine.may_begin  # the new plan's batch is alone, and says never
 
 
+def test_beside_a_batch_filling_begins_what_is_full_and_what_goes_on() -> None:
+    splits = [Split(first=first, end=first + 2, batch=2, overlap_below=3) for first in (0, 2)]
+    engine: Engine = BatchEngine(splits, TableTimes({0: 4.0, 2: 4.0}))
+    engine.follow(splits, "filling")
+    engine.submit(0, [waiting("z")], 0.0)
+    begun(engine)
+    engine.submit(0, [waiting("y")], 1.0)
+    assert engine.begin(1.0).batch is None
+    engine.submit(0, [waiting("x")], 2.0)
+    beside = begun(engine, 2.0)
+    assert [member.sample_id for member in beside.members] == ["y", "x"]
+    engine.leave(beside, 3.0)
+    engine.submit(2, [waiting("y")], 3.0)
+    assert begun(engine, 3.0).split is splits[1]
+
+
 def test_what_runs_again_alone_shares_only_from_then_on() -> None:
     engine = overlapping(batch=1)
     engine.submit(0, [waiting(name) for name in "zyx"], 0.0)

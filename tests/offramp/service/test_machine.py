@@ -10,13 +10,14 @@ from typing import Any
 import psutil
 import pytest
 
+from earlyexit.backends import BackendName
 from earlyexit.network.store import read_card
 from offramp.commands import machine
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.machine import ASKED, BATCHES, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
 from offramp.commands.serve import folder_settings
 from offramp.spec.jobs import ServeJob
-from optimizer.plan import Plan
+from optimizer.plan import Plan, stock_plan
 from profiles.table import LatencyTable
 from tests.latency_profile import latency_profile
 from tests.offramp.service.service_folders import write_model
@@ -58,16 +59,18 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
     found = settings(folder, said)
     plan: Plan = found.plan
     assert (plan.dispatch, plan.ramps, {split.batch for split in plan.splits}) == ("work-conserving", (0, 1), {4})
-    assert [(stage.device, stage.replicas) for stage in plan.stages] == [("cpu", CORES)]
+    assert [(stage.device, stage.replicas) for stage in plan.stages] == [("cpu", CORES // 2)]
+    assert plan.overlap_below == 5, "every replica runs two batches at once"
     assert (found.backend, found.threads_per_replica) == ("onnx", 1)
     assert said[0] == f"profile: {folder / KEPT_FILE}, of today"
     blocks = ", ".join(f"block {block} in batches of 4" for block in range(3))
     assert said[1] == f"plan: {blocks}, exits after 0, 1; 457 inputs/s by a thread, without exits 267"
-    assert said[2].startswith("replicas: 4 of 1 thread by onnx, work-conserving, for 4 cores")
+    start = "replicas: 2 with two batches at once, 1 thread for each batch by onnx, work-conserving, for 4 cores"
+    assert said[2].startswith(start)
     given = settings(folder, batch=1, replicas=3, threads=2, dispatch="deferred", order="arrival")
     assert {split.batch for split in given.plan.splits} == {1}
     assert (given.plan.stages[0].replicas, given.threads_per_replica) == (3, 2)
-    assert (given.plan.dispatch, given.plan.order.name) == ("deferred", "arrival")
+    assert (given.plan.dispatch, given.plan.order.name, given.plan.overlap_below) == ("deferred", "arrival", None)
     named = settings(folder, plan="stock")
     assert (named.plan.stages[0].replicas, named.plan.splits[0].batch, named.backend) == (1, 32, "torch")
     assert named.plan.dispatch == "work-conserving"
@@ -78,29 +81,38 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("bytes_free", "rate_per_s", "chosen"), [(64e9, 100.0, (4, 1)), (64e9, 1500.0, (2, 1)), (0.7e9, 100.0, (1, 4))]
+    ("bytes_free", "rate_per_s", "chosen"), [(64e9, 100.0, (4, 1)), (64e9, 1500.0, (2, 1)), (0.7e9, 100.0, (2, 2))]
 )
-def test_there_are_no_more_replicas_than_cores_memory_and_ingress_take(
+def test_there_are_no_more_batches_at_once_than_cores_memory_and_ingress_take(
     bytes_free: float, rate_per_s: float, chosen: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": bytes_free}))
-    assert machine._replicas(folder, rate_per_s) == chosen
+    assert machine._workers(folder, rate_per_s) == chosen
 
 
 @pytest.mark.parametrize(
-    ("cores", "replicas", "rate_per_s", "dispatch"),
+    ("cores", "workers", "rate_per_s", "backend", "in_pairs", "chosen"),
     [
-        (2, 2, 600.0, "filling"),  # 1.25 replicas keep two cores busy
-        (2, 2, 300.0, "work-conserving"),  # 1.54
-        (2, 1, 600.0, "work-conserving"),
-        (4, 4, 600.0, "work-conserving"),
+        (2, 2, 600.0, "onnx", True, (1, "filling", 9)),  # 1.25 batches and their requests keep two cores busy
+        (2, 2, 300.0, "torch", True, (1, "work-conserving", 9)),  # 1.54
+        (2, 2, 600.0, "torch", True, (2, "filling", None)),
+        (2, 2, 600.0, "onnx", False, (2, "filling", None)),
+        (2, 1, 600.0, "onnx", True, (1, "work-conserving", None)),
+        (5, 5, 600.0, "onnx", True, (2, "work-conserving", 9)),
     ],
 )
-def test_replicas_are_filled_one_after_the_other_where_the_cores_hold_one_and_the_ingress(
-    cores: int, replicas: int, rate_per_s: float, dispatch: str, monkeypatch: pytest.MonkeyPatch
+def test_a_second_batch_fills_where_the_cores_hold_one_and_the_ingress(
+    cores: int,
+    workers: int,
+    rate_per_s: float,
+    backend: BackendName,
+    in_pairs: bool,
+    chosen: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "num_cores", lambda: cores)
-    assert machine.dispatch_for(replicas, rate_per_s) == dispatch
+    found = machine.on_cores(stock_plan(3, device="cpu", batch=8), workers, rate_per_s, backend, in_pairs=in_pairs)
+    assert (found.stages[0].replicas, found.dispatch, found.overlap_below) == chosen
 
 
 def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_torch_where_it_is_served(

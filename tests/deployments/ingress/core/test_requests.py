@@ -12,6 +12,7 @@ import pytest
 from deployments.ingress.core.calls import LONGEST_RETRY_S
 from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.routes import sequence_numbers
+from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -306,6 +307,18 @@ def test_a_second_replica_gets_inputs_only_when_the_first_has_a_full_batch() -> 
             world.submit(letter)
         sizes[dispatch] = ["".join(each.key for each in call.inputs) for call in world.calls]
     assert sizes == {"filling": ["a", "bcde"], "work-conserving": ["a", "b", "cdef"]}
+
+
+def test_a_replica_is_sent_what_it_can_begin_beside_a_full_batch() -> None:
+    def sizes(below: int | None, dispatch: Dispatch) -> str:
+        world = CoreWorld(placed(stage(split(0, 4, overlap_below=below)), dispatch=dispatch))
+        for letter in "abcdefghijklmnop":
+            world.submit(letter)
+        return " ".join("".join(each.key for each in call.inputs) for call in world.calls)
+
+    assert sizes(None, "work-conserving") == sizes(4, "work-conserving") == "a bcde"
+    assert sizes(5, "work-conserving") == "a b cdef ghij"
+    assert sizes(5, "filling") == "a bcde fghi jklm"
 
 
 # Several chains

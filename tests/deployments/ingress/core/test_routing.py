@@ -73,7 +73,7 @@ def test_replicas_that_share_processors_are_filled_one_after_the_other() -> None
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
     def least(budget: Budget, *, fills: bool = False) -> list[tuple[float, float]]:
         return [
-            least_to_call(budget, unheard=unheard, replicas=3, calls_per_replica=2, fills=fills) for unheard in range(8)
+            least_to_call(budget, unheard=unheard, batches=3, calls_per_batch=2, fills=fills) for unheard in range(8)
         ]
 
     any_one, none = (1, math.inf), (math.inf, math.inf)
