@@ -18,6 +18,7 @@ from typing import Any
 
 from deployments.controller import decide
 from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Solve, View
+from deployments.controller.intake import IngressIntake
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -25,20 +26,21 @@ from deployments.controller.observe import (
     MakeTuner,
     MissingAccelerators,
     ObservedStream,
-    Observer,
     Tuning,
     tuner_of,
 )
 from deployments.controller.remember import History, PlanRow, State, parse_state
 from deployments.controller.settings import thresholds_of, tuned_by
 from deployments.settings import ControlSettings
+from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
-from earlyexit.errors import OfframpError, PlanError
+from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import NoPlan
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.placement import PlacedPlan, placed_document
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
 from optimizer.problem import PlanProblem, Reach
+from profiles.stream import Observations, empty
 
 START_S = 120.0
 """For a replica to load its model and warm up; after that, something else is wrong."""
@@ -103,10 +105,10 @@ class ControlLoop:
         self._off_loop = off_loop
         self._lock = asyncio.Lock()
         now_s = clock.now_s()
-        complain = partial(self._say, "error")
         self.settings = settings
         self.stream = ObservedStream(settings, now_s)
-        self.tuning = Tuning(make_tuner or tuner_of(settings, settings.problem), complain, settings.problem)
+        make_tuner = make_tuner or tuner_of(settings, settings.problem)
+        self.tuning = Tuning(make_tuner, partial(self._say, "error"), settings.problem)
         self._view = View(
             settings=settings,
             now_s=now_s,
@@ -115,7 +117,9 @@ class ControlLoop:
             stream=self.stream,
             tuning=self.tuning,
         )
-        self._observer = Observer(fleet, history, self.stream, self.tuning, clock, complain)
+        self._ingresses = IngressIntake()
+        self._asked_s = 0.0
+        """When ingresses were last asked."""
         self._told: dict[str, int] = {}
         """Replicas that this process has asked accelerator types for."""
         self._missing = MissingAccelerators()
@@ -158,7 +162,7 @@ class ControlLoop:
         self._history.put("tuned by", tuned_by(self.settings))
         self.become()
         self._tell_tuner()
-        self._observer.restore()
+        self._restore_stream()
         self._history.commit()
 
     async def tick(self) -> None:
@@ -231,12 +235,18 @@ class ControlLoop:
         await self._reforecast()
 
     async def _look(self) -> None:
+        """Asks all processes at once."""
+        fleet = self._fleet
         with self._timed("collect"):
-            seen = await self._observer.look()
+            ingresses, replicas, capacity, running = await asyncio.gather(
+                self._ingress_reports(), fleet.replica_reports(), fleet.capacity(), fleet.running()
+            )
+        now_s = self._clock.now_s()
         in_force = self.state.placed if self.state.followed == self.state.placed else None
         served = None if self.state.suspended is not None else in_force
-        left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
-        self._note(seen=replace(seen, capacity=left))
+        left = self._missing.left(capacity, running, served, now_s)
+        seen = Look(at_s=now_s, ingresses=ingresses, replicas=replicas, capacity=left, running=running)
+        self._note(seen=seen)
         if self._is_mark_due and seen.replicas:
             self._is_mark_due = False
             self._note(marked={report.replica: report for report in seen.replicas})
@@ -246,6 +256,32 @@ class ControlLoop:
             self._say("error", f"an ingress follows plan {highest}, which is not remembered")
             placed = self.state.placed
             self.become(placed=replace(placed, plan=replace(placed.plan, epoch=highest + 1)), followed=None)
+
+    async def _ingress_reports(self) -> Sequence[IngressReport]:
+        """Asks the ingresses, and keeps their probes and counts."""
+        reports = await self._fleet.ingress_reports()
+        now_s = self._asked_s = self._clock.now_s()
+        interval = self._ingresses.take(reports, now_s)
+        if interval is not None and interval.seconds > 0:
+            self._history.add_counts(interval)
+            self.stream.add_counts(interval)
+        seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
+        for part in seen:
+            if len(kept := self._kept(part)):
+                self._history.add_probes(now_s, kept)
+        if seen:
+            self.tuning.observe(seen)
+        self._history.commit()  # probes come once, and a controller that takes over must not wait for a change-over
+        self.stream.forget(now_s)
+        return reports
+
+    def _kept(self, seen: Observations) -> Observations:
+        """Returns the observations that the stream keeps; none of those that cannot be used."""
+        try:
+            return self.stream.add_probes(seen)
+        except DataError as error:
+            self._say("error", f"probes cannot be used: {error}")
+            return empty(seen.shape)
 
     async def _reforecast(self) -> None:
         """Makes the forecasts anew if thresholds have changed since; by the old ones every exit is a deviation."""
@@ -460,7 +496,7 @@ class ControlLoop:
         epoch = self.state.placed.epoch  # thresholds may make it a later one meanwhile
         until_s = self._clock.now_s() + DRAIN_S
         while self._clock.now_s() < until_s:
-            reports = await self._observer.ingress_reports()
+            reports = await self._ingress_reports()
             if reports and all(report.oldest_epoch >= epoch for report in reports):
                 return
             await self._wait()
@@ -469,8 +505,8 @@ class ControlLoop:
         """Waits during a change; what the tuner says must not wait until the change is through."""
         if self.tuning.is_on:
             self._tell_tuner()
-            if self._clock.now_s() >= self._observer.looked_s + self.settings.watch_s:
-                await self._observer.ingress_reports()
+            if self._clock.now_s() >= self._asked_s + self.settings.watch_s:
+                await self._ingress_reports()
             await self._sound_alarm()
         await self._sleep(LOOK_S)
 
@@ -553,6 +589,22 @@ class ControlLoop:
         self.phases_s[phase] = self._clock.now_s() - began_s
 
     # What another controller remembered
+
+    def _restore_stream(self) -> None:
+        """Takes up the counts and probes that were remembered."""
+        now_s = self._clock.now_s()
+        self._history.forget(now_s)
+        counts = self._history.counts()
+        if counts:
+            self.stream.began_s = counts[0].since_s
+        for interval in counts:
+            self.stream.add_counts(interval)
+        try:
+            for probes in self._history.probes():
+                self._kept(probes)
+        except DataError as error:
+            self._say("error", str(error))
+        self.stream.forget(now_s)
 
     def _parsed(self, document: Mapping[str, Any]) -> State | None:
         """Returns the remembered state; None, with an event that says why, where it is of another application."""

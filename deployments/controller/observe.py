@@ -5,7 +5,6 @@ No Ray here: the service is behind `Fleet`, time is passed in.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.inventory import on_node
-from deployments.controller.intake import IngressIntake, Interval, total
-from deployments.controller.remember import KEEP_S, History, State
+from deployments.controller.intake import Interval, total
+from deployments.controller.remember import KEEP_S, State
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
-from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, no_input_leaves
@@ -35,7 +33,7 @@ from optimizer.risk import Guarantee
 from optimizer.tokens import full_inputs, most_tokens
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
-from profiles.stream import ExitStream, Observations, StreamShape, empty
+from profiles.stream import ExitStream, Observations, StreamShape
 from profiles.windows import Window, WindowEstimate, survival_history, windows
 
 if TYPE_CHECKING:
@@ -468,8 +466,8 @@ class Look:
     """The service at one look."""
 
     at_s: float
-    ingresses: tuple[IngressReport, ...]
-    replicas: tuple[ReplicaReport, ...]
+    ingresses: Sequence[IngressReport]
+    replicas: Sequence[ReplicaReport]
     capacity: Mapping[str, int]
     """Accelerators that can be counted on, per type."""
     running: Mapping[str, int]
@@ -528,74 +526,3 @@ class MissingAccelerators:
             missing = min(needed - running.get(device, 0), capacity.get(device, 0))
             if missing > 0:
                 self._missing[device] = missing, needed, capacity[device], now_s + BELIEVED_S
-
-
-@dataclass(slots=True, eq=False)
-class Observer:
-    """Looks at the service, and keeps all that was handed over."""
-
-    fleet: Fleet
-    history: History
-    stream: ObservedStream
-    tuning: Tuning
-    clock: Clock
-    complain: Callable[[str], None]
-    """Is called for probes that cannot be used."""
-    looked_s: float = field(default=0.0, init=False)
-    """When ingresses were last asked."""
-    _ingresses: IngressIntake = field(default_factory=IngressIntake, init=False)
-
-    def restore(self) -> None:
-        """Takes up what was remembered."""
-        now_s = self.clock.now_s()
-        self.history.forget(now_s)
-        counts = self.history.counts()
-        if counts:
-            self.stream.began_s = counts[0].since_s
-        for interval in counts:
-            self.stream.add_counts(interval)
-        try:
-            for probes in self.history.probes():
-                self._keep(probes)
-        except DataError as error:
-            self.complain(str(error))
-        self.stream.forget(now_s)
-
-    async def look(self) -> Look:
-        """Asks all processes at once."""
-        ingresses, replicas, capacity, running = await asyncio.gather(
-            self.ingress_reports(), self.fleet.replica_reports(), self.fleet.capacity(), self.fleet.running()
-        )
-        return Look(
-            at_s=self.clock.now_s(),
-            ingresses=tuple(ingresses),
-            replicas=tuple(replicas),
-            capacity=capacity,
-            running=running,
-        )
-
-    async def ingress_reports(self) -> Sequence[IngressReport]:
-        """Asks the ingresses, and keeps their probes and counts."""
-        reports = await self.fleet.ingress_reports()
-        now_s = self.looked_s = self.clock.now_s()
-        interval = self._ingresses.take(reports, now_s)
-        if interval is not None and interval.seconds > 0:
-            self.history.add_counts(interval)
-            self.stream.add_counts(interval)
-        seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
-        for part in seen:
-            if len(kept := self._keep(part)):
-                self.history.add_probes(now_s, kept)
-        if seen:
-            self.tuning.observe(seen)
-        self.history.commit()  # probes come once, and a controller that takes over must not wait for a change-over
-        self.stream.forget(now_s)
-        return reports
-
-    def _keep(self, seen: Observations) -> Observations:
-        """Returns the observations that are kept; none of those that cannot be used."""
-        try:
-            return self.stream.add_probes(seen)
-        except DataError as error:
-            self.complain(f"probes cannot be used: {error}")
-            return empty(seen.shape)
