@@ -30,7 +30,7 @@ from deployments.controller.observe import (
     tuner_of,
 )
 from deployments.controller.remember import History, PlanRow, State, parse_state
-from deployments.controller.settings import thresholds_of, tuned_by
+from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
@@ -75,6 +75,15 @@ def plan_words(placed: PlacedPlan) -> str:
     if not isinstance(rate, int | float) or not isinstance(latency_s, int | float):
         return f"{stages}{avoided}"
     return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
+
+
+def _tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
+    """Returns the settings that thresholds which tuning finds depend on."""
+    return {
+        "tuning": control.tuning,
+        "budget": control.accuracy_budget,
+        "confidence": control.accuracy_confidence,
+    }
 
 
 class ControlLoop:
@@ -159,7 +168,7 @@ class ControlLoop:
             self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
             self._check_thresholds()
         self._history.put("policy", policy_document(self.settings.policy))
-        self._history.put("tuned by", tuned_by(self.settings))
+        self._history.put("tuned by", _tuned_by(self.settings))
         self.become()
         self._tell_tuner()
         self._restore_stream()
@@ -639,7 +648,7 @@ class ControlLoop:
         found, settings = self.state.thresholds, self.settings
         if found is None:
             return
-        now = tuned_by(settings)
+        now = _tuned_by(settings)
         before = self._history.get("tuned by") or now
         others = [
             f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value

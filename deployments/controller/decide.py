@@ -16,7 +16,6 @@ import numpy as np
 from deployments.controller.intake import Interval, ran_since, total
 from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, Tuning, worth
 from deployments.controller.remember import State
-from deployments.controller.settings import thresholds_at
 from deployments.settings import ControlSettings
 from deployments.wire.messages import ReplicaReport
 from earlyexit.errors import PlanError
@@ -214,7 +213,7 @@ class View:
         policy, ramps = placed.plan.policy, placed.plan.ramps
         if policy is None or policy.name != self.policy.name:
             return policy is None
-        return thresholds_at(policy, ramps) == thresholds_at(self.policy, ramps)
+        return _thresholds_at(policy, ramps) == _thresholds_at(self.policy, ramps)
 
     def decided(self, plan: Plan) -> Plan:
         """Returns an earlier plan with the present thresholds."""
@@ -243,6 +242,12 @@ class View:
     def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> PutInForce:
         """Returns the change to a plan for the same rate as the one in force."""
         return PutInForce(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
+
+
+def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
+    """Returns the thresholds of some ramps; None for a ramp that has none."""
+    given = policy.thresholds
+    return [given.get(ramp) if isinstance(given, Mapping) else given for ramp in ramps]
 
 
 # The questions of one look

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,6 @@ def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
     if missing:
         raise PlanError(f"the policy has no threshold for ramps {missing} of the problem")
     return {ramp: thresholds[ramp] for ramp in problem.ramps}
-
-
-def thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
-    """Returns the thresholds of some ramps; None for a ramp that has none."""
-    given = policy.thresholds
-    return [given.get(ramp) if isinstance(given, Mapping) else given for ramp in ramps]
-
-
-def tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
-    """Returns the settings that thresholds which tuning finds depend on."""
-    return {
-        "tuning": control.tuning,
-        "budget": control.accuracy_budget,
-        "confidence": control.accuracy_confidence,
-    }
 
 
 def check_tuning(control: ControlSettings, probe_share: float, *, generates: bool = False) -> None:
