@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from deployments.controller import decide
@@ -116,8 +115,7 @@ class ControlLoop:
         now_s = clock.now_s()
         self.settings = settings
         self.stream = ObservedStream(settings, now_s)
-        make_tuner = make_tuner or tuner_of(settings, settings.problem)
-        self.tuning = Tuning(make_tuner, partial(self._say, "error"), settings.problem)
+        self.tuning = Tuning(make_tuner or tuner_of(settings, settings.problem), settings.problem)
         self._view = View(
             settings=settings,
             now_s=now_s,
@@ -279,7 +277,10 @@ class ControlLoop:
             if len(kept := self._kept(part)):
                 self._history.add_probes(now_s, kept)
         if seen:
-            self.tuning.observe(seen)
+            try:
+                self.tuning.observe(seen)
+            except OfframpError as error:
+                self._say("error", f"thresholds cannot be tuned by what was seen: {error}")
         self._history.commit()  # probes come once, and a controller that takes over must not wait for a change-over
         self.stream.forget(now_s)
         return reports

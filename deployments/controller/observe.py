@@ -19,7 +19,7 @@ from deployments.controller.remember import KEEP_S, State
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
-from earlyexit.errors import DataError, OfframpError, PlanError
+from earlyexit.errors import DataError, PlanError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
@@ -350,10 +350,9 @@ MakeTuner = Callable[[StreamShape], Tuner]
 class Tuning:
     """The tuner of one service, made when the first observations tell their shape."""
 
-    def __init__(self, make: MakeTuner | None, complain: Callable[[str], None], problem: PlanProblem) -> None:
-        """`make`: None where thresholds stay as they are. `complain` is called for observations that are unusable."""
+    def __init__(self, make: MakeTuner | None, problem: PlanProblem) -> None:
+        """`make`: None where thresholds stay as they are."""
         self._make = make
-        self._complain = complain
         self._problem = problem
         self._tuner: Tuner | None = None
         self._shape: StreamShape | None = None
@@ -386,24 +385,24 @@ class Tuning:
         return self._shape is not None and no_input_leaves(self._shape.score, thresholds)
 
     def observe(self, parts: Sequence[Observations]) -> None:
-        """Shows the tuner new observations; what it says replaces what is still to be put in force."""
+        """Shows the tuner new observations; what it says replaces what is still to be put in force.
+
+        Raises OfframpError for observations that it cannot use.
+        """
         if self._make is None or self._followed is None:
             return
-        try:
-            seen = Observations.join(parts[0].shape, parts)
-            seen = seen.take(seen.times_s_N >= self._since_s)
-            if self._tuner is None:
-                self._shape, self._tuner = seen.shape, self._make(seen.shape)
-                self._tuner.follow(*self._followed)
-                if self._batching is not None:
-                    self._tuner.serve(self._batching)
-            said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
-            if said is not None:
-                if self.alarm is not None and said.why != "alarm":  # it is as urgent as the alarm before it
-                    said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
-                self.said = said
-        except OfframpError as error:
-            self._complain(f"thresholds cannot be tuned by what was seen: {error}")
+        seen = Observations.join(parts[0].shape, parts)
+        seen = seen.take(seen.times_s_N >= self._since_s)
+        if self._tuner is None:
+            self._shape, self._tuner = seen.shape, self._make(seen.shape)
+            self._tuner.follow(*self._followed)
+            if self._batching is not None:
+                self._tuner.serve(self._batching)
+        said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
+        if said is not None:
+            if self.alarm is not None and said.why != "alarm":  # it is as urgent as the alarm before it
+                said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
+            self.said = said
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """All ingresses go by these thresholds since then."""

@@ -398,7 +398,7 @@ BOLD = {0: 0.8, 1: 0.8}
 
 
 def test_an_alarm_that_was_not_acted_on_stays_urgent_when_new_thresholds_pass_a_test() -> None:
-    tuning = Tuning(lambda _: make_tuner("guarantee", question()), pytest.fail, problem())
+    tuning = Tuning(lambda _: make_tuner("guarantee", question()), problem())
     tuning.follow(BOLD, 0.0)
     tuning.observe([mixed(100, BOLD)])
     tuning.observe([lying(10, BOLD, first_s=100.0)])
