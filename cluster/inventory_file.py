@@ -48,7 +48,7 @@ class InventoryDocument(StrictDocument):
     devices: dict[str, AcceleratorsDocument] = Field(min_length=1)
     link: ClusterLinkDocument | None = None
     time_scale: float = Field(default=1.0, gt=0)
-    """An emulated second takes so many seconds."""
+    """Real seconds that one emulated second takes."""
 
 
 def read_inventory(path: Path) -> Inventory:

@@ -52,7 +52,7 @@ class VersionSettings(Settings):
     """Control of versions over HTTP."""
 
     control: Literal["none", "explicit"] = "none"
-    """Explicit: every caller may load and unload versions, and choose which one answers."""
+    """explicit: every caller may load and unload versions, and choose which one answers. none: no caller may."""
     folder: str | None = None
     """Versions that can be loaded by name: settings of each in `<model>/<version>/settings.json`."""
 
@@ -116,7 +116,7 @@ class IngressSettings(Settings):
     always accepted."""
     prompt_chunk: int = Field(default=256, ge=1)
     """Models that generate: tokens of a prompt that run in one step, beside steps of other sequences. A larger value
-    makes first tokens sooner, and the next tokens of other sequences later."""
+    means earlier first tokens, and later next tokens of other sequences."""
     ttft_slo_s: float | None = Field(default=None, gt=0)
     """Models that generate: seconds until the first token. A request that cannot keep it is refused with 503. None: no
     limit."""

@@ -68,11 +68,11 @@ class PlanningSettings(Settings):
     straggler_ratio: float = Field(default=1.5, gt=1)
     """A replica is a straggler if it is slower than its peers by more than this factor."""
     rollback_margin: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the predicted goodput that a new plan may miss before the plan before it comes back."""
+    """Share of the predicted goodput that a new plan may miss before the old plan returns."""
     tuning: Tuning = "off"
-    """How thresholds follow the stream: not at all; `guarantee`: tested on what was seen, and back to safe ones when an
-    alarm says that the budget is broken; `apparate`: by that paper's trigger and search; `pame`: one exit, that goes
-    later where batches become slow, and whose threshold goes up where precision is low. Needs probes and a budget."""
+    """How thresholds follow the stream. off: they stay. guarantee: new ones pass a test on probes, and an alarm returns
+    to safe ones when the budget is exceeded. apparate: by that paper's trigger and search. pame: one exit moves later
+    when batches are slow, and its threshold rises when precision is low. All but off need probes and a budget."""
 
 
 class ControlSettings(PlanningSettings):

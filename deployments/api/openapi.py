@@ -26,16 +26,16 @@ SWAGGER_PAGE = """<!doctype html>
 
 ERRORS = {
     "400": "The request is malformed, or asks for what is not allowed.",
-    "401": "No API key, or none that is known here.",
-    "403": "The service's settings allow no such orders by HTTP.",
+    "401": "No API key, or an unknown one.",
+    "403": "The service's settings do not allow this over HTTP.",
     "404": "No such path, model or version.",
-    "405": "A path asked with a method that it does not take.",
-    "406": "What Accept asks for is no kind of answer that this model gives to this request.",
+    "405": "The path does not take this method.",
+    "406": "The model cannot answer this request in a type that Accept allows.",
     "413": "The body is too large.",
-    "422": "An input that this model cannot take.",
-    "429": "More than this key may send; see Retry-After.",
+    "422": "The model cannot take an input.",
+    "429": "The rate limit is used up; see Retry-After.",
     "500": "The model, or the server, failed on this request.",
-    "503": "Too much is queued, it would be answered too late, or no replica is there; see Retry-After.",
+    "503": "Too much is queued, the answer would be late, or no replica is available; see Retry-After.",
     "504": "No answer within the timeout.",
 }
 ALWAYS = ("405", "500")

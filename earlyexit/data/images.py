@@ -18,7 +18,7 @@ def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = 
     try:
         if path.is_dir():
             raise raises(f"{path}: is a folder, not a file")
-        if not path.is_file():
+        if not path.exists():  # pipes and devices are read, too
             raise raises(f"{path}: no such file{hint}")
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise raises(f"{path}: cannot be read: {error.strerror}") from error

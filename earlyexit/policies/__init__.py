@@ -45,39 +45,39 @@ POLICIES = {
     "confidence": _kind(
         "threshold:ConfidencePolicy",
         "thresholds",
-        leaves="the answer's score, as its task has it, is at least the (calibrated) threshold",
+        leaves="the score that the task gives the answer is at least the (calibrated) threshold",
         mixes=True,
         decays=True,
     ),
     "share": _kind(
         "threshold:SharePolicy",
         *("thresholds", "confidences"),
-        leaves="the share of its principal values above the ramp's confidence is at least the threshold",
+        leaves="the share of the map's values that are above the ramp's confidence is at least the threshold",
         mixes=True,
     ),
     "foreseen": _kind(
         "foresight:ForeseenPolicy",
         "thresholds",
-        leaves="the ramp's classifier, before its answer is computed, thinks it the full model's at least so likely",
+        leaves="the ramp's classifier gives the full model's agreement at least this probability, before the answer",
         decays=True,
     ),
     "similar": _kind(
         "foresight:SimilarPolicy",
         "thresholds",
-        leaves="the states before and after the ramp's block are at least so alike (cosine), whatever its answer",
+        leaves="the cosine of the states before and after the ramp's block is at least the threshold",
         decays=True,
     ),
     "tabi": _kind(
         "counting:TabiPolicy",
         *("c", "k"),
-        leaves="its coin, a hash of its sample id, lets it: never up to confidence c, above it with a chance of "
-        "1/(1+exp(-k((con-c)/(1-c)-1/2))); Tabi's rule (EuroSys'23, equation 4), of which nothing is promised",
+        leaves="a coin (a hash of its sample id) says so: never up to confidence c; above, with probability "
+        "1/(1+exp(-k((con-c)/(1-c)-1/2))). Tabi's rule (EuroSys'23, equation 4), without a promise",
         mixes=True,
     ),
     "patience": _kind(
-        "counting:PatiencePolicy", "patience", leaves="so many ramps in a row repeated the label of the one before"
+        "counting:PatiencePolicy", "patience", leaves="this many ramps in a row repeated the label of the ramp before"
     ),
-    "voting": _kind("counting:VotingPolicy", "votes", leaves="so many ramps gave the same label"),
+    "voting": _kind("counting:VotingPolicy", "votes", leaves="this many ramps gave the same label"),
     "recorded": _kind(
         "ensemble:RecordedPolicy",
         *("thresholds", "records"),

@@ -101,12 +101,12 @@ RampStyleName = Literal["light", "mlp", "pooler", "reduced", "conv", "maps", "de
 
 
 class RampJob(Printed, Rows):
-    """Give a fine-tuned text classifier of `transformers` ramps: train, calibrate and report in one step."""
+    """Add ramps to a fine-tuned text classifier of `transformers`: train, calibrate and report in one step."""
 
     folder: Path = Field(json_schema_extra={"argument": "FOLDER"})
     """Checkpoint folder, as `save_pretrained` writes it, with its tokenizer."""
     data: Path
-    """Texts as the model gets them, with labels or without (.csv, .tsv, .jsonl, .txt, CLINC150's .json)."""
+    """Texts like those that the model receives, with labels or without (.csv, .tsv, .jsonl, .txt, CLINC150's .json)."""
     label_column: str | None = None
     """Column with the label. None: label, where there is one; else no labels."""
     out: Path | None = None
@@ -378,10 +378,10 @@ class InjectOptions(Rows, IntoFolder, InjectJob):
 
 
 class SitesJob(Printed):
-    """List the places of a model where one tensor carries everything, so that it can be cut and left."""
+    """List the sites of a model: places where one tensor carries everything, so that a ramp can be put there."""
 
     model: str = Field(json_schema_extra={"argument": "MODEL"})
-    """A file .onnx, or module:function that returns a torch module and example inputs."""
+    """ONNX file, or module:function that returns a torch module and example inputs."""
     sets: bool = False
     """List also sets of two or three tensors that together carry everything."""
     measure: bool = True
@@ -516,7 +516,7 @@ class CalibrateOptions(Printed, LabelledRows, CalibrateJob):
     def _agrees(self) -> CalibrateOptions:
         if self.records is not None:
             if any(other is not None for other in (self.model, self.data, self.test)):
-                raise InputError("--records stands for itself: no model, --data or --test goes with it")
+                raise InputError("--records excludes a model, --data and --test")
             if self.ensemble:
                 raise InputError(
                     "--ensemble needs what every network says, which exit records do not hold: give the chain"

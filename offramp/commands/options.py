@@ -168,7 +168,7 @@ class BenchJob(Printed, Asks, LabelledRows):
 
 
 class PredictJob(Printed, Asks, Rows):
-    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
+    """Ask a running service about inputs: arguments, a file or a pipe. Exit status 1 if one of them failed."""
 
     texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "TEXTS"})
     """Texts, paths of images, a pair of texts, or - for one text per line from standard input."""
@@ -225,7 +225,7 @@ class ForecastJob(Printed):
 
 
 class DoctorJob(Printed):
-    """Check this machine: libraries, cores, GPUs, memory, ports, what Ray left. Exit status 1 if something failed.
+    """Check this machine: libraries, cores, GPUs, memory, ports, leftovers of Ray. Exit status 1 if something failed.
 
     Starts nothing, and changes nothing.
     """
@@ -255,8 +255,8 @@ class OfOrder(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
-    """Which of the inputs that wait go first: arrival, deadline, shortest, das (or das:0.3, with its eta). None: as the
-    plan says, else deadline."""
+    """Order of the waiting inputs: arrival, deadline, shortest, das (or das:0.3, with its eta). None: the plan's order,
+    else deadline."""
 
 
 def order_option(text: str | None) -> OrderSpec | None:
@@ -277,7 +277,7 @@ class OfProblem(Job):
 class PlanJob(Printed, OfProblem, OfOrder):
     """Find the best plan for a problem file: what runs where, at which batch, with which ramps on.
 
-    Exit status 3: no plan meets the problem; the answer says what binds and what would do.
+    Exit status 3: no plan meets the problem; the answer says which limit binds, and which limits can be met.
     """
 
     strategy: StrategyName = "best"
@@ -318,7 +318,7 @@ class WhatIfJob(Printed, OfProblem):
 
 
 class SimulateJob(Printed, OfProblem, OfOrder):
-    """Play arrivals against a plan: goodput, latency, drops, fill, utilisation and cost.
+    """Simulate a plan under load: goodput, latency, drops, fill, utilisation and cost.
 
     Exit status 3: no plan meets the problem. 130: interrupted; what was simulated by then is printed.
     """
@@ -423,25 +423,25 @@ class RenderJob(OfService):
     @model_validator(mode="after")
     def _agrees(self) -> RenderJob:
         if self.kuberay and self.settings:
-            raise InputError("--kuberay and --settings are two things: give one of them")
+            raise InputError("--kuberay and --settings exclude each other: give one of them")
         if (self.redis is not None and not self.kuberay) or (self.redis_secret is not None and self.redis is None):
             raise InputError("--redis goes with --kuberay, and --redis-secret with --redis")
         return self
 
 
 class DeployJob(Waits, OfCluster, OfService):
-    """Put a service on a running Ray cluster, beside whatever else it serves, and wait until it runs."""
+    """Deploy a service to a running Ray cluster, beside its other applications, and wait until it runs."""
 
 
 class StatusJob(Printed, KeyFile, OfCluster):
-    """Say what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
+    """Show what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
 
     url: Address | None = None
     """Address of the service, for its plan. None: Serve's port on the dashboard's machine."""
 
 
 class DeleteJob(Waits, OfCluster):
-    """End one application of a Ray cluster; the others stay."""
+    """Delete one application from a Ray cluster; the others stay."""
 
     name: str = Field(json_schema_extra={"argument": "NAME"})
     """The application's name."""
@@ -452,7 +452,7 @@ class VersionsJob(Printed, OfRoot):
 
 
 class CanaryJob(Printed, OfRoot):
-    """Let a version answer a share of the requests, or say how default and canary compare."""
+    """Let a version answer a share of the requests, or show how default and canary compare."""
 
     version: str | None = None
     """Version on trial. None: only report the present canary."""

@@ -51,10 +51,10 @@ class IngressDocument(PartDocument, IngressSettings):
     host: str = "127.0.0.1"
     """Address to listen on. On a cluster, where HAProxy asks ingresses of other nodes, it is 0.0.0.0."""
     front: Literal["auto", "direct", "haproxy", "proxy"] = "auto"
-    """What stands before the ingresses: nothing (direct, for a single ingress), haproxy, proxy (Serve's own), or auto:
-    direct on one machine where that is possible, else haproxy, as on a cluster."""
+    """Proxy before the ingresses: none (direct, for a single ingress), haproxy, proxy (Serve's own), or auto: direct on
+    one machine where that is possible, else haproxy, as on a cluster."""
     route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
-    """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
+    """Prefix of all paths. None: `/` for version 1, `/v2/models/MODEL/versions/VERSION` for others."""
 
 
 class PlanOptions(StrictDocument, OfOrder):
@@ -63,8 +63,8 @@ class PlanOptions(StrictDocument, OfOrder):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     plan: str | None = Field(default=None, examples=list(BUILT_IN))
-    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best for this machine, by a profile of
-    seconds that is kept with the model; of decoders, chains and other devices serial."""
+    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best for this machine, by a profile that is
+    measured once and kept with the model (for decoders, chains and other devices: serial)."""
     batch: int = Field(default=32, ge=1)
     """Batch size of a built-in plan, or the largest of a plan that is made for this machine."""
     replicas: int = Field(default=1, ge=1)

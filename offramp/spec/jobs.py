@@ -79,16 +79,16 @@ def _with_options(job: type[JobT]) -> type[JobT]:
 
 @_with_options
 class ServeJob(Job):
-    """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
+    """Serve a model folder, a checkpoint or a service file on this machine until Ctrl-C or SIGTERM."""
 
     model: Path = Field(json_schema_extra={"argument": "MODEL"})
-    """Model folder, checkpoint of transformers, or a service file, which says all but the ports itself."""
+    """Model folder, checkpoint of transformers, or a service file, which has all settings but the ports."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the Prometheus metrics. None: a free one."""
     otlp_endpoint: Address | None = None
     """OpenTelemetry collector, for traces. None: no traces."""
     restart: bool = False
-    """Start anew when Ray's head has died, rather than end with status 4."""
+    """Restart when Ray's head has died, instead of ending with status 4."""
 
     @model_validator(mode="after")
     def _agrees(self) -> ServeJob:
@@ -97,9 +97,9 @@ class ServeJob(Job):
             refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *BESIDE_A_FILE})
             if refused:
                 allowed = "--port, --grpc-port, --metrics-port, --restart"
-                raise InputError(f"{' and '.join(refused)}: the service file says it; only {allowed} go with one")
+                raise InputError(f"{' and '.join(refused)}: the service file sets this; only {allowed} go with a file")
         elif "trace_ratio" in given and self.otlp_endpoint is None:
-            raise InputError("--trace-ratio is of the requests whose traces go to --otlp-endpoint, which is missing")
+            raise InputError("--trace-ratio needs --otlp-endpoint, which says where traces go")
         return self
 
     @property

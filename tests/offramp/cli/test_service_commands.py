@@ -202,4 +202,4 @@ def test_a_wrong_service_file_is_refused_and_what_it_says_is_no_option(service: 
     for command in ("render", "deploy", "serve"):
         assert refused(capsys, command, service).startswith(f"{service}:8: slos: unknown field")
     said = refused(capsys, "serve", service, "--port", 9000, "--plan", "stock", "--max-queued", 5)
-    assert said.startswith("--max-queued and --plan: the service file says it")
+    assert said.startswith("--max-queued and --plan: the service file sets this")
