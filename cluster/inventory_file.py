@@ -20,21 +20,21 @@ MAX_COUNT = 1_000_000
 
 
 class AcceleratorsDocument(StrictDocument):
-    """The accelerators of one type; what is left out is the catalogue's."""
+    """The accelerators of one type. Price and memory default to those of `cluster/catalogue.yaml`."""
 
     count: int = Field(ge=0, le=MAX_COUNT)
     usd_per_hour: float | None = Field(default=None, ge=0)
     memory_bytes: int | None = Field(default=None, gt=0)
     labels: dict[str, str] = Field(default_factory=dict)
-    """Ray's labels of their nodes."""
+    """Ray's labels of the nodes that their replicas run on."""
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Kubernetes' labels of their nodes."""
+    """For KubeRay: Kubernetes' labels of the nodes."""
     source: str | None = None
     """The source of price and memory."""
 
 
 class ClusterLinkDocument(StrictDocument):
-    """What a hop goes over."""
+    """The network between replicas; the default is that of `cluster/catalogue.yaml`."""
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     delay_s: float = Field(default=0.0, ge=0)
@@ -42,7 +42,7 @@ class ClusterLinkDocument(StrictDocument):
 
 
 class InventoryDocument(StrictDocument):
-    """A whole cluster."""
+    """The accelerators, and the network between them."""
 
     schema_version: Literal[1] = 1
     devices: dict[str, AcceleratorsDocument] = Field(min_length=1)

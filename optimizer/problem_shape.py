@@ -123,26 +123,26 @@ class LinkDocument(StrictDocument):
 
 
 class SloDocument(StrictDocument):
-    """What is promised."""
+    """The latency limit; plans use it without the share `slack`."""
 
     latency_s: float = Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
     slack: float = Field(default=0.2, ge=0, lt=1)
 
 
 class ObjectiveDocument(StrictDocument):
-    """What is sought; which fields go together is checked where they are read."""
+    """What plans are chosen by: {maximize: rate}, or {minimize: cost} or {minimize: latency} with a rate."""
 
     maximize: Literal["rate"] | None = None
     minimize: Literal["cost", "latency"] | None = None
     rate_per_s: float | None = Field(default=None, ge=LEAST_RATE, le=MOST_RATE)
     in_time: float = Field(default=IN_TIME, ge=0, lt=1)
-    """With cost: the share of inputs that must be in time where they arrive at random; 0 does not look at queues."""
+    """With cost: the share of inputs that must be in time if they arrive at random; 0 ignores queues."""
     ramp_budget: float | None = Field(default=None, le=MOST_SECONDS)
     """With latency: the most seconds of active ramps per second of blocks."""
 
 
 class BudgetDocument(StrictDocument):
-    """What all replicas together may cost."""
+    """Limit of the cost of all replicas together."""
 
     usd_per_hour: float = Field(ge=0, le=MOST_USD_PER_HOUR)
 

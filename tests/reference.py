@@ -19,7 +19,7 @@ from click import Command
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cluster.inventory_file import InventoryDocument
+from cluster.inventory_file import AcceleratorsDocument, ClusterLinkDocument, InventoryDocument
 from deployments.api.openapi import openapi_document
 from deployments.api.parsing import Signature
 from earlyexit import errors
@@ -31,6 +31,7 @@ from earlyexit.tasks.token import TokenTask
 from offramp.cli.app import COMMANDS, build
 from offramp.spec import documents
 from offramp.spec import model as service
+from optimizer.problem_shape import BudgetDocument, ObjectiveDocument, SloDocument
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
 """Routes and statuses are those of every model that does not generate."""
@@ -103,11 +104,16 @@ def _options(command: Command) -> Iterator[str]:
 
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
-    "": service.ServiceDocument,
+    "the file": service.ServiceDocument,
     "model": service.ModelDocument,
+    "slo": SloDocument,
     "accuracy": service.AccuracyDocument,
     "cluster": InventoryDocument,
+    "cluster.devices, by type": AcceleratorsDocument,
+    "cluster.link": ClusterLinkDocument,
     "planner": service.PlannerDocument,
+    "planner.objective": ObjectiveDocument,
+    "planner.budget": BudgetDocument,
     "ingress": documents.IngressDocument,
     "access": documents.AccessDocument,
     "tracing": documents.TracingDocument,
@@ -118,7 +124,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 def fields() -> Iterator[str]:
     """Markdown: every field of a service file, by section, with its default and meaning."""
     for section, document in SECTIONS.items():
-        yield from (f"### {section or 'the file'}", "", "| field | default | meaning |", "|---|---|---|")
+        yield from (f"### {section}", "", _flat(document.__doc__ or ""), "")
+        yield from ("| field | default | meaning |", "|---|---|---|")
         meanings = _meanings(document)
         for name, field in document.model_fields.items():
             yield f"| `{field.alias or name}` | {_cell(_default(field))} | {_cell(meanings.get(name, ''))} |"

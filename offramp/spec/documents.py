@@ -38,7 +38,7 @@ class ServedModelDocument(StrictDocument, ModelSettings):
 
 
 class IngressDocument(PartDocument, IngressSettings):
-    """Where requests come in."""
+    """Where requests arrive, and the limits of what is accepted."""
 
     nullable = frozenset({*IngressSettings.model_fields, "replicas"})
 
@@ -77,15 +77,15 @@ class PlanOptions(StrictDocument, OfOrder):
 
 
 class VersionsDocument(StrictDocument, VersionSettings):
-    """Which versions of the model there are, and what may change them; the folder is one of the nodes."""
+    """Control of versions over HTTP; `folder` is a path on the nodes."""
 
 
 class TracingDocument(StrictDocument, TracingSettings):
-    """Where traces go."""
+    """Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP."""
 
 
 class AccessDocument(StrictDocument, AccessSettings):
-    """Which callers may use it, and how much; `keys_file` is relative to the service file's folder."""
+    """Which callers may use the service, and how much; `keys_file` is relative to the service file's folder."""
 
 
 class ApplicationDocument(StrictDocument):

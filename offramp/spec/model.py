@@ -44,7 +44,7 @@ from profiles.table import LatencyTable
 
 
 class ModelDocument(ServedModelDocument):
-    """The served model, its latencies and its decisions."""
+    """The served model, its latencies, and how exits are decided."""
 
     models: list[str] | None = Field(default=None, min_length=2)
     """The models that the folder's chain must consist of, smallest first, relative to the service file's folder. None:
@@ -63,7 +63,7 @@ class ModelDocument(ServedModelDocument):
 
 
 class AccuracyDocument(StrictDocument):
-    """When inputs may leave."""
+    """When inputs may leave at a ramp."""
 
     budget: float | None = Field(default=None, ge=0, lt=1)
     """Share of answers that may differ from the full model's; None: the calibration's."""
@@ -101,7 +101,7 @@ class PlannerDocument(PartDocument, PlanningSettings):
 
 
 class ServiceDocument(ApplicationDocument):
-    """A whole service."""
+    """All settings of one service; each part has a section below."""
 
     schema_version: Literal[1]
     name: str = Field(pattern=NAME_PATTERN)
