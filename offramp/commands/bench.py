@@ -14,7 +14,6 @@ import numpy as np
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
-from offramp.client.protocol import find_api_key
 from offramp.commands.options import BenchJob
 from offramp.commands.output import print_result
 from offramp.commands.progress import progress_bars
@@ -52,12 +51,11 @@ def run(job: BenchJob) -> None:
         retries=job.retries,
         seed=job.seed,
     )
-    api_key = find_api_key(job.api_key_file)
     if job.sustained:
-        _search(config, job.seconds or PROBE_S, api_key, as_json=job.as_json)
+        _search(config, job.seconds or PROBE_S, job.api_key, as_json=job.as_json)
         return
     with progress_bars() as progress:
-        report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=api_key))
+        report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=job.api_key))
     print_result(report.to_json(), lambda: [render(report)], as_json=job.as_json)
     if report.num_answers == 0:
         raise OfframpError(f"none of {report.num_requests} requests was answered by {config.url}")

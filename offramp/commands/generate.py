@@ -11,7 +11,6 @@ from rich.table import Column, Table
 
 from offramp.client.client import Client
 from offramp.client.generation import Generation, Prompt
-from offramp.client.protocol import find_api_key
 from offramp.commands.options import GenerateJob
 
 COLOURS = ("bright_green", "bright_cyan", "bright_yellow", "bright_magenta", "bright_blue", "bright_red")
@@ -20,7 +19,7 @@ COLOURS = ("bright_green", "bright_cyan", "bright_yellow", "bright_magenta", "br
 
 def run(job: GenerateJob) -> None:
     """Print the answer as it comes, and with `exits` where its tokens left."""
-    with Client(job.url, job.timeout_s, api_key=find_api_key(job.api_key_file)) as client:
+    with Client(job.url, job.timeout_s, api_key=job.api_key) as client:
         ours = client.generates()["offramp"]
         asked: Prompt = job.prompt if job.raw or not ours["chats"] else [{"role": "user", "content": job.prompt}]
         ramps = sorted(ours["ramps"]) if job.exits else []

@@ -85,6 +85,13 @@ class KeyFile(Job):
     api_key_file: Path | None = None
     """File with the service's API key. None: $OFFRAMP_API_KEY."""
 
+    @property
+    def api_key(self) -> str | None:
+        """The key, if there is one; raises InputError for an unusable file."""
+        from offramp.client.protocol import find_api_key  # which loads a client
+
+        return find_api_key(self.api_key_file)
+
 
 class Asks(KeyFile):
     """A service that is asked."""
@@ -388,13 +395,6 @@ class OfCluster(Job):
     """Address of Ray's dashboard."""
 
 
-class OfRoot(Job):
-    """The service of a cluster that knows all versions of its models."""
-
-    url: Address = "http://127.0.0.1:8000"
-    """Address of the service at the root."""
-
-
 class Waits(Job):
     """A command that ends when something is done."""
 
@@ -447,11 +447,11 @@ class DeleteJob(Waits, OfCluster):
     """The application's name."""
 
 
-class VersionsJob(Printed, OfRoot):
+class VersionsJob(Printed, Asks):
     """List the models and versions of a cluster, and their states."""
 
 
-class CanaryJob(Printed, OfRoot):
+class CanaryJob(Printed, Asks):
     """Let a version answer a share of the requests, or show how default and canary compare."""
 
     version: str | None = None
@@ -472,7 +472,7 @@ class CanaryJob(Printed, OfRoot):
         return self
 
 
-class OfVersion(OfRoot):
+class OfVersion(Asks):
     """A version."""
 
     version: str
@@ -483,7 +483,7 @@ class PromoteJob(Printed, OfVersion):
     """Let a version answer all requests that name none."""
 
 
-class LoadJob(Waits, OfRoot, OfService):
+class LoadJob(Waits, Asks, OfService):
     """Start a service file's version beside the others, and wait until it is ready."""
 
 

@@ -35,7 +35,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from offramp.client.client import AsyncClient, Client
-from offramp.client.protocol import Prediction, find_api_key
+from offramp.client.protocol import Prediction
 from offramp.commands.options import PredictJob
 from offramp.commands.progress import progress_bars
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
@@ -277,18 +277,21 @@ def run(job: PredictJob) -> None:
     piped = given == [STDIN] or (not given and job.data is None and not sys.stdin.isatty())
     if (job.data is not None) + (bool(given) and not piped) + piped != 1:
         raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
-    api_key = find_api_key(job.api_key_file)
+    if job.data is not None and job.out is not None and job.out.resolve() == job.data.resolve():
+        raise InputError(f"--out {job.out} is the file of --data, which would be lost; name another")
     if given and not piped:
-        _predict_few(given, job, api_key)
+        if {"out", "form", "batch", "concurrency"} & job.model_fields_set:
+            raise InputError("--out, --format, --batch and --concurrency go with --data or -, not with arguments")
+        _predict_few(given, job)
         return
-    tally = _predict_many(job, format_of(job.out, job.form), api_key)
+    tally = _predict_many(job, format_of(job.out, job.form))
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
         raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
 
 
-def _predict_few(given: Sequence[str], job: PredictJob, api_key: str | None) -> None:
-    with Client(job.url, job.timeout_s, api_key=api_key) as client:
+def _predict_few(given: Sequence[str], job: PredictJob) -> None:
+    with Client(job.url, job.timeout_s, api_key=job.api_key) as client:
         wanted = _wanted(client.metadata())
         inputs = _arguments(given, wanted)
         maps = map_folder(job.maps, wanted, map(Path, given))
@@ -356,9 +359,9 @@ def _inputs(job: PredictJob, wanted: Mapping[str, str]) -> Iterator[Given]:
     return stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
 
 
-def _predict_many(job: PredictJob, form: Format, api_key: str | None) -> Tally:
+def _predict_many(job: PredictJob, form: Format) -> Tally:
     async def ask() -> Tally:
-        async with AsyncClient(job.url, job.timeout_s, api_key=api_key) as client:
+        async with AsyncClient(job.url, job.timeout_s, api_key=job.api_key) as client:
             metadata = await client.metadata()
             wanted = _wanted(metadata)
             inputs = _inputs(job, wanted)

@@ -26,7 +26,7 @@ from cluster.render import (
 )
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.local_ray.cluster import HAPROXY
-from offramp.client.protocol import find_api_key, key_header
+from offramp.client.protocol import key_header
 from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
 from offramp.commands.output import make_table, print_result
 from offramp.spec.deploying import applications_document, open_dashboard
@@ -65,7 +65,7 @@ def status(job: StatusJob) -> None:
     """Prints the applications, and the plan in force if the service reports it."""
     with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
-    headers = key_header(find_api_key(job.api_key_file))
+    headers = key_header(job.api_key)
     url = job.url
     if url is None:  # Serve's port on the dashboard's machine
         parts = urlsplit(job.address)

@@ -16,7 +16,7 @@ from offramp.commands.output import make_table, print_result
 
 def versions(job: VersionsJob) -> None:
     """Print models, versions and states."""
-    with Client(job.url) as client:
+    with Client(job.url, api_key=job.api_key) as client:
         rows = client.versions()
     fields = ("name", "version", "state", "reason")
     table = make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows))
@@ -25,7 +25,7 @@ def versions(job: VersionsJob) -> None:
 
 def canary(job: CanaryJob) -> None:
     """Begin or end a canary, or ask for it, and print both sides."""
-    with Client(job.url) as client:
+    with Client(job.url, api_key=job.api_key) as client:
         if job.end:
             seen = client.end_canary()
         elif job.version is None:
@@ -37,7 +37,7 @@ def canary(job: CanaryJob) -> None:
 
 def promote(job: PromoteJob) -> None:
     """Make a version the default, and print both sides."""
-    with Client(job.url) as client:
+    with Client(job.url, api_key=job.api_key) as client:
         seen = client.promote(job.version)
     print_result(seen, lambda: [side_by_side_table(seen)], as_json=job.as_json)
 
@@ -48,14 +48,14 @@ def load(job: LoadJob) -> None:
 
     found = read_service(job.service)
     model, settings = read_card(Path(found.settings.model)).name, found.moved_to(job.at).settings
-    with Client(job.url) as client:
+    with Client(job.url, api_key=job.api_key) as client:
         client.load(model, settings.version, settings=settings.model_dump_json(), timeout_s=job.timeout_s)
     print(f"version {settings.version} of {model} is ready")
 
 
 def unload(job: UnloadJob) -> None:
     """End the version, and wait until it is gone."""
-    with Client(job.url) as client:
+    with Client(job.url, api_key=job.api_key) as client:
         client.unload(job.model, job.version, timeout_s=job.timeout_s)
     print(f"version {job.version} of {job.model} is gone")
 

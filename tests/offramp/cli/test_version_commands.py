@@ -39,6 +39,7 @@ class FakeService(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.orders: list[tuple[str, str, Any]] = []
+        self.keys: set[str | None] = set()
         self.loaded = {"1"}
 
 
@@ -46,6 +47,7 @@ class Handler(Answering):
     server: FakeService
 
     def do_GET(self) -> None:
+        self.server.keys.add(self.headers["Authorization"])
         self.say({"name": "offramp", "models": ["m"]} if self.path == "/v2" else SIDES)
 
     def do_POST(self) -> None:
@@ -68,6 +70,7 @@ class Handler(Answering):
 
     def _take(self) -> Any:
         body = self.take()
+        self.server.keys.add(self.headers["Authorization"])
         self.server.orders.append((self.command, self.path, body))
         return body
 
@@ -99,6 +102,17 @@ def test_a_canary_begins_shows_itself_and_ends(service: FakeService, capsys: Cap
         ("PUT", path, {"version": "2", "share": 0.1, "compare_share": 0.05}),
         ("DELETE", path, None),
     ]
+
+
+def test_the_key_of_the_environment_or_a_file_is_sent(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFRAMP_API_KEY", "alice-0123456789")
+    assert run("promote", "--url", url_of(service), "--version", "2") == 0
+    (tmp_path / "key").write_text("bob-012345678901\n", encoding="utf-8")
+    (tmp_path / "key").chmod(0o600)
+    assert run("versions", "--url", url_of(service), "--api-key-file", str(tmp_path / "key")) == 0
+    assert service.keys == {"Bearer alice-0123456789", "Bearer bob-012345678901"}
 
 
 def test_a_service_files_version_is_loaded_and_unloaded(service: FakeService, tmp_path: Path, capsys: Captured) -> None:
