@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
@@ -202,6 +203,7 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
         num_blocks=model.num_blocks,
     )
     (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    shutil.copymode(folder / CARD_FILE, folder / WEIGHTS_FILE)  # safetensors makes a file for its owner alone
 
 
 def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> EarlyExitModel:

@@ -74,9 +74,7 @@ POLICIES = {
         "1/(1+exp(-k((con-c)/(1-c)-1/2))). Tabi's rule (EuroSys'23, equation 4), without a promise",
         mixes=True,
     ),
-    "patience": _kind(
-        "counting:PatiencePolicy", "patience", leaves="this many ramps in a row repeated the label of the ramp before"
-    ),
+    "patience": _kind("counting:PatiencePolicy", "patience", leaves="this many ramps in a row repeated the last label"),
     "voting": _kind("counting:VotingPolicy", "votes", leaves="this many ramps gave the same label"),
     "recorded": _kind(
         "ensemble:RecordedPolicy",

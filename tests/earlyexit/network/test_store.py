@@ -34,6 +34,10 @@ def test_weights_can_be_loaded_in_another_dtype_and_temperatures_stay_exact(fold
     assert loaded.temperatures_E.dtype == torch.float32
 
 
+def test_the_weights_may_be_read_as_the_card_may(folder: Path) -> None:
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "model.json").stat().st_mode
+
+
 def test_the_card_says_what_the_network_takes_or_leaves_it_out_and_whether_inputs_have_tokens(folder: Path) -> None:
     token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
     assert read_card(folder).inputs == (token_ids,)
