@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import count
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -51,10 +51,10 @@ class Guarantee:
         """Inputs that a test needs to accept even no loss at all."""
         return int(np.ceil(np.log(self.may_fail) / np.log(1 - self.budget)))
 
+    @cache  # noqa: B019 # few promises are made, and their number of rows is searched row by row
     def inputs_for(self, lost: int) -> int:
         """Inputs that a test needs to accept so many inputs lost, losses being 0 or 1."""
-        most = next(number for number in (self.least_inputs << k for k in count()) if self.holds(lost, number))
-        known = range(self.least_inputs, most + 1)
+        known = range(self.least_inputs, 2**50)
         return known[bisect_left(known, True, key=lambda number: self.holds(lost, number))]
 
     def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:

@@ -68,6 +68,7 @@ EASY = CalibrateJob(budget=0.5, confidence=0.9)
         (CalibrateJob(), 306),  # 76 lay the path, 230 test it
         (EASY, 5),  # 1 lays the path, 4 test it
         (EASY.model_copy(update={"design_share": 0.5}), 8),  # half of 7 rounds to 4 and leaves 3 for the test
+        (CalibrateJob(budget=1e-5), 307_010),  # found in no more than a moment
         (CalibrateJob(budget=0.9, confidence=0.1), 3),  # 1 tests it, and the path needs one as well
     ],
 )
