@@ -196,7 +196,7 @@ def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int] | No
     if open_files is None:
         return
     limit, highest = (float("inf") if each == UNLIMITED else each for each in open_files)
-    words = f"{limit:g} at once, can be raised to {highest:g}"
+    words = f"{limit:,.0f} at once" + (f", can be raised to {highest:,.0f}" if highest > limit else "")
     if highest < LEAST_OPEN_FILES:
         raised = f"Ray needs {LEAST_OPEN_FILES}: LimitNOFILE of systemd, --ulimit nofile of Docker"
         yield Finding("open files", "failed", words, raised)
