@@ -257,9 +257,8 @@ class Endpoint:
         except ClientDisconnect:
             return Response(status_code=GONE)
         except Exception:
-            name = request_id(request)
-            asked = (name, request.method, request.url.path)
-            logger.exception("request %s: %s %s", *asked, extra={"request_id": name})
+            asked = (request_id(request), request.method, request.url.path)
+            logger.exception("request %s: %s %s", *asked, extra={"request_id": asked[0]})
             return json_response(_error_body(request, "internal", FAILED, 500), status=500)
 
     def _handler(self, request: Request) -> Handler:
@@ -268,7 +267,7 @@ class Endpoint:
             return handler
         asked = f"{request.method} {request.url.path}"
         if not self._handlers:
-            hint = " here, models that generate have it" if asked.endswith(ENDS_OF_GENERATION) else ""
+            hint = ", because the model does not generate" if asked.endswith(ENDS_OF_GENERATION) else ""
             raise UnknownPathError(f"{asked}: there is no such path{hint}; see /openapi.json")
         allowed = tuple(self._handlers)
         message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -54,7 +55,7 @@ def await_ports(
 ) -> None:
     """Waits until all ports are free; raises OfframpError if one is taken by a process that will not soon end."""
     is_free, holders = is_free or _is_free, holders or find_holders
-    patience_s, told = LINGER_S, False
+    patience_s = LINGER_S
     for address in wanted:
         while not is_free(address):
             host, port = address
@@ -64,9 +65,8 @@ def await_ports(
             by = "" if holder is None else f" by {holder.name}, pid {holder.pid}"
             if holder is None or not holder.is_left or patience_s <= 0:
                 raise OfframpError(f"port {port} of {host} is taken{by}")
-            if not told:
+            if patience_s == LINGER_S:
                 logger.warning("port %d is still taken%s, of an earlier service: waiting for its end", port, by)
-            told = True
             pause(LOOK_S)
             patience_s -= LOOK_S
 
@@ -112,12 +112,13 @@ def find_process(pid: int | None) -> RunningProcess | None:
 
 
 def _is_free(address: HostPort) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError:
+    """Returns whether no process listens there; raises OfframpError for an address that none could listen at."""
+    try:
+        _bound(*address).close()
+    except OfframpError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == EADDRINUSE:
             return False
+        raise
     return True
 
 

@@ -316,9 +316,9 @@ class Versions:
         return await self.store.traffic(self.own.card.name)
 
     def check_control(self) -> None:
-        """Raises ControlRefusedError unless the settings allow orders over HTTP."""
+        """Raises ControlRefusedError unless the settings allow changes over HTTP."""
         if self.settings.repository.control != "explicit":
-            raise ControlRefusedError("not by HTTP: this service's settings do not say repository.control: explicit")
+            raise ControlRefusedError("versions change over HTTP only if the settings say repository.control: explicit")
 
     async def _put(self, traffic: Traffic) -> None:
         async with self._following:

@@ -247,9 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(arguments)
-    except OfframpError as error:
+    except (OfframpError, OSError) as error:  # such as a full disk
         print(f"offramp: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_status) from None
+        raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in SERVED:

@@ -379,11 +379,14 @@ class Calls:
         return await self._attempt(_request(operation, None, **named), timeout_s)
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
-        http, built = self._http, self._http.build_request(**request.arguments(timeout_s))
+        http = self._http
         try:
+            built = http.build_request(**request.arguments(timeout_s))
             response: httpx.Response = await _result(http.send(built, stream=request.streams))
             if request.streams and response.status_code != HTTPStatus.OK:
                 await _result(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
+        except UnicodeEncodeError as error:  # bytes of an argument or a pipe that were no UTF-8
+            raise InputError(f"the text is not Unicode: {error.reason}") from error
         except httpx.TimeoutException:
             return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:

@@ -381,7 +381,7 @@ class SitesJob(Printed):
     """List the sites of a model: places where one tensor carries everything, so that a ramp can be put there."""
 
     model: str = Field(json_schema_extra={"argument": "MODEL"})
-    """ONNX file, or module:function that returns a torch module and example inputs."""
+    """ONNX file (.onnx), or module:function that returns a torch module and example inputs."""
     sets: bool = False
     """List also sets of two or three tensors that together carry everything."""
     measure: bool = True

@@ -252,7 +252,7 @@ class DemoJob(Job):
     """Only serve the planned model, until Ctrl-C."""
     out: Path | None = None
     """Folder for model, picture and figures. None: runs/demo."""
-    port: int = 8000
+    port: int = Field(default=8000, ge=1, le=65535)
     """Port of the service."""
 
 

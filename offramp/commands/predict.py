@@ -55,8 +55,7 @@ ERROR = "error"
 WAITING = 2
 """Requests that may wait for their turn, per concurrent one, so that a slow request does not stop the others."""
 OF_ONE_INPUT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
-"""Errors of a request that one of its inputs may have caused; so may a 400, which is no more than an
-InputError."""
+"""Errors of a request that one of its inputs may have caused; so may a 400, an InputError of no subclass."""
 OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
 """Errors after the client's retries; the next inputs may succeed."""
 

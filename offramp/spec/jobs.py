@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from earlyexit.errors import InputError
-from offramp.commands.options import Address, Job, refusal
+from offramp.commands.options import Address, Job, order_option, refusal
 from offramp.spec.documents import FolderDocument
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class ServeJob(Job):
     @model_validator(mode="after")
     def _agrees(self) -> ServeJob:
         given = self.model_fields_set
+        order_option(getattr(self, "order", None))  # before a model is measured
         if self.model.is_file():
             refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *BESIDE_A_FILE})
             if refused:

@@ -217,6 +217,12 @@ def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answer
     assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
 
+def test_a_full_disk_is_one_line(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
+    (tmp_path / "texts.txt").write_text("play some jazz\n", encoding="utf-8")
+    assert run("predict", "--data", str(tmp_path / "texts.txt"), "--out", "/dev/full", "--url", answering_url) == 1
+    assert capsys.readouterr().err == "offramp: [Errno 28] No space left on device\n"
+
+
 def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_url: str) -> None:
     done = subprocess.run(
         [*(sys.executable, "-m", "offramp", "predict"), *("--out", "out.csv", "--batch", "1", "--url", answering_url)],

@@ -295,6 +295,11 @@ def test_the_key_is_found_sent_with_every_request_and_never_shown(tmp_path: Path
         find_api_key(path, {})
 
 
+def test_a_text_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(InputError, match="the text is not Unicode: surrogates not allowed"):
+        client_of(Script(answer()))[0].predict("hi\udcff")
+
+
 @pytest.mark.parametrize("key", ["", " ", "é" * 16, "a\r\nX-Evil: 1"])
 def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
     with pytest.raises(InputError, match="the API key is empty or holds what no HTTP header can"):
