@@ -51,7 +51,8 @@ def print_result(
     if as_json:
         print(json.dumps(document))
     else:
-        show(*tables())
+        if found := [*tables()]:  # no plan has none
+            show(*found)
         for line in words:
             print(line)
 

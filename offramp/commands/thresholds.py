@@ -168,7 +168,7 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
     promise = job.guarantee
     if len(data) >= job.least_rows:
         return
-    said = f"harm of {job.budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - job.budget:.4g}"
+    said = f"harm of {job.budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - job.budget:.10g}"
     several = (
         "" if promise.among == 1 else f", of {promise.among} calibrations; ramps that are named, or `all`, have one"
     )

@@ -159,7 +159,7 @@ def test_an_address_that_cannot_be_had_is_named() -> None:
 
 def test_an_address_of_no_interface_is_not_said_to_be_taken() -> None:
     await_ports([("::1", free_port())])
-    with pytest.raises(OfframpError, match="port 8000 of 192.0.2.1 cannot be listened on"):
+    with pytest.raises(OfframpError, match=r"port 8000 of 192.0.2.1 cannot be listened on"):
         await_ports([("192.0.2.1", 8000)])
-    with pytest.raises(OfframpError, match="no.such.host.invalid is no address"):
+    with pytest.raises(OfframpError, match=r"no.such.host.invalid is no address"):
         await_ports([("no.such.host.invalid", 8000)])
