@@ -339,6 +339,8 @@ def run(job: TrainOptions) -> None:
         rows, held = rows.divide(job.hold_out, job.seed)
         make_folder(job.out)
         print(f"{len(held)} of {num_rows} rows held out: {write_labelled(held, job.out, HELD_OUT)}")
+    elif old := sorted(job.out.glob(f"{HELD_OUT}.*")):
+        warn(f"{old[0]} was held out of an earlier training; calibrate with rows that this one does not see")
     with progress_bars() as progress:
         model = train(job, rows, job.out, held_out=held, progress=progress, on_warning=warn)
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""

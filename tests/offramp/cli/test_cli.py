@@ -103,9 +103,12 @@ def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is
 ) -> None:
     (tmp_path / "banking").mkdir()
     monkeypatch.chdir(tmp_path / "banking")
+    Path("held_out.csv").touch()
     assert run("train", "--data", data, "--backbone", checkpoint, "--out", ".", "--epochs", 1) == 0
     assert json.loads(Path("model.json").read_text(encoding="utf-8"))["name"] == "banking"
-    assert "head of the full model: the checkpoint's\n" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "head of the full model: the checkpoint's\n" in said.out
+    assert "warning: held_out.csv was held out of an earlier training" in said.err
 
 
 def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: Path, capsys: Captured) -> None:
