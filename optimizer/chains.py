@@ -30,15 +30,13 @@ from optimizer.decision import Decision, Found, kept, nearest_slo_s, rate_of, wh
 from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact.solve import num_splits
 from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
-from optimizer.moves import Graph, build_graph, ends_of
+from optimizer.moves import Graph, build_graph, ends_of, nodes_around
 from optimizer.plan import Stage, chains_of
-from optimizer.problem import MaximizeRate, PlanProblem, device_names
-from optimizer.scale.bound import Bounded, CuttingPlanes
-from optimizer.scale.graph import nodes_around
-from optimizer.space import Space
+from optimizer.problem import MaximizeRate, PlanProblem
+from optimizer.scale.bound import Bounded, Relaxation, relaxed
+from optimizer.space import Space, payable_names
 from optimizer.step import FloatArray, Labels
-from optimizer.tables import tables_of
-from optimizer.walks import Prices, Walks
+from optimizer.walks import Prices
 
 SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """How much above the least price chains may be, as long as all labels find room."""
@@ -191,9 +189,8 @@ def _needed(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> li
 
 def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
     """The best plan that is found, with its gap, or proof that there is none; None where neither was found."""
-    search = ChainSearch(problem=problem, space=space)
-    bound = search.bound()
-    best, complete = (None, True) if bound is None else search.best()
+    search = _search_of(problem, space)
+    best, complete = (None, True) if search is None else search.best()
     if best is None and complete:
         return why_none(
             problem,
@@ -202,10 +199,9 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
             nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, lambda other: _any_plan(other, space)),
             highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
         )
-    if best is None:
+    if best is None or search is None:
         return None
-    assert bound is not None, "plans were looked for"
-    value = sought(problem, best.found.figures)
+    value, bound = sought(problem, best.found.figures), search.whole.value
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(bound, best.bound) if complete else bound
     is_proven = abs(value - bound) <= SOLVED * abs(bound)
@@ -213,54 +209,36 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
     return best.found.planned(problem, space.strategy, value if is_proven else bound, others)
 
 
+def _search_of(problem: PlanProblem, space: Space) -> ChainSearch | None:
+    """None: the problem is proven to have no plan."""
+    names = payable_names(problem)
+    relaxation = relaxed(problem, space, names) if names else None
+    return None if relaxation is None else ChainSearch(problem=problem, space=space, names=names, relaxation=relaxation)
+
+
 @dataclass(slots=True, kw_only=True)
 class ChainSearch:
-    """One question: its bound, then its best plan."""
+    """The best plan of one question."""
 
     problem: PlanProblem
     space: Space
-    bounded: Bounded | None = None
+    names: tuple[str, ...]
+    """Of the accelerator types."""
+    relaxation: Relaxation
     others: list[Found] = field(default_factory=list)
     """Other plans that were met, best first."""
-    _ramps: tuple[int, ...] = ()
     _of_types: list[PricedChain] = field(default_factory=list)
     """The best chain of each accelerator type: a candidate of every master problem."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of accelerator types that the budget pays for."""
-        budget = self.problem.budget_usd_per_hour
-        limit = math.inf if budget is None else budget * (1 + TOLERANCE)
-        return tuple(name for name in device_names(self.problem) if self.problem.devices[name].usd_per_hour <= limit)
-
-    def bound(self) -> float | None:
-        """What no plan is better than; None: proven to have no plan."""
-        problem, rate = self.problem, self.problem.asked_per_s
-        if not self.names:
-            return None
-        walks, planes = self._relaxed(self.names)
-        if planes.least_latency_s() > problem.slo.limit_s * (1 + TOLERANCE):
-            return None
-        bound = planes.highest_rate(enough=math.inf if rate is None else rate)
-        if bound.value <= 0 or (rate is not None and bound.value < rate * (1 - TOLERANCE)):
-            return None
-        if rate is not None:
-            bound = planes.least_cost(rate, bound.prices)
-            if bound.value > problem.most_usd_per_hour * (1 + TOLERANCE):
-                return None
-        walks.cheapest(bound.prices, rate or bound.value)
-        self.bounded, self._ramps = bound, walks.last_ramps(problem)
-        return bound.value
-
-    def _relaxed(self, names: tuple[str, ...]) -> tuple[Walks, CuttingPlanes]:
-        """The relaxation on some types."""
-        walks = Walks.of(tables_of(self.problem, self.space, names=names))
-        return walks, CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest)
+    def whole(self) -> Bounded:
+        """What no plan is better than."""
+        return self.relaxation.bound
 
     def best(self) -> tuple[Mixed | None, bool]:
         """The best plan that was found, and whether no chain was left out."""
         graph, complete = self._graph()
-        finished, candidates = candidates_of(graph, self._reach(graph, self._whole.prices, self.names, math.inf))
+        finished, candidates = candidates_of(graph, self._reach(graph, self.whole.prices, self.names, math.inf))
         if complete and finished and len(candidates) <= MOST_COLUMNS:
             return self._mixed([*candidates, *self._again(candidates)], None), True
         best = self._mixed(candidates, None)
@@ -289,9 +267,11 @@ class ChainSearch:
         found: list[PricedChain] = []
         for names in self._parts():
             is_whole = names == self.names
-            bounded = self._whole if is_whole else self._highest_rate(names)
-            if bounded is None:
+            faster = replace(self.problem, objective=MaximizeRate())
+            alone = self.relaxation if is_whole else relaxed(faster, self.space, names)
+            if alone is None:
                 continue
+            bounded = alone.bound
             devices = [graph.device_names.index(name) for name in names]
             part = graph if is_whole else graph.only(np.isin(graph.moves.device_M, devices))
             reach = self._reach(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
@@ -309,14 +289,6 @@ class ChainSearch:
             return [self.names]
         sizes = (1, 2, len(self.names)) if len(self.names) <= MOST_IN_PAIRS else (1, len(self.names))
         return list(dict.fromkeys(part for size in sizes for part in combinations(self.names, size)))
-
-    def _highest_rate(self, names: tuple[str, ...]) -> Bounded | None:
-        """On some types alone."""
-        _, planes = self._relaxed(names)
-        if planes.least_latency_s() > self.problem.slo.limit_s * (1 + TOLERANCE):
-            return None
-        bounded = planes.highest_rate()
-        return bounded if bounded.value > 0 else None
 
     def _at_rates(self, graph: Graph, reach: ChainLimits, low: float = 0.0) -> list[PricedChain]:
         """Chains of whole replicas: at the rate that is asked for, or near the highest above `low` that has any."""
@@ -349,10 +321,10 @@ class ChainSearch:
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[graph.device_names.index(stage.device)] -= stage.replicas
             own_rate = share * figures.served_per_s
-            highest = self._whole.value
+            highest = self.whole.value
             if problem.asked_per_s is None:
-                highest = min(own_rate + self._whole.value - figures.rate_per_s, highest)
-            reach = self._reach(graph, self._whole.prices, self.names, highest)._replace(count_C=left_C)
+                highest = min(own_rate + self.whole.value - figures.rate_per_s, highest)
+            reach = self._reach(graph, self.whole.prices, self.names, highest)._replace(count_C=left_C)
             if problem.asked_per_s is not None:
                 reach = reach._replace(rate=own_rate)
             found += self._at_rates(graph, reach, own_rate)
@@ -363,17 +335,12 @@ class ChainSearch:
         problem, space = self.problem, self.space
         nodes, whole = None if space.splits_per_stage or space.several_stages else ends_of(problem), True
         if nodes is None and num_splits(problem, space) > MOST_SPLITS:
-            nodes, whole = nodes_around(problem, self._ramps, RANKS_NEAR), False
+            nodes, whole = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR), False
         paid = replace(problem, devices={name: problem.devices[name] for name in self.names})
         return build_graph(paid, space.ramps, nodes=nodes), whole
 
     def _count_C(self, graph: Graph) -> FloatArray:
         return np.array([float(self.problem.devices[name].count) for name in graph.device_names])
-
-    @property
-    def _whole(self) -> Bounded:
-        assert self.bounded is not None, "asked for its bound first"
-        return self.bounded
 
     @property
     def _most_chains(self) -> int:
@@ -388,7 +355,7 @@ class ChainSearch:
             price_latency=float(prices.latency),
             most_price=math.inf,
             limit_s=float(self.problem.slo.limit_s),
-            rate=float(min(rate, self._whole.value if asked is None else asked)),
+            rate=float(min(rate, self.whole.value if asked is None else asked)),
             is_whole=False,
             count_C=np.zeros(len(graph.device_names)),
             may_split=self.space.splits_per_stage,
@@ -411,12 +378,10 @@ class ChainSearch:
 
     def _is_proven(self, best: Mixed) -> bool:
         value = sought(self.problem, best.found.figures)
-        return abs(value - self._whole.value) <= SOLVED * abs(self._whole.value)
+        return abs(value - self.whole.value) <= SOLVED * abs(self.whole.value)
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
-    search = ChainSearch(problem=problem, space=space)
-    if search.bound() is None:
-        return None
-    best, _ = search.best()
+    search = _search_of(problem, space)
+    best = None if search is None else search.best()[0]
     return None if best is None else best.found

@@ -19,7 +19,7 @@ import numpy as np
 
 from optimizer.compiled import compiled, inlined
 from optimizer.moves import MoveArrays
-from optimizer.step import FloatArray, IntArray, Labels, with_more_room
+from optimizer.step import FloatArray, IntArray, Labels, listed, undominated, with_more_room
 
 MOST_STAGES = 6
 """Of one chain; where more are allowed, longer ones are not looked for."""
@@ -121,7 +121,7 @@ def search(moves: MoveArrays, limits: ChainLimits, most_labels: int, most_alike:
     head_P[0] = 0
     count, outcome = 1, ALL
     for node in range(end):
-        is_complete, kept_L = undominated(head_P[node], labels, most_alike)
+        is_complete, kept_L = _kept(head_P[node], labels, most_alike)
         outcome = outcome if is_complete else SOME
         for label in kept_L:
             most = limits.most_price - labels.real_LF[label, TOTAL]
@@ -135,7 +135,7 @@ def search(moves: MoveArrays, limits: ChainLimits, most_labels: int, most_alike:
                         return NONE, labels, np.empty(0, dtype=np.int64)
                     labels = with_more_room(labels)
                 count = _follow(moves, limits, closed_P, open_PC, label, move, head_P, labels, count)
-    is_complete, kept_L = undominated(head_P[end], labels, most_alike)
+    is_complete, kept_L = _kept(head_P[end], labels, most_alike)
     return outcome if is_complete else SOME, labels, kept_L
 
 
@@ -212,51 +212,16 @@ def _waiting_s(here_F: FloatArray) -> float:
 
 
 @compiled
-def _beats(labels: Labels, one: int, other: int) -> bool:
-    """Whether a label is no worse than another in anything; equal ones beat each other."""
-    real_LF = labels.real_LF
-    for column in range(LATENCY, real_LF.shape[1]):
-        if real_LF[one, column] > real_LF[other, column] * (1 + ROUNDING):
-            return False
-    return True
-
-
-@compiled
-def undominated(head: int, labels: Labels, most: int) -> tuple[bool, IntArray]:
+def _kept(head: int, labels: Labels, most: int) -> tuple[bool, IntArray]:
     """Whether none was left out, and the labels of a list that none beats.
 
     Of those with the same types and open device only the `most` cheapest are kept.
     """
     whole_LI, real_LF = labels
-    count, label = 0, head
-    while label != -1:
-        count += 1
-        label = whole_LI[label, NEXT]
-    found_L, key_L, price_L = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64), np.empty(count)
-    label = head
-    for place in range(count):
-        found_L[place], key_L[place] = label, whole_LI[label, TYPES] * 64 + whole_LI[label, DEVICE] + 1
-        price_L[place] = real_LF[label, TOTAL]
-        label = whole_LI[label, NEXT]
+    found_L = listed(head, whole_LI, NEXT)
     # What beats another is no dearer, so it comes first; then a stable sort brings the same types together.
-    order_L = np.argsort(price_L, kind="mergesort")
-    order_L = order_L[np.argsort(key_L[order_L], kind="mergesort")]
-    kept_L = np.empty(count, dtype=np.int64)
-    kept, group, is_complete = 0, 0, True
-    for place in range(count):
-        here = order_L[place]
-        if place and key_L[here] != key_L[order_L[place - 1]]:
-            group = kept
-        is_beaten = False
-        for other in range(group, kept):
-            if _beats(labels, kept_L[other], found_L[here]):
-                is_beaten = True
-                break
-        if is_beaten:
-            continue
-        if kept - group >= most:
-            is_complete = False
-            continue
-        kept_L[kept] = found_L[here]
-        kept += 1
-    return is_complete, kept_L[:kept]
+    order_L = found_L[np.argsort(real_LF[:, TOTAL][found_L], kind="mergesort")]
+    key_L = whole_LI[:, TYPES][order_L] * 64 + whole_LI[:, DEVICE][order_L] + 1
+    together_L = np.argsort(key_L, kind="mergesort")
+    order_L, key_L = order_L[together_L], key_L[together_L]
+    return undominated(order_L, key_L, real_LF, LATENCY, real_LF.shape[1], ROUNDING, most)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.decision import Strategy
-from optimizer.problem import PlanProblem
+from optimizer.evaluate import TOLERANCE
+from optimizer.problem import PlanProblem, device_names
 
 RampRule = Literal["choose", "all", "none", "split-ends"]
 """Which sets of ramps may be active: any, all of the model, none, or any of those at the ends of splits."""
@@ -48,6 +50,13 @@ SPACES: dict[Strategy, Space] = {
     # The model as it is, replicated, with the exits that a search by recorded batches finds (PAME, ICS'22, section 6).
     "pame": Space(strategy="pame", splits_per_stage=False, several_stages=False),
 }
+
+
+def payable_names(problem: PlanProblem) -> tuple[str, ...]:
+    """The devices that there are, and of which the budget pays for one."""
+    budget = problem.budget_usd_per_hour
+    most = math.inf if budget is None else budget * (1 + TOLERANCE)
+    return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= most)
 
 
 def parts_of(problem: PlanProblem, space: Space, names: Sequence[str]) -> list[PlanProblem]:

@@ -36,6 +36,56 @@ def with_more_room(labels: Labels) -> Labels:
 
 
 @compiled
+def listed(head: int, whole_LI: IntArray, column: int) -> IntArray:
+    """The labels of a linked list, from its head on; a column holds the label behind each, and -1 ends the list."""
+    count, label = 0, head
+    while label != -1:
+        count, label = count + 1, whole_LI[label, column]
+    found_L, label = np.empty(count, dtype=np.int64), head
+    for place in range(count):
+        found_L[place], label = label, whole_LI[label, column]
+    return found_L
+
+
+@compiled
+def undominated(
+    order_L: IntArray, group_L: IntArray, figures_LF: FloatArray, first: int, end: int, rounding: float, most: int
+) -> tuple[bool, IntArray]:
+    """Whether none was left out, and the labels that no earlier one of their group is as good as in everything.
+
+    `order_L` are labels, that is rows of the figures, of which columns `first` to `end` - 1 are compared; `group_L` has
+    the group of each, in the same order. Of a group only the first `most` are kept.
+    """
+    kept_L = np.empty(order_L.size, dtype=np.int64)
+    num_kept, first_kept, is_complete = 0, 0, True
+    for place in range(order_L.size):
+        if place > 0 and group_L[place] != group_L[place - 1]:
+            first_kept = num_kept
+        is_beaten = False
+        for other in range(first_kept, num_kept):
+            if no_worse(figures_LF, kept_L[other], order_L[place], first, end, rounding):
+                is_beaten = True
+                break
+        if is_beaten:
+            continue
+        if num_kept - first_kept >= most:
+            is_complete = False
+            continue
+        kept_L[num_kept] = order_L[place]
+        num_kept += 1
+    return is_complete, kept_L[:num_kept]
+
+
+@compiled
+def no_worse(figures_LF: FloatArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
+    """Whether one row of figures is as good as another in columns `first` to `end` - 1; equal ones are."""
+    for column in range(first, end):  # noqa: SIM110 - kernels have no generators
+        if figures_LF[one, column] > figures_LF[other, column] * (1 + rounding):
+            return False
+    return True
+
+
+@compiled
 def batch_inside(share_Q: FloatArray, entry: int, rank: int, batch: float) -> float:
     """Inputs left, after the ramp of a rank, of a batch that was full when it entered at another."""
     inside: float = batch * share_Q[rank] / share_Q[entry]

@@ -15,9 +15,8 @@ import numpy as np
 
 from optimizer.decision import Found, kept
 from optimizer.evaluate import merit
-from optimizer.exact.labels import DEVICE, MOVE, PARENT, USED
 from optimizer.exact.prices import SLACK, Limits, affordable_moves, best_prices
-from optimizer.exact.search import search
+from optimizer.exact.search import DEVICE, MOVE, PARENT, USED, search
 from optimizer.moves import Graph
 from optimizer.plan import Stage
 from optimizer.problem import Supply

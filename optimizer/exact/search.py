@@ -2,8 +2,12 @@
 
 For a required rate every stage needs so many replicas and no fewer, and more than needed only cost latency. What is
 left is a shortest path over (boundary, last active ramp, devices used) with latency as its length. Labels are dropped
-when another at the same node is no worse in everything (`optimizer.exact.labels`), or when a row of prices shows that
-they cannot reach the model's end (`optimizer.exact.prices`).
+when another at the same node is no worse in everything, or when a row of prices shows that they cannot reach the
+model's end (`optimizer.exact.prices`).
+
+A *closed* label stands between two stages: devices used, latency so far. An *open* label is inside a stage, whose
+replicas are not counted yet: its work so far, its latency without the waits of further splits, and those waits'
+batches, which the replicas multiply later.
 """
 
 from __future__ import annotations
@@ -13,23 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.exact.labels import (
-    BATCHES,
-    CLOSED,
-    DEVICE,
-    LATENCY,
-    NOBODY,
-    USED,
-    WORK,
-    best_labels,
-    free_devices,
-    ordered,
-    write_label,
-)
 from optimizer.exact.prices import SLACK, WHOLE, Limits, price_of_move, price_to_end, prices_of
 from optimizer.moves import MoveArrays
-from optimizer.step import FloatArray, IntArray, Labels, with_more_room
+from optimizer.step import FloatArray, IntArray, Labels, listed, undominated, with_more_room
 
+DEVICE, USED, PARENT, MOVE, NEXT = 0, 1, 2, 3, 4
+"""Columns of `whole_LI`: device of the open stage, or CLOSED; devices of closed stages, in mixed radix; the label and
+the move that led here; the next label of the same node."""
+LATENCY, WORK, BATCHES = 0, 1, 2
+"""Columns of `real_LF`: seconds; device seconds per input; inputs that each replica of the open stage waits for."""
+CLOSED, NO_LABEL = -1, -1
 # Sums of the same numbers in another order may differ by this; far below the resolution of rates.
 ROUNDING = 1e-13
 # More replicas than there are, and still an integer.
@@ -70,21 +67,21 @@ def search(
     prices = _priced(moves, limits, share_VR)
     route = _cheapest_first(moves, limits, prices)
     labels = Labels(np.empty((1 << 12, 5), dtype=np.int64), np.empty((1 << 12, 3)))
-    head_P = np.full(num_nodes, NOBODY)
-    write_label(labels, head_P, 0, 0, CLOSED, 0, NOBODY, NOBODY, 0.0, 0.0, 0.0)
+    head_P = np.full(num_nodes, NO_LABEL)
+    _write_label(labels, head_P, 0, 0, CLOSED, 0, NO_LABEL, NO_LABEL, 0.0, 0.0, 0.0)
     count = 1
     free_C = np.empty(limits.count_C.size, dtype=np.int64)
     spent_V = np.empty(share_VR.shape[0])
     for node in range(num_nodes - 1):
-        for label in best_labels(head_P[node], labels, radix_C, limits, route.longest_P[node]):
-            usd = free_devices(labels.whole_LI[label, USED], radix_C, limits, free_C)
+        for label in _best_labels(head_P[node], labels, radix_C, limits, route.longest_P[node]):
+            usd = _free_devices(labels.whole_LI[label, USED], radix_C, limits, free_C)
             _spend(prices, limits, free_C, spent_V)
             count, labels = _follow(
                 moves, limits, prices, route, node, label, usd, free_C, spent_V, radix_C, head_P, labels, count
             )
             if count > most_labels:
                 return False, count, labels, np.empty(0, dtype=np.int64)
-    return True, count, labels, best_labels(head_P[num_nodes - 1], labels, radix_C, limits, np.inf)
+    return True, count, labels, _best_labels(head_P[num_nodes - 1], labels, radix_C, limits, np.inf)
 
 
 @compiled
@@ -121,7 +118,7 @@ def _follow(
                 if _fits(limits, free_C, usd, device, replicas, total_s) and _affordable(
                     prices, spent_V, device, devices, total_s, target
                 ):
-                    write_label(labels, head_P, count, target, device, used, label, move, passed_s, stage_s, batches)
+                    _write_label(labels, head_P, count, target, device, used, label, move, passed_s, stage_s, batches)
                     count += 1
             if target == last or limits.may_hop:
                 replicas = _replicas(max(stage_s, moves.hop_work_M[move]), limits)
@@ -130,7 +127,7 @@ def _follow(
                     prices, spent_V, device, float(replicas), total_s, target
                 ):
                     taken = used + replicas * radix_C[device]
-                    write_label(labels, head_P, count, target, CLOSED, taken, label, move, total_s, 0.0, 0.0)
+                    _write_label(labels, head_P, count, target, CLOSED, taken, label, move, total_s, 0.0, 0.0)
                     count += 1
     return count, labels
 
@@ -203,7 +200,7 @@ def _cheapest_first(moves: MoveArrays, limits: Limits, prices: PriceRows) -> Rou
                 kept_M[num_kept] = move
                 num_kept += 1
     kept_M = kept_M[:num_kept]
-    order_M = kept_M[ordered(cell_M[kept_M], to_end_M[kept_M], to_end_M[kept_M])]
+    order_M = kept_M[_ordered(cell_M[kept_M], to_end_M[kept_M], to_end_M[kept_M])]
     first_of_cell = np.searchsorted(cell_M[order_M], np.arange(num_nodes * num_devices + 1))
     longest_P = _longest_way(moves, limits, order_M, first_of_cell)
     return Route(to_end_M, order_M, first_of_cell, longest_P)
@@ -221,3 +218,60 @@ def _longest_way(moves: MoveArrays, limits: Limits, order_M: IntArray, first_of_
             way_s += longest_P[moves.to_M[move]]
             longest_P[node] = max(longest_P[node], way_s)
     return longest_P
+
+
+@compiled
+def _write_label(
+    labels: Labels, head_P: IntArray, label: int, node: int, device: int, used: int, parent: int, move: int,
+    latency_s: float, work_s: float, batches: float,
+) -> None:  # fmt: skip
+    """Fill one label, and put it before the others of its node."""
+    whole_I, real_F = labels.whole_LI[label], labels.real_LF[label]
+    whole_I[DEVICE], whole_I[USED], whole_I[PARENT], whole_I[MOVE] = device, used, parent, move
+    real_F[LATENCY], real_F[WORK], real_F[BATCHES] = latency_s, work_s, batches
+    whole_I[NEXT], head_P[node] = head_P[node], label
+
+
+@compiled
+def _free_devices(used: int, radix_C: IntArray, limits: Limits, free_C: IntArray) -> float:
+    """Fill the devices left of each type; returns what the used ones cost."""
+    usd = 0.0
+    for device in range(radix_C.size - 1, -1, -1):
+        taken = used // radix_C[device]
+        used -= taken * radix_C[device]
+        free_C[device] = limits.count_C[device] - taken
+        usd += taken * limits.usd_C[device]
+    return usd
+
+
+@compiled
+def _best_labels(head: int, labels: Labels, radix_C: IntArray, limits: Limits, longest_s: float) -> IntArray:
+    """The labels of one node that no other with the same devices is as good as in everything.
+
+    One that used fewer devices could beat more, but comparing all pairs was measured to cost more than it saves.
+    Where even the longest way on stays inside the limit, a label's latency no longer matters: it counts as 0.
+    """
+    found_L = listed(head, labels.whole_LI, NEXT)
+    group_L = np.empty(found_L.size, dtype=np.int64)
+    figures_LF = np.empty((found_L.size, 3))  # as far as they matter
+    most_replicas = limits.count_C.max()
+    for position, label in enumerate(found_L):
+        group_L[position] = labels.whole_LI[label, USED] * (radix_C.size + 1) + labels.whole_LI[label, DEVICE] + 1
+        latency_s, batches = labels.real_LF[label, LATENCY], labels.real_LF[label, BATCHES]
+        worst_s = latency_s + most_replicas * batches / limits.wait_rate + longest_s
+        matters = 1.0 if worst_s > limits.latency_s else 0.0
+        figures_LF[position, LATENCY] = matters * latency_s
+        figures_LF[position, WORK] = labels.real_LF[label, WORK]
+        figures_LF[position, BATCHES] = matters * batches
+    # A label can be beaten by earlier ones only. Groups share the devices used and the open device.
+    order_L = _ordered(group_L, figures_LF[:, LATENCY], figures_LF[:, WORK])
+    _, kept_L = undominated(order_L, group_L[order_L], figures_LF, LATENCY, BATCHES + 1, 0.0, order_L.size)
+    return found_L[kept_L]
+
+
+@compiled
+def _ordered(group_I: IntArray, first_I: FloatArray, second_I: FloatArray) -> IntArray:
+    """Places by group, then by the first key, then by the second."""
+    order_I = np.argsort(second_I, kind="mergesort")
+    order_I = order_I[np.argsort(first_I[order_I], kind="mergesort")]
+    return order_I[np.argsort(group_I[order_I], kind="mergesort")]

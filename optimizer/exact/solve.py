@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 
 from optimizer.decision import Decision, Found, nearest_slo_s, rate_of, why_none
-from optimizer.evaluate import TOLERANCE, merit, sought
+from optimizer.evaluate import merit, sought
 from optimizer.exact.intervals import MOST_LABELS, ExactSearch, Searched
 from optimizer.moves import build_graph, ends_of
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.space import Space, parts_of
+from optimizer.space import Space, parts_of, payable_names
 
 # Beyond these the search would take minutes, or more bits for a set of devices than an integer has.
 MOST_SPLITS = 2_000_000
@@ -113,8 +113,7 @@ def _ask(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Search
 
 def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
     """One per part of the space, or one per batch size where all splits share it."""
-    names = [name for name in device_names(problem) if _can_pay(problem, name)]
-    for part in parts_of(problem, space, names):
+    for part in parts_of(problem, space, payable_names(problem)):
         nodes = None if space.splits_per_stage or space.several_stages else ends_of(problem)
         graph = build_graph(part, space.ramps, every_batch=space.one_batch, nodes=nodes)
         for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
@@ -124,12 +123,6 @@ def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[
                 may_hop=space.several_stages,
                 most_labels=most_labels,
             )
-
-
-def _can_pay(problem: PlanProblem, name: str) -> bool:
-    """Whether the budget pays for one device of that type."""
-    budget = problem.budget_usd_per_hour
-    return budget is None or problem.devices[name].usd_per_hour <= budget * (1 + TOLERANCE)
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:

@@ -14,17 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled, inlined
+from optimizer.exact.prices import SLACK, Limits
 from optimizer.moves import MoveArrays
 from optimizer.scale.stages import Ways
 from optimizer.step import FloatArray, IntArray
 
-SLACK = 1e-9
-
 
 class Steer(NamedTuple):
-    """What the beam is steered by; prices per replica and per second of latency, at one rate."""
+    """What the beam is steered by: prices per replica and per second of latency, at one rate."""
 
-    rate_per_s: float
     used_C: FloatArray
     """Price of a replica that is used."""
     idle_C: FloatArray
@@ -32,17 +30,6 @@ class Steer(NamedTuple):
     latency: float
     most: float
     """What a plan may cost."""
-
-
-class Bounds(NamedTuple):
-    """What a plan may use."""
-
-    count_C: FloatArray
-    usd_C: FloatArray
-    budget: float
-    latency_s: float
-    may_split: bool
-    may_hop: bool
 
 
 class Incoming(NamedTuple):
@@ -84,16 +71,10 @@ class Label(NamedTuple):
     """Plans' beginnings at one kind of node, cheapest first (L): closed between stages, open inside one."""
 
     used_LC: FloatArray
-    latency_L: FloatArray
-    """Without the waits of an open stage's further splits."""
-    work_L: FloatArray
-    batches_L: FloatArray
-    estimate_L: FloatArray
-    parent_L: IntArray
-    """Place in its node; below 0: -1 - place among the open ones."""
-    move_L: IntArray
-    from_L: IntArray
-    device_L: IntArray
+    real_FL: FloatArray
+    """Latency without the waits of an open stage's further splits, work, batches and estimate."""
+    whole_IL: IntArray
+    """The parent's place in its node (below 0: -1 - place among the open ones), move, where it starts, and device."""
 
 
 class Pool(NamedTuple):
@@ -112,10 +93,7 @@ class Pool(NamedTuple):
 
 @compiled
 def _empty(size: int, num_devices: int) -> Label:
-    return Label(
-        np.empty((size, num_devices)), np.empty(size), np.empty(size), np.empty(size), np.full(size, np.inf),
-        np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64),
-    )  # fmt: skip
+    return Label(np.zeros((size, num_devices)), np.zeros((4, size)), np.zeros((4, size), np.int64))
 
 
 @compiled
@@ -128,12 +106,8 @@ def _kept(pool: Pool, kind: int) -> IntArray:
 @compiled
 def _best(pool: Pool, kind: int) -> Label:
     kept_L = _kept(pool, kind)
-    real_LF, whole_LI = pool.real_KLF[kind][kept_L], pool.whole_KLI[kind][kept_L]
-    return Label(
-        pool.used_KLC[kind][kept_L],
-        real_LF[:, LATENCY].copy(), real_LF[:, WORK].copy(), real_LF[:, BATCHES].copy(), real_LF[:, ESTIMATE].copy(),
-        whole_LI[:, PARENT].copy(), whole_LI[:, MOVE].copy(), whole_LI[:, START].copy(), whole_LI[:, DEVICE].copy(),
-    )  # fmt: skip
+    real_FL = np.ascontiguousarray(pool.real_KLF[kind][kept_L].T)
+    return Label(pool.used_KLC[kind][kept_L], real_FL, np.ascontiguousarray(pool.whole_KLI[kind][kept_L].T))
 
 
 @compiled
@@ -150,14 +124,13 @@ def _make_room(pool: Pool, kind: int) -> None:
 
 @compiled
 def beam_search(
-    moves: MoveArrays, incoming: Incoming, ways: Ways, least_PC: FloatArray, bounds: Bounds, steer: Steer,
+    moves: MoveArrays, incoming: Incoming, ways: Ways, least_PC: FloatArray, limits: Limits, steer: Steer,
     width: int, open_width: int,
 ) -> tuple[IntArray, IntArray, IntArray]:  # fmt: skip
     """The cheapest plan that the beam holds at its end: its nodes, moves from them, and whether these end a stage."""
-    num_nodes, num_devices = moves.first_move_P.size - 1, bounds.count_C.size
+    num_nodes, num_devices = moves.first_move_P.size - 1, limits.count_C.size
     start = _empty(1, num_devices)
-    start.used_LC[0] = 0.0
-    start.latency_L[0], start.estimate_L[0] = 0.0, ways.closed_P[0] - steer.latency * bounds.latency_s
+    start.real_FL[ESTIMATE, 0] = ways.closed_P[0] - steer.latency * limits.latency_s
     closed, opened = [start], [_empty(0, num_devices)]
     most = 4 * max(width, open_width)
     pool = Pool(
@@ -170,7 +143,7 @@ def beam_search(
             move, start_node = incoming.move_I[place], incoming.from_I[place]
             for inside in range(2):
                 source = opened[start_node] if inside else closed[start_node]
-                _extend(moves, ways, least_PC, bounds, steer, node, move, start_node, inside, source, pool)
+                _extend(moves, ways, least_PC, limits, steer, node, move, start_node, inside, source, pool)
         closed.append(_best(pool, 1))
         opened.append(_best(pool, 0))
     return _way_back(closed, opened, num_nodes - 1)
@@ -178,57 +151,57 @@ def beam_search(
 
 @inlined
 def _extend(
-    moves: MoveArrays, ways: Ways, least_PC: FloatArray, bounds: Bounds, steer: Steer, node: int, move: int,
+    moves: MoveArrays, ways: Ways, least_PC: FloatArray, limits: Limits, steer: Steer, node: int, move: int,
     start: int, inside: int, source: Label, pool: Pool,
 ) -> None:  # fmt: skip
     """Have the labels of one kind at a node follow one move, as far as they can become plans."""
-    end, rate, device = moves.first_move_P.size - 2, steer.rate_per_s, moves.device_M[move]
+    end, rate, device = moves.first_move_P.size - 2, limits.required_rate, moves.device_M[move]
     work, seconds = moves.work_M[move], moves.seconds_M[move]
     way_from = ways.open_PC[start, device] if inside else ways.closed_P[start]
     apart = 1 if inside and not moves.pooled_M[move] else 0
     first_s, cross_s = 0.0 if apart else moves.wait_M[move] / rate, moves.cross_M[move]
     least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + apart) + first_s + cross_s)
-    may_close = bounds.may_hop or node == end
-    may_go_on = bounds.may_split and node != end
+    may_close = limits.may_hop or node == end
+    may_go_on = limits.may_split and node != end
     way_on = steer.latency * moves.hop_M[move] + ways.closed_P[node] if may_close else np.inf
     if may_go_on:
         way_on = min(way_on, ways.open_PC[node, device])
     dearer = least + way_on - way_from
-    for label in range(source.latency_L.size):
-        if source.estimate_L[label] + dearer > steer.most + SLACK:
+    for label in range(source.real_FL.shape[1]):
+        if source.real_FL[ESTIMATE, label] + dearer > steer.most + SLACK:
             break
-        if inside and source.device_L[label] != device:
+        if inside and source.whole_IL[DEVICE, label] != device:
             continue
         stage_work, batches = work, 0.0
         if inside:
-            stage_work += source.work_L[label]
-            batches = source.batches_L[label] + (moves.wait_M[move] if apart else 0.0)
-        latency_s = source.latency_L[label] + seconds + first_s + cross_s
+            stage_work += source.real_FL[WORK, label]
+            batches = source.real_FL[BATCHES, label] + (moves.wait_M[move] if apart else 0.0)
+        latency_s = source.real_FL[LATENCY, label] + seconds + first_s + cross_s
         for closing in range(2):
             if not (may_close if closing else may_go_on):
                 continue
             needed = max(stage_work, moves.hop_work_M[move]) if closing else stage_work
             replicas = max(np.ceil(rate * needed * (1 - SLACK)), 1.0)
-            if source.used_LC[label, device] + replicas > bounds.count_C[device]:
+            if source.used_LC[label, device] + replicas > limits.count_C[device]:
                 continue
             total_s = latency_s + replicas * batches / rate
             if closing:
                 total_s += moves.hop_M[move]
-            if total_s > bounds.latency_s:
+            if total_s > limits.latency_s:
                 continue
-            estimate, usd = steer.latency * (total_s - bounds.latency_s), 0.0
-            for other in range(bounds.count_C.size):
+            estimate, usd = steer.latency * (total_s - limits.latency_s), 0.0
+            for other in range(limits.count_C.size):
                 used = source.used_LC[label, other]
                 if other == device:
                     used += replicas if closing else rate * stage_work
                 estimate += steer.used_C[other] * used
-                usd += bounds.usd_C[other] * used
-                left = bounds.count_C[other] - used
+                usd += limits.usd_C[other] * used
+                left = limits.count_C[other] - used
                 least_left = np.ceil(rate * least_PC[node, other] * (1 - SLACK))
                 if (closing or other != device) and left < least_left:
                     estimate += steer.idle_C[other] * left
             estimate += ways.closed_P[node] if closing else ways.open_PC[node, device]
-            if usd > bounds.budget * (1 + SLACK) or estimate >= pool.most_K[closing]:
+            if usd > limits.budget * (1 + SLACK) or estimate >= pool.most_K[closing]:
                 continue
             total_s = total_s if closing else latency_s
             _put(pool, closing, source, label, inside, device, replicas, total_s, stage_work, batches, estimate)
@@ -260,15 +233,14 @@ def _way_back(closed: list[Label], opened: list[Label], end: int) -> tuple[IntAr
     move_S, from_S = np.empty(end, np.int64), np.empty(end, np.int64)
     closes_S = np.empty(end, np.int64)
     count = 0
-    if closed[end].latency_L.size > 0:
+    if closed[end].real_FL.shape[1] > 0:
         node, place, inside = end, 0, False
         while node > 0:
             labels = opened[node] if inside else closed[node]
-            move_S[count], from_S[count] = labels.move_L[place], labels.from_L[place]
+            move_S[count], from_S[count] = labels.whole_IL[MOVE, place], labels.whole_IL[START, place]
             closes_S[count] = 0 if inside else 1
             count += 1
-            parent = labels.parent_L[place]
-            node = labels.from_L[place]
+            parent, node = labels.whole_IL[PARENT, place], labels.whole_IL[START, place]
             inside = parent < 0
             place = -1 - parent if inside else parent
     return from_S[:count][::-1], move_S[:count][::-1], closes_S[:count][::-1]

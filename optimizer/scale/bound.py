@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimizer.evaluate import TOLERANCE
 from optimizer.problem import PlanProblem
+from optimizer.space import Space
 from optimizer.step import FloatArray
-from optimizer.walks import Oracle, Prices, Walk
+from optimizer.tables import tables_of
+from optimizer.walks import Oracle, Prices, Walk, Walks
 
 ITERATIONS = 80
 CLOSE = 2e-4
@@ -30,6 +33,44 @@ class Bounded:
     value: float
     """No plan has a higher rate, or costs less."""
     prices: Prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """What the relaxation proves of the plans of a problem that may have some."""
+
+    planes: CuttingPlanes
+    bound: Bounded
+    ramps: tuple[int, ...]
+    """The ramps that the best walk activates."""
+
+
+def relaxed(
+    problem: PlanProblem,
+    space: Space,
+    names: tuple[str, ...],
+    *,
+    batch: int | None = None,
+    iterations: int = ITERATIONS,
+) -> Relaxation | None:
+    """The bound on the rate or the cost of plans on these accelerator types; None: proven to have no plan.
+
+    `batch`: the only batch size; None: any.
+    """
+    walks = Walks.of(tables_of(problem, space, batch=batch, names=names))
+    planes = CuttingPlanes(problem=problem, names=names, oracle=walks.cheapest, iterations=iterations)
+    if planes.least_latency_s() > problem.slo.limit_s * (1 + TOLERANCE):
+        return None
+    rate = problem.asked_per_s
+    bound = planes.highest_rate(enough=math.inf if rate is None else rate)
+    if bound.value <= 0 or (rate is not None and bound.value < rate * (1 - TOLERANCE)):
+        return None
+    if rate is not None:
+        bound = planes.least_cost(rate, bound.prices)
+        if bound.value > problem.most_usd_per_hour * (1 + TOLERANCE):
+            return None
+    walks.cheapest(bound.prices, rate or bound.value)
+    return Relaxation(planes=planes, bound=bound, ramps=walks.last_ramps(problem))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +91,7 @@ class CuttingPlanes:
 
     @property
     def usd_C(self) -> FloatArray:
-        return np.array([self.problem.devices[name].usd_per_hour for name in self.names])
+        return np.array([self.problem.devices[name].usd_per_hour for name in self.names], dtype=float)
 
     def least_latency_s(self) -> float:
         """Of all plans, batches full at once."""

@@ -1,7 +1,7 @@
 """Plans for problems too big to search exactly: a good plan, a proven bound, and the gap between them.
 
 The bound is that of `optimizer.scale.bound`; its best walk says which ramps are worth having. On the splits between
-these (`optimizer.scale.graph`) prices are found once more, with hops and stages as they are, and a beam search
+these (`optimizer.moves.nodes_around`) prices are found once more, with hops and stages as they are, and a beam search
 (`optimizer.scale.beam`) seeks plans at one rate, or within one cost, after another: first of stages with one split
 each, then, near the best of these, of stages with several. What it finds is evaluated like every plan.
 """
@@ -15,19 +15,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, gap_between, kept, nearest_slo_s, rate_of, why_none
+from optimizer.decision import Decision, Found, NoPlan, kept, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import evaluate, merit, sought
+from optimizer.exact.prices import Limits
 from optimizer.exact.solve import best_of
-from optimizer.moves import Graph, build_graph
+from optimizer.moves import Graph, build_graph, nodes_around, whole_stages, window_of
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.scale.beam import Bounds, Steer, beam_search, incoming_moves, least_devices
-from optimizer.scale.bound import Bounded, CuttingPlanes
-from optimizer.scale.graph import nodes_around, whole_stages, window_of
+from optimizer.scale.beam import Steer, beam_search, incoming_moves, least_devices
+from optimizer.scale.bound import Bounded, CuttingPlanes, Relaxation, relaxed
 from optimizer.scale.stages import cheapest_ways, stages_of
 from optimizer.space import Space, parts_of
-from optimizer.tables import tables_of
-from optimizer.walks import Prices, Walks
+from optimizer.walks import Prices
 
 # Shares of the bound that are tried until one has a plan.
 FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -56,13 +55,12 @@ def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
         or merit(problem, found.figures) <= merit(problem, decision.figures)
     ):
         return decision
-    gap = gap_between(sought(problem, found.figures), decision.bound)
-    return replace(decision, stages=found.chain, figures=found.figures, gap=gap)
+    return found.planned(problem, space.strategy, decision.bound, decision.candidates)
 
 
 def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
     """What no plan of a space is better than, a rate or a cost; None: proven to have none."""
-    bounds = [bound for search in _searches(problem, space) if (bound := search.bounded()) is not None]
+    bounds = [search.bound.value for search in _searches(problem, space)]
     return _best_of(problem, bounds) if bounds else None
 
 
@@ -73,23 +71,23 @@ def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
     Raises PlanError where no plan was found although some might exist.
     """
     searches = list(_searches(problem, space))
-    bounds = [bound for search in searches if (bound := search.bounded()) is not None]
-    if not bounds:
+    if not searches:
         return why_none(
             problem,
             space.strategy,
-            possible=lambda other: any(search.bounded() is not None for search in _searches(other, space)) or None,
+            possible=lambda other: next(_searches(other, space), None),
             nearest_slo_s=lambda _: _near_slo_s(problem, space),
             highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
         )
     found = [each for search in searches for each in search.plans()]
     if not found:
         kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
-        raise PlanError(f"no plan was found, though there may be one: plans {kind} {_best_of(problem, bounds):.6g}")
+        bound = _best_of(problem, [search.bound.value for search in searches])
+        raise PlanError(f"no plan was found, though there may be one: plans {kind} {bound:.6g}")
     found.sort(key=lambda each: merit(problem, each.figures), reverse=True)
     best = found[0]
     value = sought(problem, best.figures)
-    bound = _best_of(problem, [*(search.tightened(value) for search in searches if search.bound), value])
+    bound = _best_of(problem, [*(search.tightened(value) for search in searches), value])
     return best.planned(problem, space.strategy, bound, (each.chain for each in found))
 
 
@@ -98,23 +96,23 @@ def _best_of(problem: PlanProblem, values: list[float]) -> float:
 
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
-    """One per part of the space, or one per batch size where all splits share it."""
+    """One per part of the space that may have plans, or one per batch size where all splits share it."""
     for part in parts_of(problem, space, device_names(problem)):
         batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
         for batch in batches if space.one_batch else [None]:
-            yield ScaleSearch(problem=part, space=space, batch=batch)
+            relaxation = relaxed(part, space, tuple(part.devices), batch=batch, iterations=TIGHTENINGS)
+            if relaxation is not None:
+                yield ScaleSearch(problem=part, space=space, batch=batch, relaxation=relaxation)
 
 
 @dataclass(slots=True, kw_only=True)
 class ScaleSearch:
-    """One part of a space: its bound, then its plans."""
+    """The plans of one part of a space."""
 
     problem: PlanProblem
     space: Space
     batch: int | None
-    bound: Bounded | None = None
-    _ramps: tuple[int, ...] = ()
-    _planes: CuttingPlanes | None = None
+    relaxation: Relaxation
     _met: list[Found] = field(default_factory=list)
 
     @property
@@ -122,41 +120,24 @@ class ScaleSearch:
         objective = self.problem.objective
         return float(objective.rate_per_s) if isinstance(objective, MinimizeCost) else None
 
-    def bounded(self) -> float | None:
-        """A bound on the objective; None: proven to have no plan."""
-        names = device_names(self.problem)
-        walks = Walks.of(tables_of(self.problem, self.space, batch=self.batch))
-        self._planes = CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest, iterations=TIGHTENINGS)
-        if self._planes.least_latency_s() > self.problem.slo.limit_s * (1 + 1e-9):
-            return None
-        rate = self._rate_per_s
-        bound = self._planes.highest_rate(enough=math.inf if rate is None else rate)
-        if bound.value <= 0 or (rate is not None and bound.value < rate * (1 - 1e-9)):
-            return None
-        if rate is not None:
-            bound = self._planes.least_cost(rate, bound.prices)
-            if bound.value > self.problem.most_usd_per_hour * (1 + 1e-9):
-                return None
-        self.bound = bound
-        walks.cheapest(bound.prices, rate or bound.value)
-        self._ramps = walks.last_ramps(self.problem)
-        return bound.value
+    @property
+    def bound(self) -> Bounded:
+        """On the objective."""
+        return self.relaxation.bound
 
     def tightened(self, value: float) -> float:
         """The bound on plans better than `value`: of each device that they cannot do without, they have a stage."""
-        assert self.bound is not None
-        assert self._planes is not None
         if self._rate_per_s is not None or not self.space.several_stages:
             return self.bound.value
-        needed = self._planes.needed_for(value, self.bound)
+        needed = self.relaxation.planes.needed_for(value, self.bound)
         if not needed:
             return self.bound.value
-        planes = replace(self._planes, needed=needed, iterations=TIGHTENINGS)
+        planes = replace(self.relaxation.planes, needed=needed)
         return min(self.bound.value, max(planes.tightened(self.bound).value, value))
 
     def plans(self) -> list[Found]:
         """Plans that keep every promise; none where none was found."""
-        if self.bound is None or (graph := self._graph(1)).num_moves == 0:
+        if (graph := self._graph(1)).num_moves == 0:
             return []
         singles = whole_stages(graph, self._rate_per_s or self.bound.value)
         alone = self._prices(singles, may_split=False)
@@ -187,12 +168,11 @@ class ScaleSearch:
         return merit(self.problem, found.figures)
 
     def _graph(self, width: int) -> Graph:
-        nodes = nodes_around(self.problem, self._ramps, width)
+        nodes = nodes_around(self.problem, self.relaxation.ramps, width)
         graph = build_graph(self.problem, self.space.ramps, every_batch=self.space.one_batch, nodes=nodes)
         return graph if self.batch is None else graph.with_batch(self.batch)
 
     def _prices(self, graph: Graph, *, may_split: bool) -> Prices:
-        assert self.bound is not None
         oracle = stages_of(graph, may_split=may_split, may_hop=self.space.several_stages)
         planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=oracle)
         rate = self._rate_per_s
@@ -201,7 +181,6 @@ class ScaleSearch:
         return planes.least_cost(rate, self.bound.prices).prices
 
     def _first(self, graph: Graph, prices: Prices, *, may_split: bool) -> Found | None:
-        assert self.bound is not None
         for share in FIRST_SHARES:
             level = self.bound.value * share
             if self._rate_per_s is not None:
@@ -215,7 +194,6 @@ class ScaleSearch:
         self, graph: Graph, prices: Prices, width: int, best: Found, resolution: float, *, may_split: bool = True
     ) -> Found:
         """From a plan towards the bound, in steps halved where they find nothing."""
-        assert self.bound is not None
         bound, share = self.bound.value, 0.5
         while True:
             step = (bound - sought(self.problem, best.figures)) * share
@@ -237,38 +215,41 @@ class ScaleSearch:
         """A plan at a rate, or within a cost."""
         if graph.num_moves == 0:
             return None
-        steer, price_C = self._steer(graph, prices, level)
-        may_hop, rate = self.space.several_stages, steer.rate_per_s
-        ways = cheapest_ways(graph.moves, price_C, steer.latency, rate, may_split, may_hop)
-        count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
-        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
-        bounds = Bounds(
-            count_C, usd_C, float(self.problem.most_usd_per_hour), float(self.problem.slo.limit_s), may_split, may_hop
+        rate, steer = self._rate_per_s or level, self._steer(prices, level)
+        limits = Limits(
+            count_C=self.relaxation.planes.count_C.astype(np.int64),
+            usd_C=self.relaxation.planes.usd_C,
+            budget=float(self.problem.most_usd_per_hour),
+            latency_s=float(self.problem.slo.limit_s),
+            required_rate=rate,
+            wait_rate=rate,
+            may_split=may_split,
+            may_hop=self.space.several_stages,
         )
-        least_PC = least_devices(graph.moves, len(count_C))
+        ways = cheapest_ways(graph.moves, steer.used_C * rate, steer.latency, rate, may_split, limits.may_hop)
+        least_PC = least_devices(graph.moves, len(limits.count_C))
         incoming = incoming_moves(graph.moves)
-        way = beam_search(graph.moves, incoming, ways, least_PC, bounds, steer, width, width // 2)
+        way = beam_search(graph.moves, incoming, ways, least_PC, limits, steer, width, width // 2)
         steps = zip(*(each.tolist() for each in way), strict=True)
         found = self._scored(graph.stages_of(steps), rate)
         if found is not None:
             self._met.append(found)
         return found
 
-    def _steer(self, graph: Graph, prices: Prices, level: float) -> tuple[Steer, np.ndarray]:
-        """Prices per replica, and per device second per input."""
-        count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
-        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
+    def _steer(self, prices: Prices, level: float) -> Steer:
+        """Prices at a rate, or within a cost."""
+        count_C, usd_C = self.relaxation.planes.count_C, self.relaxation.planes.usd_C
         rate = self._rate_per_s
         work_C = prices.work_C + prices.hop_C
         if rate is not None:
             used_C = np.maximum(work_C / rate, usd_C)
             idle_C = used_C - usd_C
             most = level + float(idle_C @ count_C)
-            return Steer(rate, used_C, idle_C, prices.latency, most), used_C * rate
+            return Steer(used_C, idle_C, prices.latency, most)
         budget = self.problem.budget_usd_per_hour
         idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
         most = float(idle_C @ count_C) + (0.0 if budget is None else prices.usd * budget)
-        return Steer(level, work_C, idle_C, prices.latency * level, most), work_C * level
+        return Steer(work_C, idle_C, prices.latency * level, most)
 
     def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> Found | None:
         """The plan with as many replicas as the rate needs; with more where what is left allows a higher rate."""
@@ -280,8 +261,7 @@ class ScaleSearch:
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
-    searches = [search for search in _searches(problem, space) if search.bounded() is not None]
-    found = [each for search in searches for each in search.plans()]
+    found = [each for search in _searches(problem, space) for each in search.plans()]
     return max(found, key=lambda each: merit(problem, each.figures), default=None)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from earlyexit.network.boundary import AfterAnswer, Split
-from optimizer.compiled import compiled
 from optimizer.decision import Found, kept
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
@@ -33,7 +32,7 @@ from optimizer.soonest.labels import (
     Rows,
     extended,
 )
-from optimizer.step import FloatArray, IntArray, Labels
+from optimizer.step import IntArray, Labels, undominated
 from optimizer.tables import RunTables
 from optimizer.walks import CUT, GO_ON
 
@@ -203,43 +202,14 @@ def _thinned(labels: Labels) -> Labels:
     place_LI = np.concatenate([labels.whole_LI[:, :PARENT], labels.whole_LI[:, USED:]], axis=1)
     hashed_L = place_LI @ _odd_numbers(place_LI.shape[1])  # of equal places equal, of others nearly always not
     order_L = np.lexsort((labels.real_LF[:, BOUND], hashed_L))
-    kept_L = best_of_places(place_LI, hashed_L, labels.real_LF, order_L)
+    changes_L = (place_LI[order_L[1:]] != place_LI[order_L[:-1]]).any(1)
+    _, kept_L = undominated(order_L, np.append(0, changes_L).cumsum(), labels.real_LF, 0, BOUND, 0.0, len(order_L))
     kept_L = kept_L[np.argsort(labels.real_LF[kept_L, BOUND], kind="stable")]
     return _some(labels, kept_L)
 
 
 def _odd_numbers(count: int) -> IntArray:
     return np.random.default_rng(0).integers(-(2**62), 2**62, count) | 1
-
-
-@compiled
-def best_of_places(place_LI: IntArray, hashed_L: IntArray, real_LF: FloatArray, order_L: IntArray) -> IntArray:
-    """Labels that no other of the same place, and before them in the order, is as good as in everything."""
-    kept_L = np.empty(order_L.size, dtype=np.int64)
-    num_kept, first_kept = 0, 0
-    for position in range(order_L.size):
-        label = order_L[position]
-        if position > 0 and hashed_L[label] != hashed_L[order_L[position - 1]]:
-            first_kept = num_kept
-        beaten = False
-        for other in range(first_kept, num_kept):
-            if _as_good(place_LI, real_LF, kept_L[other], label):
-                beaten = True
-                break
-        if not beaten:
-            kept_L[num_kept] = label
-            num_kept += 1
-    return kept_L[:num_kept]
-
-
-@compiled
-def _as_good(place_LI: IntArray, real_LF: FloatArray, one: int, other: int) -> bool:
-    no_worse = True
-    for column in range(BOUND):
-        no_worse = no_worse and real_LF[one, column] <= real_LF[other, column]
-    for column in range(place_LI.shape[1]):
-        no_worse = no_worse and place_LI[one, column] == place_LI[other, column]
-    return bool(no_worse)
 
 
 def _stacked(tables: RunTables, rows: list[Row]) -> Rows:

@@ -10,11 +10,11 @@ from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Found, NoPlan, Planned, why_none, without_budget
 from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
-from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, device_names
+from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem
 from optimizer.scale.solve import solve_at_scale
 from optimizer.soonest.bound import Allowance, best_row
 from optimizer.soonest.search import SAME, WIDTHS, Soonest, SoonestSearch, best_first, num_states
-from optimizer.space import Space, parts_of
+from optimizer.space import Space, parts_of, payable_names
 from optimizer.tables import tables_of
 
 # How exactly the highest rate inside a ramp budget is told, and how far below the highest at any it is sought.
@@ -74,9 +74,8 @@ def _searches(
     problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]
 ) -> Iterator[SoonestSearch]:
     """One per part of the space, those that stop first; or one per batch size where all splits share it."""
-    names = [name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limits.usd_per_hour]
     for after_answer in space.after_answer:
-        for part in parts_of(problem, space, names):
+        for part in parts_of(problem, space, payable_names(problem)):
             batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
             for batch in batches if space.one_batch else [None]:
                 tables = tables_of(part, space, after_answer, batch)
