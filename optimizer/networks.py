@@ -132,10 +132,9 @@ class Part:
         """Of every block what is said behind the last ramp before it; 1 before the first."""
         if given_N is None:
             return None
-        if len(self.blocks) == self.whole.num_blocks:
-            return tuple(given_N)
-        behind = {block: max((ramp for ramp in ramps if ramp < block), default=None) for block in self.blocks}
-        return tuple(1.0 if ramp is None else given_N[ramp + 1] for ramp in behind.values())
+        is_all = len(self.blocks) == self.whole.num_blocks
+        share_N = given_N if is_all else nested_shares(given_N, ramps)
+        return tuple(share_N[block] for block in self.blocks)
 
     def _tokens(self) -> tuple[float, ...]:
         """Per network that is used, tokens of an input over those that are counted."""
@@ -145,26 +144,26 @@ class Part:
 
     def _table(self, table: LatencyTable, ramps: Sequence[int]) -> LatencyTable:
         """The rows that are left; without lengths, of the inputs that are left of pruned ones."""
-        blocks = list(self.blocks)
+        if self.whole.lengths is None:
+            table = pruned_table(self.whole, table, self.used)
         rows = [self.whole.ramps.index(ramp) for ramp in ramps]
-        kept = replace(table, block_s_NB=table.block_s_NB[blocks], ramp_s_EB=table.ramp_s_EB[rows])
-        if not self.whole.crossing_tokens or self.whole.lengths is not None:
-            return kept
-        ends, shares = self.whole.networks, (1.0, *self.whole.crossing_tokens[1:])
-        share_of = {
-            block: 1.0 if network == self.used[0] else shares[network]
-            for network in self.used
-            for block in range(ends[network - 1] if network else 0, ends[network])
-        }
-        return scaled(kept, [share_of[block] for block in blocks], [share_of[ramp] for ramp in ramps])
+        return replace(table, block_s_NB=table.block_s_NB[list(self.blocks)], ramp_s_EB=table.ramp_s_EB[rows])
 
 
-def scaled(table: LatencyTable, block_shares: Sequence[float], ramp_shares: Sequence[float]) -> LatencyTable:
-    """A table whose batches hold so many times the tokens, row by row."""
+def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> LatencyTable:
+    """A chain's table for plans of these networks: batches of inputs that lost words at a crossing hold fewer tokens.
+
+    They take what so many inputs of the measured length take, row by row.
+    """
+    if not problem.crossing_tokens:
+        return table
+    share_N = np.ones(problem.num_blocks)
+    for network in used[1:]:
+        share_N[problem.networks[network - 1] : problem.networks[network]] = problem.crossing_tokens[network]
     return replace(
         table,
-        block_s_NB=_read_at(table.batches, table.block_s_NB, block_shares),
-        ramp_s_EB=_read_at(table.batches, table.ramp_s_EB, ramp_shares),
+        block_s_NB=_read_at(table.batches, table.block_s_NB, share_N),
+        ramp_s_EB=_read_at(table.batches, table.ramp_s_EB, share_N[list(problem.ramps)]),
     )
 
 
@@ -176,9 +175,9 @@ def measuring(table: LatencyTable, networks: Sequence[int], times: Sequence[floa
     return replace(table, block_s_NB=table.block_s_NB * factors_N[:, None])
 
 
-def _read_at(batches: Sequence[int], seconds_RB: FloatArray, shares: Sequence[float]) -> FloatArray:
+def _read_at(batches: Sequence[int], seconds_RB: FloatArray, share_R: FloatArray) -> FloatArray:
     sizes_B = np.array(batches, dtype=np.float64)
-    rows = [np.interp(sizes_B * share, batches, row) for row, share in zip(seconds_RB, shares, strict=True)]
+    rows = [np.interp(sizes_B * share, batches, row) for row, share in zip(seconds_RB, share_R, strict=True)]
     return np.array(rows).reshape(seconds_RB.shape)
 
 

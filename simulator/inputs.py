@@ -7,7 +7,6 @@ import random
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -16,12 +15,10 @@ import numpy.typing as npt
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Seen
-from optimizer.networks import scaled
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords, ValueArray
 from profiles.scores import FloatArray
 from profiles.stream import shape_of
-from profiles.table import LatencyTable
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -204,13 +201,3 @@ class NetworkTokens:
         """Inputs have the tokens of the network from now on."""
         for each in inputs:
             each.tokens = self.of(each.serial, network, crossed=crossed)
-
-
-def pruned_table(problem: PlanProblem, table: LatencyTable, used: Sequence[int]) -> LatencyTable:
-    """Seconds of batches of inputs that cost alike, shorter in networks that they cross into; rows of the chain."""
-    share_of = {
-        block: problem.crossing_tokens[network] if network in used[1:] else 1.0
-        for network, (start, end) in enumerate(pairwise((0, *problem.networks)))
-        for block in range(start, end)
-    }
-    return scaled(table, list(share_of.values()), [share_of[ramp] for ramp in problem.ramps])

@@ -22,29 +22,22 @@ from simulator.scenario import Scenario
 from simulator.work import Step
 
 
-class SimulatedSequence:
+class SimulatedSequence(Shown):
     """A number of tokens, of which a decoder is shown those that it has not seen."""
 
-    __slots__ = ("behind", "index", "num_prompt", "shown")
-
     def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:
+        super().__init__(num_prompt, num_prompt + num_tokens, chunk)
         self.index = index
         """Its position among all sequences, in the order of arrival."""
-        self.num_prompt = num_prompt
-        self.shown = Shown(num_prompt, num_prompt + num_tokens, chunk)
         self.behind: Counter[int] = Counter()
         """See `Step.behind`."""
 
-    @property
-    def says(self) -> bool:
-        return self.shown.says
-
-    def begin(self, number: int) -> None:
-        self.shown.begin()
+    def begin(self, number: int = 0) -> None:
+        super().begin()
         self.behind = Counter()
 
     def step(self) -> int:
-        return self.shown.until - self.shown.seen
+        return self.until - self.seen
 
 
 class GeneratingIngress(SimulatedIngress):
@@ -126,16 +119,16 @@ class GeneratingIngress(SimulatedIngress):
             deadline_s=pending.deadline_s,
             probe=probe,
             sequence=state.placement.number,
-            context=sequence.shown.seen,
+            context=sequence.seen,
             behind=sequence.behind,
         )
 
     def answered(self, answered: Answered) -> None:
         for each in answered.inputs:
             state, sequence = self._states.pop(each.serial)
-            if sequence.shown.answered():
+            if sequence.answered():
                 self.loop.said(state, answered.block, self._events.time_s)
-            if sequence.shown.is_whole:
+            if sequence.is_whole:
                 self._over(state, sequence, "length")
             else:
                 self._step_soon(state, sequence)

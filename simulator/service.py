@@ -14,11 +14,12 @@ from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
+from optimizer.networks import pruned_table
 from optimizer.placement import PlacedPlan, deployment_name
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
 from simulator.events import Events
-from simulator.inputs import Decisions, IntArray, Probing, pruned_table
+from simulator.inputs import Decisions, IntArray, Probing
 from simulator.outcome import Ledger
 from simulator.processes import SimulatedIngress, SimulatedReplica, Slot
 from simulator.scenario import Scenario
@@ -180,10 +181,10 @@ class SimulatedService:
 
     def _pace_of(self, device: str, slowness: float) -> Pace:
         """Returns the pace under the present plan; where inputs cost alike, those that lose words cost less."""
-        problem, used = self.scenario.problem, self.placed.plan.used
-        table, by_tokens = problem.latency[device], self.scenario.counts_tokens
-        if problem.crossing_tokens and not by_tokens:
-            table = pruned_table(problem, table, used)
+        problem, by_tokens = self.scenario.problem, self.scenario.counts_tokens
+        table = problem.latency[device]
+        if not by_tokens:
+            table = pruned_table(problem, table, self.placed.plan.used)
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
     def _work(self, device: str, slowness: float, split: Split, pace: Pace) -> Work:
