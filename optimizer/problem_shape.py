@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -85,13 +85,14 @@ def _form_of(value: Any) -> str | None:
     return "<one>" if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _forms(allowed: str, form_of: Callable[[Any], str | None] = _form_of) -> Discriminator:
+    """Chooses a union's form by its tag; `allowed`: the forms in words."""
+    return Discriminator(form_of, custom_error_type="form", custom_error_message=f"Input should be {allowed}")
+
+
 ThresholdsDocument = Annotated[
     Annotated[float, Tag("<one>")] | Annotated[dict[RampKey, float], Tag("<mapping>")],
-    Discriminator(
-        _form_of,
-        custom_error_type="form",
-        custom_error_message="Input should be one number, or a mapping with a number for each ramp",
-    ),
+    _forms("one number, or a mapping with a number for each ramp"),
 ]
 
 
@@ -172,34 +173,24 @@ LatencyDocument = Annotated[
     Annotated[TableDocument, Tag("<table>")]
     | Annotated[PublishedDocument, Tag("<published>")]
     | Annotated[ProfileFileDocument, Tag("<profile>")],
-    Discriminator(
+    _forms(
+        f"a mapping with {fields_of(TableDocument)}, or with {fields_of(PublishedDocument)}, "
+        f"or with {fields_of(ProfileFileDocument)}",
         _latency_kind,
-        custom_error_type="form",
-        custom_error_message=f"Input should be a mapping with {fields_of(TableDocument)}, "
-        f"or with {fields_of(PublishedDocument)}, or with {fields_of(ProfileFileDocument)}",
     ),
 ]
 
 
 SurvivalDocument = Annotated[
     Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<mapping>")],
-    Discriminator(
-        _form_of,
-        custom_error_type="form",
-        custom_error_message="Input should be a list of shares, one per block, "
-        f"or a mapping with {fields_of(RecordsDocument)}",
-    ),
+    _forms(f"a list of shares, one per block, or a mapping with {fields_of(RecordsDocument)}"),
 ]
 
 
 NumBytes = Annotated[float, Field(ge=0, le=1e18)]
 BytesDocument = Annotated[
     Annotated[NumBytes, Tag("<one>")] | Annotated[list[NumBytes], Tag("<list>")],
-    Discriminator(
-        _form_of,
-        custom_error_type="form",
-        custom_error_message="Input should be one number, or a list of numbers, one per block",
-    ),
+    _forms("one number, or a list of numbers, one per block"),
 ]
 
 
@@ -208,11 +199,9 @@ LengthsDocument = Annotated[
     | Annotated[list[float], Tag("<list>")]
     | Annotated[dict[RampKey, float], Tag("<mapping>")]
     | Annotated[str, Tag("<file>")],
-    Discriminator(
-        _form_of,
-        custom_error_type="form",
-        custom_error_message="Input should be a mean, a list of lengths, a mapping from length to share, or a file of "
-        "lengths or of exit records that know them",
+    _forms(
+        "a mean, a list of lengths, a mapping from length to share, or a file of lengths or of exit records that know "
+        "them"
     ),
 ]
 """How many tokens inputs have."""
