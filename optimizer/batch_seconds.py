@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -30,9 +30,14 @@ def step_seconds(
 def split_seconds(
     table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: float | None = None
 ) -> float:
-    """E3's T: the sum of its steps."""
+    """E3's T of a split."""
+    return total_s(step_seconds(table, ramps, split, computed_shares(split, unanswered_N), size))
+
+
+def total_s(steps: Iterable[tuple[float, ...]]) -> float:
+    """E3's T: the sum of the seconds of blocks and ramps, which each step begins with."""
     seconds = 0.0
-    for block_s, ramp_s in step_seconds(table, ramps, split, computed_shares(split, unanswered_N), size):
+    for block_s, ramp_s, *_ in steps:
         seconds += block_s
         seconds += ramp_s
     return seconds

@@ -30,7 +30,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.batch_seconds import computed_shares, expected_batches
+from optimizer.batch_seconds import computed_shares, expected_batches, total_s
 from optimizer.generation.figures import broken_promises
 from optimizer.generation.steps import seconds_of_steps
 from optimizer.networks import crossings, part_of
@@ -208,7 +208,7 @@ def _evaluated(
         for stage in stages
     ]
     figures = tuple(
-        _stage_figures(problem, stage, [_total(each) for each in of_splits], share_N)
+        _stage_figures(problem, stage, [total_s(each) for each in of_splits], share_N)
         for stage, of_splits in zip(stages, steps, strict=True)
     )
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
@@ -360,15 +360,6 @@ def step_figures(figures: Evaluation) -> dict[str, float]:
     return {"rate_per_s": figures.served_per_s, "latency_s": figures.latency_s, "hops_s": hops_s}
 
 
-def _total(steps: Sequence[StepSeconds]) -> float:
-    """E3's T."""
-    seconds = 0.0
-    for each in steps:
-        seconds += each.block_s
-        seconds += each.ramp_s
-    return seconds
-
-
 def _expected(
     problem: PlanProblem,
     stages: Sequence[Stage],
@@ -388,7 +379,7 @@ def _expected(
         stage_index=stage_index,
         split=split,
         reached_by=share_N[split.first],
-        seconds=_total(steps),
+        seconds=total_s(steps),
         ramp_s=sum(each.ramp_s for each in steps),
         wait_s=waits_s,
         # Batches fill evenly, so an input waits half of the time on average, and not at all if none arrives.

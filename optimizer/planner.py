@@ -88,9 +88,13 @@ def _exactly(problem: PlanProblem, space: Space) -> Decision:
 
 def _bound(problem: PlanProblem, space: Space) -> float | None:
     """What no plan of a space is better than, soon told; None: there is none."""
+    if problem.lengths is not None:
+        found = _bound(in_tokens(problem), space)
+        is_rate = isinstance(problem.objective, MaximizeRate)
+        return found / problem.lengths.mean if found is not None and is_rate else found
     if isinstance(problem.objective, MinimizeLatency):
         return bound_soonest(problem, space)
-    return bound_at_scale(problem if problem.lengths is None else in_tokens(problem), _sensible(problem, space))
+    return bound_at_scale(problem, _sensible(problem, space))
 
 
 def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | None) -> Decision:
@@ -124,9 +128,7 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     one = one_better(problem, space, sought(problem, several.figures))
     if one is None or merit(problem, one.figures) <= merit(problem, several.figures):
         return several
-    gap = gap_between(sought(problem, one.figures), several.bound)
-    candidates = (several.stages, *several.candidates)
-    return replace(several, stages=one.chain, figures=one.figures, gap=gap, candidates=candidates)
+    return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
 
 
 def _of_inputs(problem: PlanProblem, decision: Decision) -> Decision:

@@ -13,7 +13,6 @@ from optimizer.decision import Binding, Decision, NoPlan, Planned, gap_between
 from optimizer.evaluate import TOLERANCE, evaluate, merit, sought
 from optimizer.networks import Part, Used, choices
 from optimizer.problem import MaximizeRate, PlanProblem
-from optimizer.tokens import in_tokens
 
 Met = tuple[Part, Planned]
 Solve = Callable[[PlanProblem], Decision]
@@ -29,7 +28,7 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
     Where there is none: what would do for any of the sets. Raises PlanError as the planners do.
     """
     parts = [Part(whole=problem, used=used) for used in choices(problem)]
-    at_best = {part.used: _bound(part.problem, bound) for part in parts}
+    at_best = {part.used: bound(part.problem) for part in parts}
     hopeful = [(at_most, part) for part in parts if (at_most := at_best[part.used]) is not None]
     is_rate = isinstance(problem.objective, MaximizeRate)
     hopeful.sort(key=lambda each: each[0], reverse=is_rate)  # stable: of equal ones the fewer networks first
@@ -50,15 +49,6 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
         asked = [none.get(part.used) or solve(part.problem) for part in parts]
         return _none([each for each in asked if isinstance(each, NoPlan)])
     return _of_chain(problem, best, met, [each for each in at_best.values() if each is not None])
-
-
-def _bound(problem: PlanProblem, bound: Bound) -> float | None:
-    """As `bound` says, of inputs where it knows tokens only."""
-    if problem.lengths is None:
-        return bound(problem)
-    found = bound(in_tokens(problem))
-    is_rate = isinstance(problem.objective, MaximizeRate)
-    return found / problem.lengths.mean if found is not None and is_rate else found
 
 
 def _may_beat(problem: PlanProblem, at_most: float, part: Part, best: Met) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import evaluate, merit, sought, step_figures, violations
+from optimizer.decision import Binding, Decision, Found, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate, merit, step_figures, violations
 from optimizer.generation.figures import broken_promises, running_sequences
 from optimizer.generation.steps import demand_of, num_chunks, step_table
 from optimizer.plan import Stage
@@ -52,9 +52,7 @@ def solve_generation(problem: PlanProblem, space: Space, exactly: Exactly) -> De
     if not kept:
         return NoPlan(strategy=space.strategy, binding=_binding(problem, first))
     stages, best = max(kept, key=lambda each: merit(problem, each[1]))
-    gap = gap_between(sought(problem, best), first.bound)
-    others = tuple(each for each, _ in kept if each != stages)
-    return replace(first, stages=stages, figures=best, gap=gap, candidates=others)
+    return Found(chain=stages, figures=best).planned(problem, space.strategy, first.bound, (each for each, _ in kept))
 
 
 def _by_first_token(problem: PlanProblem, none: NoPlan) -> NoPlan:
