@@ -18,9 +18,6 @@ from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
 
-ON_PROCESSORS = "cpu"
-"""The accelerator type of replicas that run on the machine's own processors."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:

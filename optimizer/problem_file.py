@@ -16,8 +16,7 @@ from optimizer.batches_file import batches_of, check_survival, recorded_document
 from optimizer.generation_file import generation_document, with_generation
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
-from optimizer.models_file import as_chain
-from optimizer.networks_file import networks_document, survival_of_networks, with_networks_of, with_pruning
+from optimizer.models_file import as_chain, networks_document, survival_of_networks, with_networks_of, with_pruning
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
