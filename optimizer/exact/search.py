@@ -266,7 +266,8 @@ def _best_labels(head: int, labels: Labels, radix_C: IntArray, limits: Limits, l
     # A label can be beaten by earlier ones only. Groups share the devices used and the open device.
     order_L = _ordered(group_L, figures_LF[:, LATENCY], figures_LF[:, WORK])
     _, kept_L = undominated(order_L, group_L[order_L], figures_LF, LATENCY, BATCHES + 1, 0.0, order_L.size)
-    return found_L[kept_L]
+    best_L: IntArray = found_L[kept_L]
+    return best_L
 
 
 @compiled
