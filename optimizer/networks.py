@@ -17,7 +17,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import used_of
-from optimizer.plan import Stage
+from optimizer.plan import Stage, with_splits
 from optimizer.problem import PlanProblem, nested_shares
 from profiles.records import RecordedBatches
 from profiles.table import FloatArray, LatencyTable
@@ -95,11 +95,12 @@ class Part:
     def stages_of(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """The stages of a plan of the chain, in the numbers of the part."""
         new = {block: number for number, block in enumerate(self.blocks)}
-        return tuple(_renumbered(stage, new) for stage in stages)
+        return with_splits(stages, lambda _, split: _renumbered(split, new))
 
     def in_chain(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """The way back."""
-        return tuple(_renumbered(stage, dict(enumerate(self.blocks))) for stage in stages)
+        chain = dict(enumerate(self.blocks))
+        return with_splits(stages, lambda _, split: _renumbered(split, chain))
 
     def shares_of(self, reach: Callable[[Sequence[int]], Sequence[float]]) -> Callable[[Sequence[int]], list[float]]:
         """From the active ramps to the shares of blocks: what is said of the chain, said of the part."""
@@ -199,11 +200,7 @@ def part_of(problem: PlanProblem, stages: Sequence[Stage]) -> Part:
     return part
 
 
-def _renumbered(stage: Stage, new: Mapping[int, int]) -> Stage:
-    return replace(stage, splits=tuple(_split(split, new) for split in stage.splits))
-
-
-def _split(split: Split, new: Mapping[int, int]) -> Split:
+def _renumbered(split: Split, new: Mapping[int, int]) -> Split:
     ramps = tuple(new[ramp] for ramp in split.ramps)
     return replace(split, first=new[split.first], end=new[split.end - 1] + 1, ramps=ramps)
 

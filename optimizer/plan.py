@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -159,6 +159,11 @@ class Stage:
         return tuple(zip((self.first, *after), (*before, self.end), strict=True))
 
 
+def with_splits(stages: Sequence[Stage], changed: Callable[[Stage, Split], Split]) -> tuple[Stage, ...]:
+    """The same stages with each split changed, by its stage and itself."""
+    return tuple(replace(stage, splits=tuple(changed(stage, split) for split in stage.splits)) for stage in stages)
+
+
 def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...]]:
     """The stages of every chain; a chain ends with the stage that runs the model's last block."""
     chains: list[tuple[Stage, ...]] = [()]
@@ -293,9 +298,7 @@ class Plan:
 
     def with_splits(self, **changes: Any) -> Plan:
         """The same plan with `after_answer` or `overlap_below` changed in all splits; its predictions are kept."""
-        of_stages = [tuple(replace(split, **changes) for split in stage.splits) for stage in self.stages]
-        stages = [replace(stage, splits=splits) for stage, splits in zip(self.stages, of_stages, strict=True)]
-        return replace(self, stages=tuple(stages))
+        return replace(self, stages=with_splits(self.stages, lambda _, split: replace(split, **changes)))
 
 
 def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any) -> Plan:

@@ -20,7 +20,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.plan import Stage
+from optimizer.plan import Stage, with_splits
 from optimizer.problem import PlanProblem
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
@@ -60,22 +60,13 @@ def bytes_length(problem: PlanProblem) -> int:
 def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """The stages of a plan in tokens, with budgets of tokens and of inputs in the place of its batches."""
     lengths = _lengths(problem)
-    return tuple(
-        replace(
-            stage,
-            splits=tuple(_with_budget(split, problem, stage.device, lengths) for split in stage.splits),
-        )
-        for stage in stages
-    )
+    return with_splits(stages, lambda stage, split: _with_budget(split, problem, stage.device, lengths))
 
 
 def in_token_batches(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Any plan's stages with the tokens that each batch holds on average; raises PlanError for unmeasured ones."""
     lengths = _lengths(problem)
-    return tuple(
-        replace(stage, splits=tuple(_of_tokens(split, problem, stage.device, lengths) for split in stage.splits))
-        for stage in stages
-    )
+    return with_splits(stages, lambda stage, split: _of_tokens(split, problem, stage.device, lengths))
 
 
 def most_tokens(table: LatencyTable) -> int:
