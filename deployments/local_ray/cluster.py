@@ -193,8 +193,8 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """The address by which this machine reaches the service."""
-        return LOOPBACK if self.host in EVERYWHERE else self.host
+        """The address by which this machine reaches the service, as URLs have it."""
+        return LOOPBACK if self.host in EVERYWHERE else f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def ray_address(self) -> str | None:

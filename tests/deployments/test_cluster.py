@@ -102,6 +102,11 @@ def test_what_is_for_the_service_alone_listens_on_loopback(
     assert (cluster.ray_address, cluster.serve_host) == (ray_address, serve_host)
 
 
+@pytest.mark.parametrize(("host", "address"), [("::1", "[::1]"), ("0.0.0.0", HERE), ("::", HERE), ("box", "box")])
+def test_the_address_is_as_a_url_has_it(host: str, address: str) -> None:
+    assert LocalCluster(host=host).address == address
+
+
 # What stands before ingresses
 
 ALONE = ServeSettings(model="m", plan=stock_plan(2, batch=4))
