@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from cluster.catalogue import ClusterLink, known_link
 from cluster.devices import find_device
@@ -54,7 +52,6 @@ class InventoryDocument(StrictDocument):
 def read_inventory(path: Path) -> Inventory:
     """Reads a cluster file; raises InputError with the file, the line, the mistake, and what is allowed."""
     source = read_source(path, InputError)
-    refuse_unknown_fields(source, InventoryDocument)
     return build_inventory(source.parse(InventoryDocument, called="the cluster"), source)
 
 
@@ -68,38 +65,3 @@ def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, 
     link = known_link() if document.link is None else ClusterLink(**document.link.model_dump())
     with source.said_at((*at, "time_scale")):
         return Inventory(devices=devices, link=link, time_scale=document.time_scale)
-
-
-def refuse_unknown_fields(source: Source, shape: type[StrictDocument]) -> None:
-    """Raises the source's error for the first unknown field, at any depth, with a list of the known ones."""
-    for path, each, value in _places(shape, source.document, ()):
-        for name in (name for name in value if name not in each.model_fields):
-            with source.said_at((*path, name)):
-                named, known = ".".join((*path, str(name))), ", ".join(each.model_fields)
-                raise source.raises(f"{named}: unknown field; known are {known}")
-
-
-Places = Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]
-
-
-def _places(shape: type[StrictDocument], value: Any, path: tuple[str, ...]) -> Places:
-    """Yields each mapping of a document that has a shape, with its path."""
-    if isinstance(value, Mapping):
-        yield path, shape, value
-        for name, described in shape.model_fields.items():
-            yield from _inside(described.annotation, value.get(name), (*path, name))
-
-
-def _inside(annotation: Any, value: Any, path: tuple[str, ...]) -> Places:
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, StrictDocument):
-        yield from _places(annotation, value, path)
-    elif origin in (Union, UnionType, Annotated):
-        kinds = [each.discriminator for each in inner if isinstance(each, Discriminator)]
-        tags = [Tag(str(kind(value))) for kind in kinds if callable(kind)]
-        chosen = [each for each in get_args(inner[0]) if any(tag in get_args(each) for tag in tags)]
-        for each in chosen or inner:
-            yield from _inside(each, value, path)
-    elif origin is dict and isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _inside(inner[1], each, (*path, str(key)))

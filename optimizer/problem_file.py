@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cluster.inventory_file import refuse_unknown_fields
 from earlyexit.data.source_file import Source, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
@@ -141,7 +140,6 @@ def _table_document(table: LatencyTable) -> dict[str, Any]:
 def _build(source: Source, folder: Path) -> ProblemFile:
     """Field by field: the problem's own checks run after each, and speak at its line."""
     source = as_chain(source, folder)
-    refuse_unknown_fields(source, ProblemDocument)
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
         problem = _blank(document)

@@ -44,7 +44,8 @@ def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
     for key, inner in _inside(node):
         if isinstance(key, yaml.ScalarNode):
             if key.value in keys:
-                raise yaml.MarkedYAMLError(problem=_twice(key.value), problem_mark=key.start_mark)
+                words = f"{_shortened(key.value)} stands twice in one mapping"
+                raise yaml.MarkedYAMLError(problem=words, problem_mark=key.start_mark)
             keys.add(key.value)
         count += sum(_count(each, says) for each in (key, inner) if each is not None)
         if count > len(says) + MOST_REPEATED:
@@ -107,10 +108,6 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
             break
         node = found[0]
     return node.start_mark.line + 1
-
-
-def _twice(key: str) -> str:
-    return f"{_shortened(key)} stands twice in one mapping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +181,8 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(_twice(next(key for index, key in enumerate(keys) if key in keys[:index])))
+        second = next(key for index, key in enumerate(keys) if key in keys[:index])
+        raise ValueError(f"{_shortened(second)} stands twice in one mapping")
     return found
 
 
@@ -250,16 +248,9 @@ def _path_in(document: object, location: tuple[int | str, ...], kind: str) -> li
     path: list[str] = []
     here: Any = document
     for part in location:
-        inside = _inside_document(here)
+        keyed = here.items() if isinstance(here, Mapping) else enumerate(here) if isinstance(here, list) else ()
+        inside = {str(key): inner for key, inner in keyed}
         if str(part) in inside:
             path.append(str(part))
             here = inside[str(part)]
     return [*path, str(location[-1])] if kind == "missing" else path
-
-
-def _inside_document(value: object) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {str(key): inner for key, inner in value.items()}
-    if isinstance(value, list):
-        return {str(index): inner for index, inner in enumerate(value)}
-    return {}

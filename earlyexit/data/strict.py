@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class StrictDocument(BaseModel):
@@ -17,10 +17,19 @@ class StrictDocument(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _is_a_mapping(cls, value: Any) -> Any:
-        """Refuses other values than mappings; pydantic's own message would name the Python class."""
-        if isinstance(value, Mapping | cls):
+        """Refuses other values than mappings, and unknown fields, in words that name the fields, not Python's class."""
+        if isinstance(value, cls):
             return value
-        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", {"fields": fields_of(cls)})
+        if not isinstance(value, Mapping):
+            fields = {"fields": fields_of(cls)}
+            raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", fields)
+        for name, given in value.items():
+            if name not in cls.model_fields:
+                known = {"known": ", ".join(cls.model_fields)}
+                error = PydanticCustomError("unknown_field", "unknown field; known are {known}", known)
+                details = InitErrorDetails(type=error, loc=(str(name),), input=given)
+                raise ValidationError.from_exception_data(cls.__name__, [details])
+        return value
 
     @field_validator("schema_version", mode="before", check_fields=False)
     @classmethod

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory
-from cluster.inventory_file import InventoryDocument, build_inventory, read_inventory, refuse_unknown_fields
+from cluster.inventory_file import InventoryDocument, build_inventory, read_inventory
 from deployments.settings import PlanningSettings
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.engine import Dispatch
@@ -323,7 +323,6 @@ def _gigabytes(num_bytes: int) -> str:
 def read_parts(path: Path) -> ServiceParts:
     """Reads a service file and the files that it names; raises InputError with file, line and what is wrong."""
     source = read_source(path, InputError)
-    refuse_unknown_fields(source, ServiceDocument)
     document = source.parse(ServiceDocument, called="the service")
     base = path.parent
     if isinstance(document.cluster, InventoryDocument):
