@@ -16,6 +16,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from cluster.devices import find_device
 from earlyexit.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.families import GENERATES
+from earlyexit.named import NAME_PATTERN
 from earlyexit.ramps.pooling import Pooling
 from offramp.commands.options import Integers, Job, LabelledRows, OutFile, Printed, Rows, Seed, Sizes
 from offramp.commands.output import percent
@@ -274,8 +276,6 @@ def default_task(backbone: str) -> str:
 
     Raises ModelFolderError where the checkpoint's config.json is not JSON.
     """
-    from earlyexit.families import GENERATES
-
     config = Path(backbone) / "config.json"
     if not config.is_file():
         return TOKEN if backbone.endswith(".gguf") else LABEL
@@ -288,8 +288,6 @@ def default_task(backbone: str) -> str:
 
 def check_name(name: str) -> None:
     """Raise InputError for a model's name that `model.json` cannot hold."""
-    from earlyexit.named import NAME_PATTERN
-
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise InputError(
             f"a model cannot be named {name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or digit "

@@ -23,9 +23,9 @@ from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.commands.profile import cpu_name, profile_model
 from offramp.commands.progress import num_cores
 from offramp.spec.documents import FolderDocument
-from offramp.spec.model import with_rows
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.decision import Strategy
+from optimizer.latency_file import with_rows
 from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply

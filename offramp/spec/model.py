@@ -25,7 +25,6 @@ from offramp.commands.output import command
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
 from optimizer.latency_file import latency_table
-from optimizer.latency_file import with_rows as with_rows
 from optimizer.networks import measuring
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import OrderDocument
