@@ -191,7 +191,7 @@ def look_at_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
             return Finding(GIVEN, "failed", f"{path}: no such file or folder", MEND), None
         return (_model if (path / CARD_FILE).is_file() else _checkpoint)(path), None
     except OfframpError as error:
-        return Finding(GIVEN, "failed", f"{path}: {error}", MEND), None
+        return Finding(GIVEN, "failed", str(error) if str(path) in str(error) else f"{path}: {error}", MEND), None
 
 
 def _model(folder: Path) -> Finding:

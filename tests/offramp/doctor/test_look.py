@@ -86,7 +86,7 @@ def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_
     assert look_at_target(checkpoint) == (expected, None)
     assert "nor is it a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
-    assert said_of(tmp_path) == f"{tmp_path}: {tmp_path} has no weights: neither *.safetensors nor *.bin"
+    assert said_of(tmp_path) == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
 
 
 def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Path, tmp_path: Path) -> None:
