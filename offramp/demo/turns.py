@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -78,6 +78,8 @@ KEPT = 0.99
 """Share of the requests that the chosen load lets the planned service answer in time."""
 STEP, MOST_STEPS = 0.88, 5
 """From one load that is tried to the next, and how many are tried."""
+LATE = 0.5
+"""Share of the SLO: a run whose requests were sent so late, since no process had the processors, is made again once."""
 Counts = Mapping[int, tuple[int, int]]
 """By a split's first block: batches and their inputs."""
 
@@ -118,6 +120,8 @@ class Ran:
     mean_blocks: float
     agreement: float
     """Share of the answers that are the full model's."""
+    load_late_s: float
+    """By how much a request was sent too late at most: the load's fault, or the machine's, not the service's."""
 
 
 def take_turns(
@@ -126,10 +130,14 @@ def take_turns(
     """Find a load that `planned` keeps, then give it to every plan in turns; the load, and means over the turns."""
     following: str | None = None
 
-    def one(name: str, load: Load, seed: int) -> Ran:
+    def one(name: str, load: Load, seed: int, tries: int = 2) -> Ran:
         nonlocal following
         is_new, following = name != following, name
-        return asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
+        ran = asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
+        if ran.load_late_s <= LATE * load.slo_s or tries == 1:
+            return ran
+        console.print(f"{name}: the machine stood still, requests were sent {1e3 * ran.load_late_s:.0f} ms late; again")
+        return one(name, load, seed, tries - 1)
 
     rate_per_s = start_per_s
     for _ in range(MOST_STEPS):
@@ -191,12 +199,13 @@ def summarized(plan: Plan, load: Load, records: Sequence[RequestRecord], counts:
         batch_at_block=batch_at_block(plan, counts, exits),
         mean_blocks=sum((block + 1) * count for block, count in exits.items()) / max(1, len(answers)),
         agreement=sum(answer.label == load.full_model[index] for index, answer in answers) / max(1, len(answers)),
+        load_late_s=max((record.lateness_s for record in records), default=0.0),
     )
 
 
 def mean(ran: Sequence[Ran]) -> Ran:
     """Figures averaged over turns of one plan."""
-    names = ("in_time", "in_time_per_s", "p50_s", "p99_s", "cpu_per_answer_s", "mean_blocks", "agreement")
+    names = {each.name for each in fields(Ran)} - {"plan", "batch_at_block"}
     figures = {name: fmean(getattr(each, name) for each in ran) for name in names}
     batches = tuple(map(fmean, zip(*(each.batch_at_block for each in ran), strict=True)))
     return Ran(plan=ran[0].plan, batch_at_block=batches, **figures)

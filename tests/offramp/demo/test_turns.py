@@ -54,6 +54,7 @@ def ran(splits: tuple[Split, ...], **changes: float) -> Ran:
         batch_at_block=(10.0, 4.0, 4.0, 2.0),
         mean_blocks=2.0,
         agreement=0.99,
+        load_late_s=0.0,
     )
     return replace(found, **changes)  # type: ignore[arg-type] # all are floats
 
@@ -69,6 +70,7 @@ def test_a_batch_shrinks_by_those_that_leave_and_requests_count_after_the_warm_u
     assert found.cpu_per_answer_s == pytest.approx(0.2), "of all three answers"
     assert found.agreement == pytest.approx(2 / 3)
     assert found.mean_blocks == pytest.approx(2.0)
+    assert found.load_late_s == 0.0
     both = mean([ran(SHRINKING, in_time=0.5), ran(SHRINKING, in_time=1.0, p99_s=0.07)])
     assert (both.in_time, both.p99_s) == pytest.approx((0.75, 0.06))
     assert both.batch_at_block == (10.0, 4.0, 4.0, 2.0)
