@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
+from cluster.memory import machine_memory
 from earlyexit.backends import BackendName
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
@@ -156,7 +156,7 @@ def choose(folder: Path, document: FolderDocument, say: Say) -> tuple[Plan, Back
     batch = asked.batch if "batch" in asked.model_fields_set else BATCHES[-1]
     plan, stock_per_s = _best_plan(folder, profile, calibration, batch)
     rate_per_s = plan.predicted["rate_per_s"]
-    workers, threads = _workers(folder, rate_per_s)
+    workers, threads = _workers(folder, rate_per_s, profile.backend)
     workers = asked.replicas if "replicas" in asked.model_fields_set else workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
     plan = on_cores(plan, workers, rate_per_s, profile.backend, in_pairs="replicas" not in asked.model_fields_set)
@@ -186,16 +186,26 @@ def _best_plan(
     return best, stock.predicted["rate_per_s"]
 
 
-def _workers(folder: Path, rate_per_s: float) -> tuple[int, int]:
+def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int, int]:
     """Returns the number of batches to compute at once and the threads of each, by the rate of one thread.
 
     Each core gets a batch, unless fewer take all that an ingress passes on. Where memory holds the processes of fewer,
     each has more threads.
     """
     cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
-    fitting = 2 * max(1, int(psutil.virtual_memory().available / 2 / each_bytes))
+    fitting = max(1, int(machine_memory()[1] / 2 / each_bytes)) * _batches_of_replica(rate_per_s, backend)
     wanted = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
     return (fitting, cores // fitting) if fitting < wanted else (wanted, 1)
+
+
+def _fills(rate_per_s: float) -> bool:
+    """Whether requests at this rate of a thread keep the cores busy with one batch and the ingress: see `on_cores`."""
+    return num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s) < 1.5
+
+
+def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
+    """Small models by torch run one batch at a time in a replica: two threads would wait for Python's lock."""
+    return 1 if backend == "torch" and _fills(rate_per_s) else 2
 
 
 def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, *, in_pairs: bool = True) -> Plan:
@@ -205,11 +215,10 @@ def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, 
     leaves cores for one batch rather than two, a second one takes them from the first and from the ingress: `filling`.
 
     `in_pairs`: a replica runs two batches at once if it can. Both take from the same queues, which fill sooner than
-    those of two replicas, and weights and libraries are in memory once (experiments/LOG.md has figures). Small models
-    by torch cannot: their threads wait for Python's lock.
+    those of two replicas, and weights and libraries are in memory once (experiments/LOG.md has figures).
     """
-    fills = workers > 1 and num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s) < 1.5
-    in_pairs = in_pairs and workers > 1 and not (fills and backend == "torch")
+    fills = workers > 1 and _fills(rate_per_s)
+    in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
     stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)
     plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
     return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits)) if in_pairs else plan

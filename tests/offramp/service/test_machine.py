@@ -29,7 +29,7 @@ BLOCK_S = 0.005
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "num_cores", lambda: CORES)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 64e9}))
+    monkeypatch.setattr(machine, "machine_memory", lambda: (64e9, 64e9))
 
 
 @pytest.fixture
@@ -81,13 +81,24 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("bytes_free", "rate_per_s", "chosen"), [(64e9, 100.0, (4, 1)), (64e9, 1500.0, (2, 1)), (0.7e9, 100.0, (2, 2))]
+    ("bytes_free", "rate_per_s", "backend", "chosen"),
+    [
+        (64e9, 100.0, "onnx", (4, 1)),
+        (64e9, 1700.0, "onnx", (2, 1)),
+        (0.7e9, 100.0, "torch", (2, 2)),
+        (0.7e9, 1700.0, "torch", (1, 4)),  # memory for one process, which runs one batch at a time
+    ],
 )
 def test_there_are_no_more_batches_at_once_than_cores_memory_and_ingress_take(
-    bytes_free: float, rate_per_s: float, chosen: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
+    bytes_free: float,
+    rate_per_s: float,
+    backend: BackendName,
+    chosen: tuple[int, int],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": bytes_free}))
-    assert machine._workers(folder, rate_per_s) == chosen
+    monkeypatch.setattr(machine, "machine_memory", lambda: (64e9, bytes_free))
+    assert machine._workers(folder, rate_per_s, backend) == chosen
 
 
 @pytest.mark.parametrize(
