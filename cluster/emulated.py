@@ -17,7 +17,7 @@ from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.queue import Member
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Budget, Lengths, Seen, Split, Value, WirePiece, values_of
+from earlyexit.network.boundary import Answer, Budget, ExitResult, Lengths, Split, Value, WirePiece, values_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -455,9 +455,9 @@ class RecordedRunner(Runner[EmulatedPiece]):
             ]
         )
 
-    def _seen(self, ramp: int, inside: EmulatedPiece, rows_B: IntArray) -> tuple[Seen, ...]:
+    def _seen(self, ramp: int, inside: EmulatedPiece, rows_B: IntArray) -> tuple[ExitResult, ...]:
         return tuple(
-            Seen(sample_id=sample_id, block=ramp, score=score, value=value)
+            ExitResult(sample_id=sample_id, block=ramp, score=score, value=value)
             for sample_id, (value, score) in zip(inside.sample_ids, self._said(ramp, rows_B), strict=True)
         )
 
@@ -488,5 +488,5 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return row
 
 
-def _full_model(answer: Answer) -> Seen:
-    return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)
+def _full_model(answer: Answer) -> ExitResult:
+    return ExitResult(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)

@@ -35,7 +35,7 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
     if not isinstance(name, str):
         raise ModelFolderError(f"a {called} needs a name, which {dict(spec)} does not have")
     settings = {key: value for key, value in spec.items() if key != "name"}
-    make = import_own(name if is_own(name) else listed(name, table, called), called=called)
+    make = import_own(name if is_own(name) else look_up(name, table, called), called=called)
     try:
         return make(**settings)
     except (TypeError, ValueError) as error:
@@ -86,13 +86,13 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
     return function
 
 
-def imported(name: str) -> Any:
+def import_attribute(name: str) -> Any:
     """Returns what `module:name` names, imported now; raises what importing raises."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
-def listed(name: str, table: Mapping[str, str], called: str) -> str:
+def look_up(name: str, table: Mapping[str, str], called: str) -> str:
     """Returns the entry of a name; raises ModelFolderError that lists the known names."""
     if name not in table:
         raise ModelFolderError(f"unknown {called} {name!r}; known: {', '.join(table)}, or your own as module:function")

@@ -98,7 +98,7 @@ class Words:
         return touched
 
 
-def left_of(words: Sequence[Words], importance_N: Importance, alpha: float, *, rest: bool = True) -> tuple[str, ...]:
+def kept_texts(words: Sequence[Words], importance_N: Importance, alpha: float, *, rest: bool = True) -> tuple[str, ...]:
     """Returns an input's texts without words whose tokens all get at most alpha times the mean of all words' tokens.
 
     `words`: of every text; in each, tokens of other texts belong to no word. Texts are unchanged if the importance of a
@@ -122,7 +122,7 @@ def mean_of_words(words: Sequence[Words], importance_N: Importance) -> float:
     return float(importance_N[of_words_N].mean(dtype=np.float64)) if of_words_N.any() else math.nan
 
 
-def standing_of(words: Sequence[Words], importance_N: Importance) -> npt.NDArray[np.float64]:
+def relative_importance(words: Sequence[Words], importance_N: Importance) -> npt.NDArray[np.float64]:
     """Returns the importance of each word's best token relative to the mean: the smallest alpha that cuts the word.
 
     It has only words with tokens, and is empty if an importance is unknown.

@@ -16,7 +16,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import used_of
+from earlyexit.network.chain import used_networks
 from optimizer.plan import Stage, with_splits
 from optimizer.problem import PlanProblem, nested_shares
 from profiles.records import RecordedBatches
@@ -44,7 +44,7 @@ def is_whole(problem: PlanProblem) -> bool:
 
 def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
     """The ramps in these networks."""
-    return tuple(ramp for ramp in problem.ramps if used_of(problem.networks, {ramp})[0] in used)
+    return tuple(ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used)
 
 
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
@@ -186,7 +186,7 @@ def part_of(problem: PlanProblem, stages: Sequence[Stage]) -> Part:
     """The networks that a plan uses; raises PlanError unless its splits run these, whole, one after the other."""
     splits = [split for stage in stages for split in stage.splits]
     ends = problem.networks or (problem.num_blocks,)
-    part = Part(whole=problem, used=used_of(problem.networks, {split.first for split in splits}))
+    part = Part(whole=problem, used=used_networks(problem.networks, {split.first for split in splits}))
     over = [end for end in ends[:-1] for split in splits if split.first < end < split.end]
     if over:
         raise PlanError(f"a split runs over block {over[0]}, where a network begins; it must end there")

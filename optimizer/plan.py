@@ -13,7 +13,7 @@ from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
-from earlyexit.network.chain import check_ends, check_networks, check_weights, used_of
+from earlyexit.network.chain import check_ends, check_networks, check_weights, used_networks
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
@@ -279,7 +279,7 @@ class Plan:
     @property
     def used(self) -> tuple[int, ...]:
         """Places of the networks that any chain uses; the last network is always among them."""
-        return used_of(self.networks, {split.first for split in self.splits})
+        return used_networks(self.networks, {split.first for split in self.splits})
 
     @property
     def after_answer(self) -> AfterAnswer:

@@ -18,7 +18,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import used_of
+from earlyexit.network.chain import used_networks
 from optimizer.decision import Planned, gap_between
 from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate, merit, sought, violations
 from optimizer.plan import Stage
@@ -74,7 +74,7 @@ def by_networks(problem: PlanProblem, together: Reach, alone: Reach) -> Reach:
     before_last = set(range(len(problem.networks) - 1))
 
     def reach(active: Sequence[int]) -> Sequence[float]:
-        came_by = set(used_of(problem.networks, set(active)))
+        came_by = set(used_networks(problem.networks, set(active)))
         return together(active) if before_last <= came_by else alone(active)
 
     return reach

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.boundary import Seen
+from earlyexit.network.boundary import ExitResult
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords, ValueArray
 from profiles.scores import FloatArray
@@ -128,7 +128,7 @@ class Probing:
         self._records = records
         self._rows_N = rows_N
 
-    def seen(self, inputs: Sequence[PendingInput], ramps: Collection[int]) -> Iterator[tuple[PendingInput, Seen]]:
+    def seen(self, inputs: Sequence[PendingInput], ramps: Collection[int]) -> Iterator[tuple[PendingInput, ExitResult]]:
         """How sure these ramps are of inputs; the answer is what it costs. The full model is last."""
         records = self._records
         asked = [(column, ramp) for column, ramp in enumerate(records.ramps) if ramp in ramps]
@@ -136,8 +136,8 @@ class Probing:
             row = self._rows_N[each.serial % len(self._rows_N)]
             for column, ramp in asked:
                 score, loss = float(records.scores_NR[row, column]), float(records.losses_NR[row, column])
-                yield each, Seen(sample_id="", block=ramp, score=score, value=loss)
-            yield each, Seen(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
+                yield each, ExitResult(sample_id="", block=ramp, score=score, value=loss)
+            yield each, ExitResult(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
 
 
 def recorded_loss(early: ValueArray, full: ValueArray) -> FloatArray:

@@ -151,7 +151,7 @@ class SimulatedReplica:
         """Note that a sequence is over, and await no step of it."""
         if not self.is_up:
             return
-        self.engine.take_out((sequence,))
+        self.engine.remove_sequences((sequence,))
         if not self._holds and self.engine.may_begin:
             self._start()
 

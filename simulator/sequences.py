@@ -14,7 +14,7 @@ from deployments.ingress.core.generation import GenerationLoop, GenerationRules,
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
-from earlyexit.sequences.sequence import Shown
+from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.placement import PlacedPlan
 from simulator.events import WAKES
 from simulator.processes import MAX_ATTEMPTS, SimulatedIngress, Trip
@@ -22,7 +22,7 @@ from simulator.scenario import Scenario
 from simulator.work import Step
 
 
-class SimulatedSequence(Shown):
+class SimulatedSequence(SequenceProgress):
     """A number of tokens, of which a decoder is shown those that it has not seen."""
 
     def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:

@@ -44,7 +44,7 @@ from earlyexit.errors import (
     UnknownModelError,
     UnknownPathError,
 )
-from earlyexit.network.boundary import Answer, Numbers
+from earlyexit.network.boundary import Answer, PackedArray
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks.base import Task, ValueArray
 
@@ -512,7 +512,7 @@ LEVEL = 1
 
 async def formed(make: Callable[[], T], answers: Sequence[Answer]) -> T:
     """Calls `make`, in a thread if the answers are large."""
-    size = sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, Numbers))
+    size = sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, PackedArray))
     return make() if size < LARGE_ANSWERS_BYTES else await asyncio.to_thread(make)
 
 

@@ -19,8 +19,8 @@ from deployments.ingress.dispatcher import Alarm, Dispatcher, on_loop
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
-from earlyexit.network.boundary import Answer, Encoded, Numbers
-from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
+from earlyexit.network.boundary import Answer, Encoded, PackedArray
+from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 
@@ -54,7 +54,7 @@ class CutShortError(DeadlineError):
 
 
 class Stream:
-    """An asynchronous iterator of `Said`, the last of which says why it `ended`; on one event loop, for one reader.
+    """An asynchronous iterator of `StepResult`. The last result says why it `ended`. For one event loop and one reader.
 
     It is never longer than the request's `max_tokens`: a slow reader holds no pages of any replica, since the
     sequence goes on without it. An error is raised once everything said before it was taken.
@@ -69,15 +69,15 @@ class Stream:
         """Called once; set by the service."""
         self.is_over = False
         """Whether no more tokens come."""
-        self._news: asyncio.Queue[Said | Exception | None] = asyncio.Queue()
+        self._news: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
         """What was not read yet: tokens, then at the end the error, or None."""
 
     def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> Said:
+    async def __anext__(self) -> StepResult:
         news = await self._news.get()
-        if isinstance(news, Said):
+        if isinstance(news, StepResult):
             return news
         self._news.put_nowait(news)  # the end stays, for whatever reads on
         raise StopAsyncIteration if news is None else news
@@ -93,7 +93,7 @@ class Stream:
 
     # The service's side
 
-    def put(self, said: Said) -> None:
+    def put(self, said: StepResult) -> None:
         """Adds a token."""
         if self.is_over:
             return
@@ -230,7 +230,7 @@ class GenerateService:
             self._failed(running, outcome)
             return
         try:
-            assert isinstance(outcome.value, Numbers), "tokens and their log-probabilities"
+            assert isinstance(outcome.value, PackedArray), "tokens and their log-probabilities"
             said = running.sequence.answered(outcome.value.numpy(), outcome.exit)
         except Exception as error:  # the error is this sequence's; others of the same reply go on
             logger.exception("an answer to %s makes no token", running.request_id)

@@ -24,7 +24,7 @@ from deployments.api.parsing import (
     V2Model,
     V2Server,
 )
-from earlyexit.named import imported
+from earlyexit.named import import_attribute
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -93,7 +93,7 @@ class Operation:
     @property
     def body(self) -> type[BaseModel] | None:
         """The body of requests."""
-        found: type[BaseModel] | None = imported(self.asked) if isinstance(self.asked, str) else self.asked
+        found: type[BaseModel] | None = import_attribute(self.asked) if isinstance(self.asked, str) else self.asked
         return found
 
     @property

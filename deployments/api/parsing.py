@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
-from earlyexit.network.boundary import DATATYPES, Column, as_numbers
+from earlyexit.network.boundary import DATATYPES, Column, parse_numbers
 from earlyexit.tasks.base import Task
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -416,7 +416,7 @@ def _elements(tensor: GivenTensor, where: str) -> Elements:
         return unpacked(tensor.datatype, tensor.content, where)
     is_text = tensor.datatype == "BYTES"
     try:
-        array = np.array(tensor.content, dtype=object) if is_text else as_numbers(tensor.content, tensor.datatype)
+        array = np.array(tensor.content, dtype=object) if is_text else parse_numbers(tensor.content, tensor.datatype)
     except ValueError as error:
         raise InputError(f"{where}.data: {error}") from error
     flat = array.reshape(-1)

@@ -18,7 +18,7 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec, Encode
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
-from earlyexit.network.boundary import Answer, Encoded, TensorSpec, misfit
+from earlyexit.network.boundary import Answer, Encoded, TensorSpec, mismatch
 
 MOST_ENCODERS = 4
 """Threads for inputs that take milliseconds to encode. Each may hold a decoded image of the largest size."""
@@ -71,7 +71,7 @@ class InferService:
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
             for k, each in enumerate(encoded):
-                if (said := misfit(self.inputs, each)) is not None:  # it would fail its batch, and the others in it
+                if (said := mismatch(self.inputs, each)) is not None:  # it would fail its batch, and the others in it
                     raise UnprocessableInputError(f"input {k}: {said}")
         waiter = _Waiter(len(encoded), asyncio.get_running_loop())
         flights = self.dispatcher.submit(

@@ -37,7 +37,7 @@ from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded, CutRow
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.network.boundary import Answer, Encoded, WirePiece, entering
+from earlyexit.network.boundary import Answer, Encoded, WirePiece, entry_piece
 from earlyexit.words import num_words
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
@@ -238,7 +238,7 @@ class Dispatcher(Driver):
             # Of a model that is one network, inputs were encoded as they came.
             try:
                 ids = [sample_id_of(self.core.name, each) for each in call.inputs]
-                piece = entering(ids, [each.encoded for each in call.inputs])
+                piece = entry_piece(ids, [each.encoded for each in call.inputs])
             except Exception as error:
                 self._lose(call, call.inputs, error, MISFIT)
             else:
@@ -474,7 +474,7 @@ class NetworkEntry:
         ids = [sample_id_of(self._ingress, each) for each in entered]
         states_BS = None if self._going_on is None else _states_of(ids, self._going_on)
         measured = bool(plan.networks) and plan.networks[self._network] - 1 in plan.prune
-        return entering(ids, encoded, block=self._block, state_BS=states_BS, measured=measured)
+        return entry_piece(ids, encoded, block=self._block, state_BS=states_BS, measured=measured)
 
     def words(self) -> tuple[int, int]:
         """Returns the words of the inputs whose attention is known, and how many of them were pruned."""

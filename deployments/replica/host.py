@@ -51,7 +51,7 @@ from earlyexit.engine.device import (
     Deliver,
     Device,
     DeviceThreads,
-    Inside,
+    InFlight,
     Observed,
     OnBatch,
     Release,
@@ -156,7 +156,7 @@ def _timing(member: Member[Any]) -> Timing:
 class TracedDevice(Device[Any]):
     """Notes the batches of traced inputs; only where tracing is on."""
 
-    def _run(self, batch: Batch[Any], inside: Inside[Any]) -> Any:
+    def _run(self, batch: Batch[Any], inside: InFlight[Any]) -> Any:
         """Called again for every member of a batch that failed, which then runs alone."""
         for member in batch.members:
             opened = member.origin

@@ -21,7 +21,7 @@ from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import bucket_of
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError
-from earlyexit.network.boundary import Answer, stacked
+from earlyexit.network.boundary import Answer, stack_values
 from earlyexit.tasks.base import Task
 
 ANSWERED = "answered"
@@ -101,7 +101,7 @@ def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answ
     numbers, answers are compared as callers see them.
     """
     if our_task.compares(their_task):
-        early, full = (stacked([answer.value for answer in answers]) for answers in (ours, theirs))
+        early, full = (stack_values([answer.value for answer in answers]) for answers in (ours, theirs))
         return [float(loss) for loss in our_task.loss(early, full)]
     return [
         float(our_task.to_json(one.value, 0.0) != their_task.to_json(another.value, 0.0))

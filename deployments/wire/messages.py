@@ -21,7 +21,7 @@ from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
-from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations
@@ -163,7 +163,7 @@ class Chunk:
     answers: tuple[tuple[Answer, Timing], ...] = ()
     early: tuple[tuple[Answer, Timing], ...] = ()
     """Answers of inputs that stay inside the model."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ExitResult, ...] = ()
     """What ramps and the full model say of inputs that stay."""
     going_on: GoingOn | None = None
     lost: tuple[tuple[str, OfframpError], ...] = ()

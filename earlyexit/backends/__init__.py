@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from earlyexit.named import imported
+from earlyexit.named import import_attribute
 
 if TYPE_CHECKING:
     from earlyexit.network.model import EarlyExitModel, SegmentRunner
@@ -29,7 +29,7 @@ def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num
     backend. Raises PlanError for a model that the backend cannot run.
     """
     place = model.backbone.own_segments or BACKENDS[backend]
-    segments: SegmentRunner = imported(place)(model, folder, num_threads)
+    segments: SegmentRunner = import_attribute(place)(model, folder, num_threads)
     return segments
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from earlyexit.errors import InputError, PlanError
 from earlyexit.named import Named
 from earlyexit.network.boundary import Column, Encoded
-from earlyexit.words import Words, left_of
+from earlyexit.words import Words, kept_texts
 
 Row = TypeVar("Row")
 """One input as its caller knows it: a text, a pair of texts, an image's bytes, an array."""
@@ -100,12 +100,12 @@ class Codec(Named, ABC, Generic[Row]):
         raise PlanError(f"words are pruned of texts; this model's inputs are encoded by {self.name!r}")
 
     def pruned(self, row: Row, importance_N: npt.NDArray[np.floating], alpha: float, *, rest: bool = True) -> Row:
-        """Returns the row without the words that got little attention: see `words.left_of`.
+        """Returns the row without the words that got little attention: see `words.kept_texts`.
 
         `importance_N`: of the tokens that `encode` makes of the row, cut if need be; `rest`: whether the part that was
         cut off stays. Raises PlanError for an invalid alpha, and where rows have no words.
         """
-        return self.row_of(left_of(self.words(row), importance_N, alpha, rest=rest))
+        return self.row_of(kept_texts(self.words(row), importance_N, alpha, rest=rest))
 
     def row_of(self, texts: Sequence[str]) -> Row:
         """Returns the row of texts, as many as `words` gives; raises PlanError as `words` does."""

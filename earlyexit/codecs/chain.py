@@ -16,7 +16,7 @@ from earlyexit.codecs.base import Codec, Columns
 from earlyexit.codecs.text import TOKENIZER_FILE, TokenizedCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, Encoded, misfit
+from earlyexit.network.boundary import Boundary, Encoded, mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class ChainCodec(Codec[Any]):
         made = self.members[network].encode(rows, truncate=truncate)
         inputs = self._inputs[network]
         for k, each in enumerate(made if inputs is not None else ()):
-            said = misfit(inputs or (), each)
+            said = mismatch(inputs or (), each)
             if said is not None:
                 raise UnprocessableInputError(f"input {k}: {said}")
         return made

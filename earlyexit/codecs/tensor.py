@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.network.boundary import DATATYPES, Column, Encoded, as_numbers
+from earlyexit.network.boundary import DATATYPES, Column, Encoded, parse_numbers
 
 Arrays: TypeAlias = tuple[npt.NDArray[np.generic], ...]
 """A row: one array per column, in their order."""
@@ -85,7 +85,7 @@ def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]
     """Returns numbers of JSON as a column's array; raises InputError for other values or another shape."""
     needed = f"{column.datatype} of the shape {list(column.shape)} is needed"
     try:
-        given = as_numbers(value, column.datatype)
+        given = parse_numbers(value, column.datatype)
     except ValueError as error:
         raise InputError(f"{where}: {needed}: {error}") from error
     if given.shape != column.shape:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from earlyexit.data.images import IGNORED, ImageFiles, check_file, is_images, open_images
 from earlyexit.data.text_tables import csv_rows, has_column, read_table, read_texts
 from earlyexit.errors import DataError, InputError, UnprocessableInputError
-from earlyexit.network.boundary import Column, Encoded, fitting
+from earlyexit.network.boundary import Column, Encoded, cast_column
 from earlyexit.tasks.checks import Mask, read_mask
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
                 return column
         elif len(row) == len(form.shape) and all(a in (-1, b) for a, b in zip(form.shape, row, strict=True)):
             try:
-                return fitting(column, form.datatype)
+                return cast_column(column, form.datatype)
             except ValueError as error:
                 why = f": {error}"
     allowed = " or ".join(f"{'/'.join(form.datatypes)} of the shape {list(form.shape)}" for form in forms)

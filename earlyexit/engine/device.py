@@ -18,7 +18,7 @@ from earlyexit.engine.engine import MOST_RUNNING, Batch, BatchEngine, Dispatch
 from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, SequenceLostError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WirePiece
 
 
 class Payload(Protocol):
@@ -53,7 +53,7 @@ class Step(Generic[PayloadT]):
     answers: tuple[Answer, ...]
     survivors: PayloadT | None
     """None when no input is left. Inputs that stay are among them until the model's end, answered or not."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ExitResult, ...] = ()
     """What the exit said of inputs that stay; all have the same block."""
 
 
@@ -72,7 +72,7 @@ class Observed(Generic[PayloadT]):
     """What an exit said of an input that stays."""
 
     member: Member[PayloadT]
-    seen: Seen
+    seen: ExitResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ Release = Answered[PayloadT] | Observed[PayloadT] | Survivors[PayloadT] | Failed
 
 
 @dataclass(slots=True)
-class Inside(Generic[PayloadT]):
+class InFlight(Generic[PayloadT]):
     """Members of a running batch that are not released for good, by sample id."""
 
     members: dict[str, Member[PayloadT]]
@@ -127,9 +127,9 @@ class Inside(Generic[PayloadT]):
         for sample_id, member in self.members.items():
             member.compute_s += total_s - self.answered_s.get(sample_id, 0.0)
 
-    def apart(self) -> list[Inside[PayloadT]]:
+    def apart(self) -> list[InFlight[PayloadT]]:
         """Returns every member alone, for another run."""
-        return [Inside({name: member}, looked=set(self.looked)) for name, member in self.members.items()]
+        return [InFlight({name: member}, looked=set(self.looked)) for name, member in self.members.items()]
 
     def _leave(self, answer: Answer, elapsed_s: float) -> Answered[PayloadT]:
         member = self.members.pop(answer.sample_id)
@@ -315,9 +315,9 @@ class Device(Generic[PayloadT]):
         If the model fails, every member that is still inside runs once more, alone: one bad input costs its batch-mates
         time, but never their answers. Members with equal sample ids run alone too.
         """
-        inside = Inside({member.sample_id: member for member in batch.members})
+        inside = InFlight({member.sample_id: member for member in batch.members})
         if len(inside.members) < len(batch.members):
-            parts = [Inside({member.sample_id: member}) for member in batch.members]
+            parts = [InFlight({member.sample_id: member}) for member in batch.members]
             coming_back = self._run_one_by_one(batch, parts)
         else:
             coming_back = self._attempt(batch, inside)
@@ -370,7 +370,7 @@ class Device(Generic[PayloadT]):
         """End sequences: their queued inputs are lost, and their memory is freed, if need be after a running batch."""
         with self.lock:
             were_awaited = bool(self.engine.returning)
-            queued = self.engine.take_out(sequences)
+            queued = self.engine.remove_sequences(sequences)
             if self._memory is not None:
                 running = self.engine.running_sequences
                 self._over |= running.intersection(sequences)
@@ -381,7 +381,7 @@ class Device(Generic[PayloadT]):
                 self.wake()
         self._release([_over(member) for member in queued])
 
-    def _attempt(self, batch: Batch[PayloadT], inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
+    def _attempt(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
         try:
             survivors = self._run(batch, inside)
         except _ModelFailure as failure:
@@ -395,7 +395,7 @@ class Device(Generic[PayloadT]):
         self.failures_in_a_row = 0
         return [] if survivors is None else self._pass_on(survivors, inside)
 
-    def _run_one_by_one(self, batch: Batch[PayloadT], parts: Sequence[Inside[PayloadT]]) -> list[Survivors[PayloadT]]:
+    def _run_one_by_one(self, batch: Batch[PayloadT], parts: Sequence[InFlight[PayloadT]]) -> list[Survivors[PayloadT]]:
         coming_back: list[Survivors[PayloadT]] = []
         for part in parts:
             with self.lock:
@@ -403,7 +403,7 @@ class Device(Generic[PayloadT]):
             coming_back += self._attempt(single, part)
         return coming_back
 
-    def _run(self, batch: Batch[PayloadT], inside: Inside[PayloadT]) -> PayloadT | None:
+    def _run(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> PayloadT | None:
         first_s: float | None = None
         survivors: PayloadT | None = None
         for step in _steps(self.runner, batch):
@@ -452,7 +452,7 @@ class Device(Generic[PayloadT]):
             with self._delivering:
                 self._deliver(releases)
 
-    def _pass_on(self, survivors: PayloadT, inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
+    def _pass_on(self, survivors: PayloadT, inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
         members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
         going = Survivors(members=members, piece=survivors)
         if not self.engine.hosts(survivors.next_block):

@@ -88,7 +88,7 @@ class Returning:
         self._over.clear()
         self.until_s = now_s + SHARE * took_s
 
-    def take_out(self, sequences: Collection[int]) -> None:
+    def remove_sequences(self, sequences: Collection[int]) -> None:
         """Note that sequences are over; one that left early may be over before its batch."""
         self._sequences.difference_update(sequences)
         self._over.update(sequences)
@@ -241,10 +241,10 @@ class BatchEngine(Generic[P]):
         self._let_drained_vanish()
         return forgotten
 
-    def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
+    def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
         """Remove and return the queued members of sequences that are over."""
-        self.returning.take_out(sequences)
-        found = [member for queue in self._deepest_first for member in queue.take_out(sequences)]
+        self.returning.remove_sequences(sequences)
+        found = [member for queue in self._deepest_first for member in queue.remove_sequences(sequences)]
         self._let_drained_vanish()
         return found
 

@@ -489,7 +489,7 @@ class Queue(Generic[P]):
         self.members = [member for member in self.members if member.origin is not origin]
         return before - len(self.members)
 
-    def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
+    def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
         """Remove and return the members of some sequences."""
         found = [member for member in self.members if member.sequence in sequences]
         if found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from earlyexit.named import imported, is_own, listed
+from earlyexit.named import import_attribute, is_own, look_up
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Family
@@ -50,5 +50,5 @@ def find_family(name: str) -> Family:
         from earlyexit.families.own import OwnFamily
 
         return OwnFamily(name)
-    family: Family = imported(listed(name, FAMILIES, "model family"))()
+    family: Family = import_attribute(look_up(name, FAMILIES, "model family"))()
     return family

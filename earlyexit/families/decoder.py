@@ -25,8 +25,8 @@ from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps import RampStyle
-from earlyexit.sequences.kv import TRIAL, KvShape, KvStore, Places, Run
-from earlyexit.sequences.kv_memory import Behind, KvMemory, Pending, joined
+from earlyexit.sequences.kv import TRIAL, KvIndex, KvShape, KvStore, Run
+from earlyexit.sequences.kv_memory import KvMemory, PendingTokens, SkippedTokens, concatenate
 from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 
 
@@ -63,14 +63,14 @@ class Rows:
         """`came`: how many of each run's first rows came along from another replica."""
         self.runs = runs
         self._backbone = backbone
-        self._copied: list[Behind | None] = [None] * len(runs)
+        self._copied: list[SkippedTokens | None] = [None] * len(runs)
         self._came: list[Tensor | None] = [None] * len(runs)
         """Rows that came along and are passed on unchanged."""
         self._rows_MD = hidden_ND
         if backbone.fill == "copy" and any(came):  # their states are copied, not computed
             rows = torch.split(hidden_ND, [run.length for run in runs])
             self._copied = [
-                Behind(run.start, rows_nD[:count]) if count else None
+                SkippedTokens(run.start, rows_nD[:count]) if count else None
                 for run, rows_nD, count in zip(runs, rows, came, strict=True)
             ]
             self._came = [None if each is None else each.hidden_nD for each in self._copied]
@@ -91,7 +91,7 @@ class Rows:
             return
         if self._backbone.fill == "copy":
             self._copied = [
-                old if new is None else joined(new, old) for new, old in zip(found, self._copied, strict=True)
+                old if new is None else concatenate(new, old) for new, old in zip(found, self._copied, strict=True)
             ]
         else:
             behind = (None if older is None else older.hidden_nD for older in found)
@@ -127,8 +127,8 @@ class Rows:
             if is_last:
                 pending.through(run.sequence, first, run.end)
             elif run.sequence != TRIAL:
-                waiting = Behind(span.start, rows_nD)
-                pending.moved(run.sequence, first, end, waiting if copied is None else joined(copied, waiting))
+                waiting = SkippedTokens(span.start, rows_nD)
+                pending.moved(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
         if not any(came is not None for came in self._came) and all(map(is_, self._spans, self.runs)):
             return self._rows_MD
         own = (rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True))
@@ -181,7 +181,7 @@ class DecoderConfig:
 class Where:
     """The places of rows in the store, and the rotation of their queries and keys."""
 
-    places: Places
+    places: KvIndex
     rotary: Tensors
 
 
@@ -285,7 +285,7 @@ class DecoderBackbone(Backbone):
         """Makes, and uses from now on, a store of `num_pages` pages on the weights' device and in their type."""
         weight = self.word.weight
         kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
-        self._memory = KvMemory(kv, Pending())
+        self._memory = KvMemory(kv, PendingTokens())
         return self._memory
 
     def open_memory(self, tokens: int, fill: Fill = "compute") -> KvMemory:
@@ -300,7 +300,7 @@ class DecoderBackbone(Backbone):
         return self.word(token_ids_N), run_B5, run_B5.new_zeros(len(run_B5))
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Runs blocks, also on tokens of the same sequences that left before one of them: see `Pending`."""
+        """Runs blocks, also on tokens of the same sequences that left before one of them: see `PendingTokens`."""
         hidden_ND, run_B5, behind_B = hidden
         behind = behind_B.tolist()
         runs = self.runs(run_B5, behind, layout)

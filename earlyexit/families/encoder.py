@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, put_together
 from earlyexit.network.boundary import Boundary, TensorSpec
-from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, filled_up, rows_run
+from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, pad_rows, padded_num_rows
 from earlyexit.network.piece import Layout, Masks, Tensors
 from earlyexit.ramps import RampStyle
 
@@ -188,8 +188,8 @@ class EncoderBackbone(Backbone):
         hidden_ND, *measured = hidden
         masks = layout.masks(self.attention_bias(layout), hidden_ND.dtype)
         if not measured:
-            rows = len(hidden_ND) if self.fills_rows and rows_run(len(hidden_ND)) > len(hidden_ND) else None
-            hidden_ND = hidden_ND if rows is None else filled_up(hidden_ND)
+            rows = len(hidden_ND) if self.fills_rows and padded_num_rows(len(hidden_ND)) > len(hidden_ND) else None
+            hidden_ND = hidden_ND if rows is None else pad_rows(hidden_ND)
             for index in range(first, end):
                 hidden_ND = self.blocks[index](hidden_ND, layout, masks, rows)
             return (hidden_ND if rows is None else hidden_ND[:rows],)

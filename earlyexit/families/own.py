@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.named import import_own
-from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec, entering, misfit
+from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec, entry_piece, mismatch
 from earlyexit.network.piece import Layout, Tensors
 
 MOST_ROWS, ROWS_TOGETHER = 35, 7
@@ -182,11 +182,11 @@ def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, le
         raise TrialError(
             f"{why}, for random inputs; give rows of your own, as `offramp inject --data` does: their answers decide"
         )
-    if (strange := misfit(backbone.inputs, rows[0])) is not None:
+    if (strange := mismatch(backbone.inputs, rows[0])) is not None:
         raise TrialError(strange)
     tried = rows[:: max(1, len(rows) // MOST_ROWS)][:MOST_ROWS]
     for begin in range(0, len(tried), ROWS_TOGETHER):
-        piece = entering("", tried[begin : begin + ROWS_TOGETHER])
+        piece = entry_piece("", tried[begin : begin + ROWS_TOGETHER])
         values, layout = tuple(map(torch.from_numpy, piece.tensors)), Layout(piece.lengths_B)
         together, alone = _run(backbone, values, layout), _alone(backbone, values, layout)
         for k, answers in enumerate(together.after[-1]):

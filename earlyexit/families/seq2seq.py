@@ -28,7 +28,7 @@ from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, pr
 from earlyexit.families.encoder import before, by_distance
 from earlyexit.network.layers import ACTIVATIONS
 from earlyexit.network.piece import Layout, Masks, Tensors
-from earlyexit.sequences.kv import TRIAL, KvStore, Places, Run
+from earlyexit.sequences.kv import TRIAL, KvIndex, KvStore, Run
 from earlyexit.sequences.sequence import PAGE_TOKENS
 
 
@@ -174,9 +174,9 @@ class SourceBlock(nn.Module):
 class SidedPlaces:
     """The rows of sources, the decoder's own rows, and their places in the store."""
 
-    own: Places | None
+    own: KvIndex | None
     """None where all rows are of sources."""
-    crossing: Places | None
+    crossing: KvIndex | None
     """The places of their sources that the own rows read."""
     own_M: Tensor | None
     """The indices of the own rows; None where all rows are own."""
@@ -219,7 +219,7 @@ class AnswerBlock(Block):
         if where.source is not None and where.source_places is not None:
             kv.write(index, where.source_places, *self.crossing.kept(hidden_ND[where.source]))
 
-    def _answered(self, index: int, hidden_MD: Tensor, own: Places, crossing: Places, kv: KvStore) -> Tensor:
+    def _answered(self, index: int, hidden_MD: Tensor, own: KvIndex, crossing: KvIndex, kv: KvStore) -> Tensor:
         queries_MHd, keys_MHd, values_MHd = self.attention.queries_keys_values(hidden_MD)
         kv.write(index, own.write_N, keys_MHd, values_MHd)
         context_MHd = kv.attend(index, own, queries_MHd)

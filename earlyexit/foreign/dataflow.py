@@ -235,7 +235,7 @@ class Site:
     """The share of the model's time that has passed here; None where it was not measured."""
 
 
-def carriers(flow: Dataflow) -> tuple[str, ...]:
+def cut_tensors(flow: Dataflow) -> tuple[str, ...]:
     """Returns the tensors that every path from an input to an output passes, in order, without the inputs."""
     import networkx as nx
 
@@ -270,7 +270,7 @@ def find_sites(flow: Dataflow) -> tuple[Site, ...]:
     input, it is the last carrier before the pooling, since ramps pool by themselves. No site is before the first
     operator that works, or after the last one, the classifier.
     """
-    found = carriers(flow)
+    found = cut_tensors(flow)
     regions = regions_of(flow, found)
     works = [any(operator.kind == "work" for operator in operators) for operators in regions]
     sites = []
@@ -352,7 +352,7 @@ MOST_TRIED = 200
 _START, _END = ("start", ""), ("end", "")
 
 
-def with_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> tuple[Site, ...]:
+def with_cut_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> tuple[Site, ...]:
     """Returns the sites, and sets of two or three tensors in the long stretches between them.
 
     The sites' shares say how long a stretch is; where a site has none, the number of operators that work does.
@@ -365,13 +365,13 @@ def with_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> t
     found: list[Site] = []
     for (begin, end), region, site in zip(pairwise(ends), regions, [*sites, None], strict=True):
         if end - begin > long:
-            found += sets_in(flow, region)
+            found += cut_sets_in(flow, region)
         if site is not None:
             found.append(site)
     return tuple(found)
 
 
-def sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
+def cut_sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
     """Yields sets that cut a stretch, each behind the one before it.
 
     The cheapest set behind every operator that works is found; those are kept whose neighbours are dearer.

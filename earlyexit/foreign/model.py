@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.foreign.dataflow import Dataflow, Site, find_sites, with_sets
+from earlyexit.foreign.dataflow import Dataflow, Site, find_sites, with_cut_sets
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, Encoded, TensorSpec, why_no_exit
 
@@ -63,7 +63,7 @@ class ForeignModel(ABC):
         """The longest input in tokens; 1 where inputs have none."""
 
     @abstractmethod
-    def answering(self, codec: NamedSpec) -> Self:
+    def with_answer(self, codec: NamedSpec) -> Self:
         """Returns the model with its answer as the only output."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class ForeignModel(ABC):
         """Returns where the model can be cut on the way to its outputs; `sets`: with sets of two or three tensors."""
         sites = find_sites(self.flow)
         sites = self.timed(sites) if sites and measure else sites
-        found = with_sets(self.flow, sites) if sets else sites
+        found = with_cut_sets(self.flow, sites) if sets else sites
         return self.timed(found) if measure and len(found) > len(sites) else found
 
     def refused(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> dict[tuple[str, ...], str]:

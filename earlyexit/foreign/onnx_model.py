@@ -64,7 +64,7 @@ class OnnxModel(ForeignModel):
     def longest(self) -> int:
         return TEXT_LENGTH
 
-    def answering(self, codec: NamedSpec) -> Self:
+    def with_answer(self, codec: NamedSpec) -> Self:
         if len(self.flow.outputs) == 1 and self.asked.output is None:
             return self
         answer = self._opened(codec, lambda graph: graph.output)

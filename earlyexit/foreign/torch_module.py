@@ -134,7 +134,7 @@ class TorchModel(ForeignModel):
         upper = size.node.shape_env.bound_sympy(size.node.expr).upper  # as far as tracing found out
         return int(upper) if upper.is_finite and 0 < upper < UNBOUNDED else TEXT_LENGTH
 
-    def answering(self, codec: NamedSpec) -> Self:
+    def with_answer(self, codec: NamedSpec) -> Self:
         return self.with_outputs(self._output)
 
     def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:

@@ -200,7 +200,7 @@ def why_no_exit(boundary: Sequence[TensorSpec]) -> str | None:
     )
 
 
-def misfit(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
+def mismatch(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
     """Returns what a network does not take in an encoded input; None where it takes all of it."""
     if len(encoded.tensors) != len(inputs):
         names = ", ".join(each.name for each in inputs)
@@ -260,7 +260,7 @@ class Encoded:
     """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""
 
 
-def as_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
+def parse_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
     """Returns numbers of JSON, nested or not, as an array; raises ValueError where some do not fit the datatype."""
     dtype: np.dtype[Any] = DATATYPES[datatype]
     _check_types(value, datatype)
@@ -298,7 +298,7 @@ def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
     return given.dtype.kind in "iu" and int(given.min()) >= limits.min and int(given.max()) <= limits.max
 
 
-def fitting(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
+def cast_column(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
     """Returns a column in another datatype: whole numbers if it holds all of them, others if it is of their kind.
 
     Raises ValueError otherwise.
@@ -322,7 +322,7 @@ Lengths = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class PackedArray:
     """An answer of many numbers, as it travels."""
 
     dtype: str
@@ -333,7 +333,7 @@ class Numbers:
     """Whether the bytes are compressed by zlib."""
 
     @classmethod
-    def of(cls, array: npt.NDArray[np.generic], *, pack: bool = False) -> Numbers:
+    def of(cls, array: npt.NDArray[np.generic], *, pack: bool = False) -> PackedArray:
         """Returns a copy of an array, whose memory may be a batch's and reused. `pack`: compress large arrays."""
         packed = pack and array.nbytes >= PACKED_FROM_BYTES
         raw = zlib.compress(array.tobytes(), level=1) if packed else array.tobytes()
@@ -344,7 +344,7 @@ class Numbers:
         """Bytes of the array."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def __reduce__(self) -> tuple[Callable[..., Numbers], tuple[str, tuple[int, ...], bytes, bool]]:
+    def __reduce__(self) -> tuple[Callable[..., PackedArray], tuple[str, tuple[int, ...], bytes, bool]]:
         return _of_bytes, (self.dtype, self.shape, bytes(self.raw), self.packed)
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -353,11 +353,11 @@ class Numbers:
         return np.frombuffer(raw, dtype=self.dtype).reshape(self.shape)
 
 
-def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes, packed: bool) -> Numbers:
-    return Numbers(dtype, shape, memoryview(raw), packed)
+def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes, packed: bool) -> PackedArray:
+    return PackedArray(dtype, shape, memoryview(raw), packed)
 
 
-Value = int | float | Numbers
+Value = int | float | PackedArray
 """An answer in its task's form: a label's index, a number, an array."""
 
 
@@ -374,7 +374,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ExitResult:
     """The opinion of an exit about an input that stays."""
 
     sample_id: str
@@ -414,7 +414,7 @@ class WirePiece:
         )
 
 
-def entering(
+def entry_piece(
     sample_ids: Sequence[str],
     encoded: Sequence[Encoded],
     *,
@@ -439,15 +439,15 @@ def entering(
 
 
 def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
-    """Returns the answers in an array, one per row; see `Numbers.of`."""
+    """Returns the answers in an array, one per row; see `PackedArray.of`."""
     if array.ndim > 1:
-        return [Numbers.of(row, pack=pack) for row in array]
+        return [PackedArray.of(row, pack=pack) for row in array]
     values: list[Value] = array.tolist()
     return values
 
 
-def stacked(values: Sequence[Value]) -> npt.NDArray[Any]:
+def stack_values(values: Sequence[Value]) -> npt.NDArray[Any]:
     """Returns answers of one task as an array, one row each; a single array answer is a read-only view."""
-    if len(values) == 1 and isinstance(values[0], Numbers):
+    if len(values) == 1 and isinstance(values[0], PackedArray):
         return values[0].numpy()[None]
-    return np.array([value.numpy() if isinstance(value, Numbers) else value for value in values])
+    return np.array([value.numpy() if isinstance(value, PackedArray) else value for value in values])

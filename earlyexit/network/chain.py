@@ -136,7 +136,7 @@ class Chain:
         return tuple(ramp - first for ramp in self.ramps if first <= ramp < last)
 
 
-def joined(parts: Sequence[Chain]) -> Chain:
+def join_chains(parts: Sequence[Chain]) -> Chain:
     """Returns the chain of the networks of several chains, one after the other; raises ModelFolderError."""
     starts = (0, *accumulate(each.num_blocks for each in parts))
     inner = [start + ramp for start, each in zip(starts, parts, strict=False) for ramp in each.ramps]
@@ -157,7 +157,7 @@ def check_networks(networks: tuple[int, ...]) -> None:
         raise PlanError(f"networks must ascend, each one past the last block of a network, not {list(networks)}")
 
 
-def used_of(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
+def used_networks(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
     """Returns the networks of splits that begin at these blocks; (0,) for a single network."""
     if not networks:
         return (0,)

@@ -20,7 +20,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, Budget, Segment
-from earlyexit.network.chain import Chain, joined
+from earlyexit.network.chain import Chain, join_chains
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors, halved
 from earlyexit.network.store import CARD_FILE, load_model, read_card
@@ -52,7 +52,7 @@ class ChainNetwork:
             member.is_last = member is last
         self.members = tuple(members)
         self.runners: tuple[SegmentRunner, ...] = tuple(members if runners is None else runners)
-        self.chain = joined([member.chain for member in members])
+        self.chain = join_chains([member.chain for member in members])
         self.num_blocks = self.chain.num_blocks
         self.ramp_indices = self.chain.ramps
         self.task = last.task

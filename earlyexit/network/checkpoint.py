@@ -23,7 +23,7 @@ from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.named import NamedSpec, is_own
 from earlyexit.network.boundary import why_no_exit
-from earlyexit.network.model import EarlyExitModel, ModelInfo, begin_bridges, bridge_of
+from earlyexit.network.model import EarlyExitModel, ModelInfo, bridge_of, init_bridges
 from earlyexit.ramps import BRIDGE, RampStyle, build_ramp
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.ramps.pooling import Pooling
@@ -164,7 +164,7 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     write_chat_files(loaded, folder)
 
 
-def ends_of(source: str) -> tuple[int, ...]:
+def end_ids(source: str) -> tuple[int, ...]:
     """Returns the tokens that end an answer, by the configurations and tokenizer of a decoder's checkpoint."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -180,7 +180,7 @@ def ends_of(source: str) -> tuple[int, ...]:
     return tuple(sorted({token for tokens in every for token in tokens if token is not None}))
 
 
-def start_of(source: str) -> int | None:
+def start_id(source: str) -> int | None:
     """Returns the token that an encoder-decoder's answers start with, by its checkpoint; None for others."""
     from transformers import AutoConfig
 
@@ -220,14 +220,14 @@ def add_ramps(
     model = assemble(info, pretrained.backbone, ramps.at)
     if head is not None:
         model.head.load_state_dict(dict(head.weights))
-    begin_bridges(model)
+    init_bridges(model)
     return model
 
 
 DRAWS = (Tensor.normal_, Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_)
 
 
-class Unfilled(TorchFunctionMode):
+class SkipMetaInit(TorchFunctionMode):
     """Modules on the meta device draw no weights: torch would load its compiler for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from earlyexit.engine.device import Memory, Step, warm_up_length
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Answer, Seen, Segment, Split, WirePiece, values_of
+from earlyexit.network.boundary import Answer, ExitResult, Segment, Split, WirePiece, values_of
 from earlyexit.network.model import EarlyExitModel, Network, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.network.piece import (
     Piece,
@@ -229,7 +229,7 @@ class Cut:
         seen = _seen(piece, full_B, [math.nan] * len(piece), last)
         return Step(answers=answers, survivors=None, seen=seen)
 
-    def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[Seen, ...]:
+    def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[ExitResult, ...]:
         score_B, value_B = self._policy.look(ramp, opinion, state_BS, piece.sample_ids)
         # A broken ramp, which may not even be active, costs the record of an input, not its answer.
         seen = _seen(piece, value_B, score_B.tolist(), ramp)
@@ -265,10 +265,10 @@ def _before_its_last(segment: Segment) -> tuple[Segment, ...]:
     return Segment(first=segment.first, end=last, ramp=None), replace(segment, first=last)
 
 
-def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[Seen, ...]:
+def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[ExitResult, ...]:
     values = values_of(value_B.numpy(), pack=True)  # every exit's of an input; early answers leave in the same step
     return tuple(
-        Seen(sample_id=sample_id, block=block, score=score, value=value)
+        ExitResult(sample_id=sample_id, block=block, score=score, value=value)
         for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)
     )
 

@@ -18,7 +18,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, Budget, Encoded, Lengths, Segment, TensorSpec, WirePiece, misfit
+from earlyexit.network.boundary import Boundary, Budget, Encoded, Lengths, Segment, TensorSpec, WirePiece, mismatch
 from earlyexit.network.chain import Chain
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 from earlyexit.policies.base import ExitPolicy
@@ -113,7 +113,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
 
 def check_inputs(network: Network, encoded: Encoded) -> None:
     """Raise ModelFolderError where a codec's output is not what the network takes."""
-    said = misfit(network.takes(0), encoded)
+    said = mismatch(network.takes(0), encoded)
     if said is not None:
         raise ModelFolderError(said)
 
@@ -300,7 +300,7 @@ def bridge_of(backbone: Backbone, block: int) -> nn.Module:
     return bridge
 
 
-def begin_bridges(model: EarlyExitModel) -> None:
+def init_bridges(model: EarlyExitModel) -> None:
     """Give every ramp with a bridge the weights of the backbone's blocks and of the full model's head."""
     for block in model.ramp_indices:
         ramp = model.exit_head(block)

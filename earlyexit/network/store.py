@@ -18,7 +18,7 @@ from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mist
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import Boundary
-from earlyexit.network.chain import Chain, joined
+from earlyexit.network.chain import Chain, join_chains
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
 
@@ -216,7 +216,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     from safetensors.torch import load_file
 
     from earlyexit.families import find_family
-    from earlyexit.network.checkpoint import Unfilled, assemble
+    from earlyexit.network.checkpoint import SkipMetaInit, assemble
     from earlyexit.network.model import ModelInfo
     from earlyexit.tasks import find_task
 
@@ -229,7 +229,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     info = ModelInfo(**facts, task=find_task(card.task))
     try:
         family = find_family(card.family)
-        with torch.device("meta" if family.lazy_weights else "cpu"), Unfilled():  # no time spent on random weights
+        with torch.device("meta" if family.lazy_weights else "cpu"), SkipMetaInit():  # no time spent on random weights
             model = assemble(info, family.build(card.backbone, folder), card.ramps)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
@@ -300,7 +300,7 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
     """
     check_members(members)
     cards = [member.card for member in members]
-    chain = joined([card.chain for card in cards])
+    chain = join_chains([card.chain for card in cards])
     models = [os.path.relpath(member.folder.resolve(), folder.resolve()) for member in members]
     reference, lengths = cards[-1], [card.codec["max_length"] for card in cards if "max_length" in card.codec]
     longest = {"max_length": min(lengths)} if lengths else {}  # inputs are no longer than all of them take

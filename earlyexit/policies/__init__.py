@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from earlyexit.errors import PlanError
-from earlyexit.named import imported
+from earlyexit.named import import_attribute
 
 if TYPE_CHECKING:
     from earlyexit.policies.base import ExitPolicy
@@ -106,7 +106,7 @@ def make_policy(name: str, *, weights: Mapping[int, float] | None = None, **sett
 
     Raises PlanError for an unknown name, and for settings that the policy refuses.
     """
-    policy: ExitPolicy = imported(kind_of(name).make)(**settings)
+    policy: ExitPolicy = import_attribute(kind_of(name).make)(**settings)
     if weights is None:
         return policy
     from earlyexit.policies.ensemble import EnsemblePolicy

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.named import imported
+from earlyexit.named import import_attribute
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 IndependentRule = Callable[[int, Tensor], Tensor]
@@ -61,7 +61,7 @@ def exit_wrapper(
 def own_policy(own: str) -> ExitPolicy:
     """Returns the policy that `module:name` names; raises PlanError if it cannot be imported or is no policy."""
     try:
-        policy = imported(own)
+        policy = import_attribute(own)
     except (ImportError, AttributeError) as error:
         raise PlanError(f"exit policy {own!r} cannot be imported: {error}") from error
     if not isinstance(policy, ExitPolicy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from earlyexit.named import imported
+from earlyexit.named import import_attribute
 from earlyexit.ramps.pooling import Pooling
 
 if TYPE_CHECKING:
@@ -42,5 +42,5 @@ def build_ramp(style: RampStyle, row: Sequence[int], output_shape: Sequence[int]
 
     `output_shape` is the task's. Raises ModelFolderError if the style or the pooling does not fit one of the shapes.
     """
-    ramp: Ramp = imported(RAMPS[style])(row, output_shape, pooling)
+    ramp: Ramp = import_attribute(RAMPS[style])(row, output_shape, pooling)
     return ramp

@@ -4,7 +4,7 @@ Pages for a sequence's prompt and for all tokens that it may produce are reserve
 evicted, and no two sequences wait for each other's pages. The pages are free again as soon as the sequence ends (TCB
 section 4.2.2: early memory cleaning).
 
-`Places` says where the rows of a packed batch are in the store and what each of them attends to. It is made for every
+`KvIndex` says where the rows of a packed batch are in the store and what each of them attends to. It is made for every
 batch and stretch of blocks, in whole arrays: a call for every row costs as much as a small model's blocks. Tensor
 legend beside `piece.py`: P places of the store, of one token each, K key/value heads, G query heads that share one, d
 numbers of a head, S inputs of one token, R runs, N rows.
@@ -66,7 +66,7 @@ class Together:
 
     rows_S: Tensor
     read_R: Tensor
-    """Places; every row has as many as the longest."""
+    """Places of the store. Every row has as many as the longest row."""
     mask_SH1T: Tensor | None
     """Which tokens each row sees, or what is added to its score; H is 1 where all heads have the same."""
 
@@ -84,7 +84,7 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class KvIndex:
     """Index tensors of a packed batch into a store, the same for all blocks."""
 
     write_N: Tensor
@@ -105,7 +105,7 @@ class _Packed:
     source: bool
     bias_DH: Tensor | None
 
-    def places(self) -> Places:
+    def places(self) -> KvIndex:
         """Runs of few rows and few tokens attend together; others, such as prompts, attend alone."""
         store, runs, source = self.store, self.runs, self.source
         numbers = [(*store.stretch_of(run.sequence), run.start, run.length, run.source) for run in runs]
@@ -125,7 +125,7 @@ class _Packed:
         run_S, token_S = run_S[rows_S], position_N[rows_S]
         end_S = source_R[run_S] if source else token_S + 1
         padded = rows_S, run_S, begin_R[run_S], seen_R[run_S], end_S, token_S
-        return Places(
+        return KvIndex(
             write_N=self._tensor(write_N),
             position_N=self._tensor(position_N),
             alone=[self._alone(runs[k], int(row_R[k])) for k in np.flatnonzero(~few_R).tolist()],
@@ -283,7 +283,7 @@ class KvStore:
         if pages is not None:
             self._is_free[pages.numbers] = True
 
-    def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> Places:
+    def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> KvIndex:
         """Returns where the rows of these runs are written, and what each of them reads.
 
         They read their sequences' sources if `source`. `bias_DH`: the bias on the score of a key by its distance before
@@ -317,7 +317,7 @@ class KvStore:
         self._keys[block].index_copy_(0, place_N, keys_NKd)
         self._values[block].index_copy_(0, place_N, values_NKd)
 
-    def attend(self, block: int, places: Places, queries_NHd: Tensor) -> Tensor:
+    def attend(self, block: int, places: KvIndex, queries_NHd: Tensor) -> Tensor:
         """Returns the attention of every row to what it sees, (N, H, d)."""
         kept = self._keys[block], self._values[block]
         if places.together is not None and not places.alone:

@@ -30,7 +30,7 @@ from earlyexit.sequences.sequence import sequence_of
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class SkippedTokens:
     """Hidden states of consecutive tokens of a sequence, from token `start` on."""
 
     start: int
@@ -40,23 +40,23 @@ class Behind:
     def end(self) -> int:
         return self.start + self.hidden_nD.shape[0]
 
-    def before(self, end: int) -> Behind | None:
+    def before(self, end: int) -> SkippedTokens | None:
         """Of the tokens before `end`; None where there are none."""
         kept = min(self.end, end) - self.start
-        return None if kept <= 0 else Behind(self.start, self.hidden_nD[:kept])
+        return None if kept <= 0 else SkippedTokens(self.start, self.hidden_nD[:kept])
 
-    def since(self, start: int) -> Behind | None:
+    def since(self, start: int) -> SkippedTokens | None:
         """Of the tokens from `start` on; None where there are none."""
         if start >= self.end:
             return None
-        return Behind(max(start, self.start), self.hidden_nD[max(0, start - self.start) :])
+        return SkippedTokens(max(start, self.start), self.hidden_nD[max(0, start - self.start) :])
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingTokens:
     """Of every sequence, what waits before which block."""
 
-    _by_sequence: dict[int, dict[int, Behind]] = field(default_factory=dict)
+    _by_sequence: dict[int, dict[int, SkippedTokens]] = field(default_factory=dict)
 
     def blocks(self, run: Run, first: int, end: int) -> list[int]:
         """Where from block `first` on, and before `end`, tokens older than the run's wait."""
@@ -65,21 +65,21 @@ class Pending:
             return []
         return [block for block, each in waiting.items() if first <= block < end and each.start < run.start]
 
-    def older(self, sequence: int, block: int, start: int) -> Behind | None:
+    def older(self, sequence: int, block: int, start: int) -> SkippedTokens | None:
         """What waits before a block of the tokens before `start`, which it must reach up to."""
         found = self._by_sequence.get(sequence, {}).get(block)
         older = None if found is None else found.before(start)
         assert older is None or older.end == start, f"tokens {older.end} to {start - 1} are nowhere"
         return older
 
-    def moved(self, sequence: int, first: int, end: int, rows: Behind) -> None:
+    def moved(self, sequence: int, first: int, end: int, rows: SkippedTokens) -> None:
         """Blocks `first` to `end` - 1 have seen `rows`, which now wait before `end`, behind what waits there."""
         self.through(sequence, first, rows.end, until=end)
         waiting = self._by_sequence.setdefault(sequence, {})
         there = waiting.get(end)
         before = self.older(sequence, end, rows.start)
         after = None if there is None else there.since(rows.end)
-        waiting[end] = joined(rows if before is None else joined(before, rows), after)
+        waiting[end] = concatenate(rows if before is None else concatenate(before, rows), after)
 
     def through(self, sequence: int, first: int, token: int, *, until: int | None = None) -> None:
         """All blocks from `first` on, or those before `until`, have seen the tokens before `token`."""
@@ -89,7 +89,7 @@ class Pending:
             if newer is not None:
                 waiting[block] = newer
 
-    def leave(self, sequence: int, block: int, end: int) -> Behind | None:
+    def leave(self, sequence: int, block: int, end: int) -> SkippedTokens | None:
         """Take away what waits before a block of the tokens before `end`; None where nothing does."""
         found = self._by_sequence.get(sequence, {}).get(block)
         if found is None:
@@ -102,12 +102,12 @@ class Pending:
         self._by_sequence.pop(sequence, None)
 
 
-def joined(before: Behind, after: Behind | None) -> Behind:
+def concatenate(before: SkippedTokens, after: SkippedTokens | None) -> SkippedTokens:
     """Both, the one ending where the other begins."""
     if after is None:
         return before
     assert before.end == after.start, f"tokens {before.end} to {after.start - 1} are nowhere"
-    return Behind(before.start, torch.cat([before.hidden_nD, after.hidden_nD]))
+    return SkippedTokens(before.start, torch.cat([before.hidden_nD, after.hidden_nD]))
 
 
 RUN, BEHIND = 1, 2
@@ -126,7 +126,7 @@ def places_of(wire: WirePiece) -> npt.NDArray[np.int32]:
 class KvMemory:
     """A `Memory` of pieces, over a decoder's store."""
 
-    def __init__(self, kv: KvStore, pending: Pending) -> None:
+    def __init__(self, kv: KvStore, pending: PendingTokens) -> None:
         self.kv = kv
         self.pending = pending
         self._until: dict[int, int] = {}

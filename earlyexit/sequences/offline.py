@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.network.boundary import Encoded, Numbers, Seen, entering
+from earlyexit.network.boundary import Encoded, ExitResult, PackedArray, entry_piece
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
@@ -39,7 +39,7 @@ class Generated:
     """The block after which each token left."""
     scores: list[float] = field(default_factory=list)
     """The score of that exit."""
-    looks: list[dict[int, Seen]] = field(default_factory=list)
+    looks: list[dict[int, ExitResult]] = field(default_factory=list)
     """For each token what every ramp said, by block, the full model last; only where ramps look."""
 
     @property
@@ -48,7 +48,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GenerationOptions:
     """How sequences are generated."""
 
     max_tokens: int
@@ -64,7 +64,7 @@ class Asked:
 def generate(
     model: EarlyExitModel,
     prompts: Sequence[Sequence[int]],
-    asked: Asked,
+    options: GenerationOptions,
     progress: Callable[[str, int, int], None] = no_progress,
 ) -> list[Generated]:
     """Returns greedy answers to prompts of token ids, in their order, with a new store of keys and values.
@@ -73,10 +73,10 @@ def generate(
     """
     backbone = decoder_of(model)
     found: list[Generated] = []
-    for batch in batches(model, prompts, asked):
-        cut = Cut(model, 0, model.num_blocks, asked.ramps, asked.policy)
+    for batch in batches(model, prompts, options.max_tokens):
+        cut = Cut(model, 0, model.num_blocks, options.ramps, options.policy)
         backbone.fill = "compute"
-        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked)
+        found += _together(model, cut.for_probes() if options.look else cut, batch, options)
         progress("answers", len(found), len(prompts))
     return found
 
@@ -88,44 +88,44 @@ def decoder_of(model: EarlyExitModel) -> DecoderBackbone:
     return model.backbone
 
 
-def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Asked) -> Iterator[list[Generated]]:
-    """Yields prompts in batches, each with a store for them and their answers."""
+def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Generated]]:
+    """Yields the prompts in batches. For each batch the backbone gets a new store for prompts and answers."""
     backbone = decoder_of(model)
     for first in range(0, len(prompts), BATCH):
         begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + BATCH]]
-        backbone.open_store(sum(-(-(len(each.prompt) + asked.max_tokens) // PAGE_TOKENS) for each in begun))
+        backbone.open_store(sum(-(-(len(each.prompt) + max_tokens) // PAGE_TOKENS) for each in begun))
         yield begun
 
 
-def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NEVER_EXIT) -> Piece:
+def admitted_piece(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NEVER_EXIT) -> Piece:
     """Returns inputs of sequences, by their numbers, before block 0, after the model has admitted them."""
-    wire = entering(list(map(str, steps)), list(steps.values()))
+    wire = entry_piece(list(map(str, steps)), list(steps.values()))
     for refused in decoder_of(model).memory.admit(wire, list(steps)):
         if refused is not None:
             raise refused
     return from_wire(model, wire, policy)
 
 
-def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked) -> list[Generated]:
+def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], options: GenerationOptions) -> list[Generated]:
     going: dict[int, tuple[TokenSequence, Generated]] = {}
     for number, each in enumerate(batch, 1):
         sequence = TokenSequence(
             each.prompt,
             None,
-            max_tokens=asked.max_tokens,
+            max_tokens=options.max_tokens,
             max_length=model.max_length,
-            ends=tuple(asked.ends),
+            ends=tuple(options.ends),
             sampling=Sampling(),
             chunk=len(each.prompt),  # prompts are shown whole
         )
         sequence.begin(number)
         going[number] = sequence, each
     while going:
-        looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
-        for step in cut.run(entered(model, {number: one.step() for number, (one, _) in going.items()}, asked.policy)):
+        looks: dict[int, dict[int, ExitResult]] = {number: {} for number in going}
+        for step in cut.run(admitted_piece(model, {k: each.step() for k, (each, _) in going.items()}, options.policy)):
             for answer in step.answers:
                 one, each = going[int(answer.sample_id)]
-                assert isinstance(answer.value, Numbers)
+                assert isinstance(answer.value, PackedArray)
                 said = one.answered(answer.value.numpy(), answer.exit)
                 assert said is not None, "prompts are shown whole"
                 each.answer.append(said.chosen.token)
@@ -134,7 +134,7 @@ def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: As
             for look in step.seen:
                 looks[int(look.sample_id)][look.block] = look
         for number, (one, each) in list(going.items()):
-            if asked.look:
+            if options.look:
                 each.looks.append(looks[number])
             if one.ended is not None:
                 decoder_of(model).memory.end(number)

@@ -77,7 +77,7 @@ class TextStream:
         return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)
 
 
-class Shown:
+class SequenceProgress:
     """How much of a growing sequence the decoder has been shown."""
 
     def __init__(self, num_prompt: int, limit: int, chunk: int, first_chunk: int | None = None) -> None:
@@ -181,7 +181,7 @@ Ended = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class StepResult:
     """The result of a step for its caller."""
 
     chosen: Chosen
@@ -231,7 +231,7 @@ class TokenSequence:
         self.limit = min(self.num_prompt + max_tokens, max_length)
         """The most tokens of the sequence."""
         first_chunk = chunk if start is None else max(chunk, self.num_prompt)
-        self._shown = Shown(self.num_prompt, self.limit, chunk, first_chunk)
+        self._shown = SequenceProgress(self.num_prompt, self.limit, chunk, first_chunk)
         self.ended: Ended | None = None
         self._text = text
         self._ends = frozenset(ends)
@@ -239,7 +239,7 @@ class TokenSequence:
         self._number = 0
 
     @property
-    def num_said(self) -> int:
+    def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -258,7 +258,7 @@ class TokenSequence:
         seen = self._shown.seen
         return step_of(self.tokens[seen : self._shown.until], self._number, seen, self.limit, self.num_prompt)
 
-    def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> Said | None:
+    def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> StepResult | None:
         """Take the answer to the last step; returns None while parts of the prompt remain."""
         if not self._shown.answered():
             return None
@@ -272,7 +272,7 @@ class TokenSequence:
             self.ended = "length"
         if self.ended is not None and self._text is not None:
             text += self._text.finish()
-        return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
+        return StepResult(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
     def cut(self) -> str:
         """End the sequence before its length; returns the text that was held back."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import PlanError
 from earlyexit.named import Named
-from earlyexit.network.boundary import Column, Value, stacked
+from earlyexit.network.boundary import Column, Value, stack_values
 
 if TYPE_CHECKING:  # an ingress reads answers without torch
     from torch import Tensor
@@ -90,7 +90,7 @@ class Task(Named, ABC):
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         """Returns the columns of several answers, by name; here the answers as they are, and their scores."""
-        return {self.columns[0].name: stacked(values), "score": list(scores)}
+        return {self.columns[0].name: stack_values(values), "score": list(scores)}
 
     @abstractmethod
     def to_json(self, value: Value, score: float) -> dict[str, Any]:

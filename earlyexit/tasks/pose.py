@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value
+from earlyexit.network.boundary import MAX_SIDE, Column, PackedArray, Value
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import check_whole, listed_names
 
@@ -131,7 +131,7 @@ class PoseTask(Task):
         return near_BJ.sum(1, dtype=np.int64), counted_BJ.sum(1, dtype=np.int64)
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        assert isinstance(value, Numbers)
+        assert isinstance(value, PackedArray)
         keypoints = [
             {"joint": name, "x": round(x, 3), "y": round(y, 3), "score": round(sure, 6)}
             for name, (x, y, sure) in zip(self.joint_names, value.numpy().tolist(), strict=True)

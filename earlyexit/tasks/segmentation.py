@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value
+from earlyexit.network.boundary import MAX_SIDE, Column, PackedArray, Value
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import MOST_CLASSES, check_whole, colours, listed_names, read_mask, to_png
 from earlyexit.tasks.label import imitated
@@ -211,5 +211,5 @@ class SegmentationTask(Task):
 
 
 def _array(value: Value) -> ValueArray:
-    assert isinstance(value, Numbers)
+    assert isinstance(value, PackedArray)
     return value.numpy()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import Column, Numbers, Value
+from earlyexit.network.boundary import Column, PackedArray, Value
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
 from earlyexit.tasks.label import differ
 
@@ -87,5 +87,5 @@ class TokenTask(Task):
 
 def first_token(value: Value) -> int:
     """Returns the likeliest of an answer's tokens."""
-    assert isinstance(value, Numbers)
+    assert isinstance(value, PackedArray)
     return int(value.numpy()[0, 0])

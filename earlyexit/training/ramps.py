@@ -18,8 +18,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Encoded, entering
-from earlyexit.network.model import EarlyExitModel, begin_bridges
+from earlyexit.network.boundary import Encoded, entry_piece
+from earlyexit.network.model import EarlyExitModel, init_bridges
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import ValueArray
@@ -150,7 +150,7 @@ def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[i
 
 def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Layout]:
     """Several inputs as the network takes them, with their layout."""
-    piece = entering([""] * len(encoded), encoded)
+    piece = entry_piece([""] * len(encoded), encoded)
     return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 
@@ -271,7 +271,7 @@ def _train_heads(
         if not isinstance(head, BridgeRamp):
             draw_anew(head, draw(options.seed, at))
         head.train()
-    begin_bridges(model)
+    init_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     descent = Descent(parameters, len(next(iter(features.values()))), options)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -18,7 +18,7 @@ from torch import Tensor
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout
 from earlyexit.ramps.heads import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
-from earlyexit.sequences.offline import Asked, batches, decoder_of, entered
+from earlyexit.sequences.offline import admitted_piece, batches, decoder_of
 from earlyexit.sequences.sequence import step_of
 from earlyexit.training.ramps import Descent, TrainOptions, draw_anew
 
@@ -44,11 +44,11 @@ def token_states(
     last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
     done, prompts = 0, iter(given)
-    for batch in batches(model, texts, Asked(max_tokens=0)):
+    for batch in batches(model, texts, max_tokens=0):
         lengths = [(len(each.prompt), next(prompts)) for each in batch]
         runs = zip(batch, lengths, strict=True)
         steps = {k: step_of(each.prompt, k, 0, length, prompt) for k, (each, (length, prompt)) in enumerate(runs, 1)}
-        piece = entered(model, steps)
+        piece = admitted_piece(model, steps)
         layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
         wanted_N = torch.cat([torch.arange(length) >= prompt - 1 for length, prompt in lengths])
         first = 0

@@ -27,7 +27,7 @@ from earlyexit.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import read_labelled
-from earlyexit.network.boundary import Encoded, FloatName, entering
+from earlyexit.network.boundary import Encoded, FloatName, entry_piece
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.store import load_model, read_card
@@ -63,7 +63,7 @@ def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: S
     device = OneDevice(plan, runner, clock, times=warm_up(runner, (plan.splits,), clock=clock))
 
     def run(encoded: Sequence[Encoded]) -> None:
-        wire = entering([str(k) for k in range(len(encoded))], encoded)
+        wire = entry_piece([str(k) for k in range(len(encoded))], encoded)
         device.saturate(members_of(runner.from_wire(wire)))
 
     return run

@@ -34,7 +34,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill
-from earlyexit.network.boundary import FloatName, Numbers, Split, entering
+from earlyexit.network.boundary import FloatName, PackedArray, Split, entry_piece
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
@@ -153,9 +153,9 @@ class Engine:
 
     def _submit(self, number: int, sequence: TokenSequence) -> None:
         step = sequence.step()
-        kind = "step" if sequence.num_said else PROMPT
+        kind = "step" if sequence.num_generated else PROMPT
         sample_id = f"{kind}:{len(sequence.tokens)}:{int(step.tensors[1][0, 2])}:{number}"
-        (piece,) = self._runner.from_wire(entering([sample_id], [step])).singles()
+        (piece,) = self._runner.from_wire(entry_piece([sample_id], [step])).singles()
         member = Member(sample_id=sample_id, payload=piece, tokens=step.length)
         self.device.engine.submit(0, [member], self._clock.now_s())
 
@@ -165,7 +165,7 @@ class Engine:
             assert isinstance(release, Answered), release
             number = int(release.answer.sample_id.rpartition(":")[2])
             sequence, times = self.under_way[number]
-            assert isinstance(release.answer.value, Numbers)
+            assert isinstance(release.answer.value, PackedArray)
             if sequence.answered(release.answer.value.numpy(), release.answer.exit) is not None:
                 times.said_s.append(now_s)
             if sequence.ended is None:

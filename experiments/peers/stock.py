@@ -20,7 +20,7 @@ from earlyexit.backends.onnx import onnx_segments
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.network.boundary import Budget, Encoded, Segment, entering
+from earlyexit.network.boundary import Budget, Encoded, Segment, entry_piece
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
@@ -169,7 +169,7 @@ def onnx_logits(model: EarlyExitModel, folder: Path, num_threads: int) -> Logits
     segments.prepare({whole: Budget(inputs=1)})
 
     def logits(encoded: Sequence[Encoded]) -> Tensor:
-        wire = entering([""] * len(encoded), encoded)
+        wire = entry_piece([""] * len(encoded), encoded)
         piece = Piece(
             sample_ids=wire.sample_ids,
             next_block=0,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deployments.api.operations import path_of
 from deployments.api.parsing import packed, unpacked
 from earlyexit.errors import InputError
-from earlyexit.network.boundary import DATATYPES, fitting
+from earlyexit.network.boundary import DATATYPES, cast_column
 
 Array: TypeAlias = npt.NDArray[Any]
 Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, Array]
@@ -169,7 +169,7 @@ def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
             raise InputError(f"an array of {column.dtype.name} cannot be sent")
         return DATATYPE_OF[column.dtype], column
     try:
-        return datatype, fitting(column, datatype)
+        return datatype, cast_column(column, datatype)
     except ValueError as error:
         raise InputError(f"the model takes {datatype}, not {column.dtype.name}: {error}") from error
 

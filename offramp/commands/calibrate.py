@@ -22,7 +22,7 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import ModelCard, check_prunable, load_model, read_card, save_model
 from earlyexit.policies import make_policy
-from earlyexit.sequences.offline import Asked, Generated, generate
+from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import IntArray, ValueArray
 from earlyexit.tasks.token import TokenTask, first_token
@@ -289,7 +289,7 @@ def _calibrate_decoder(
     prompts = prompts_of(codec, data, model.task, chat=chat)
     score = job.policy or "foreseen"
     policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None, decay=job.decay).settings)
-    asked = Asked(max_tokens=answers, ends=frozenset(model.task.ends), policy=policy, look=True)
+    asked = GenerationOptions(max_tokens=answers, ends=frozenset(model.task.ends), policy=policy, look=True)
     records = _records_of_generations(generate(model, prompts, asked, progress), score, model, facts)
     card = card_of_sequences(records, job, facts)
     forget_calibration(folder)

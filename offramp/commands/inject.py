@@ -259,7 +259,7 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
 
 def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
     """Returns the sites where the model can be cut; raises GraphError if there is none."""
-    sites = foreign.answering(codec).sites(sets=job.sets)
+    sites = foreign.with_answer(codec).sites(sets=job.sets)
     if not sites:
         hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
         raise GraphError(

@@ -36,7 +36,7 @@ from earlyexit.training.ramps import (
     outputs_by_batch,
     times_measured,
 )
-from earlyexit.words import alpha_for, num_words, standing_of
+from earlyexit.words import alpha_for, num_words, relative_importance
 from optimizer.confidences import LEVELS, choose_confidences
 from optimizer.ensemble import RULES, Gain, fitted, held_out_gain
 from optimizer.plan import policy_of_score
@@ -345,7 +345,7 @@ def run_pruned(
             importance = importance_of(model, encoded, progress=progress)
             measuring.append(times_measured(model, encoded))
             words = codec.of(network).words
-            standings = [standing_of(words(rows[row]), importance[row]) for row in parts[0].tolist()]
+            standings = [relative_importance(words(rows[row]), importance[row]) for row in parts[0].tolist()]
             alpha = prune[chain.ends[network]] = alpha_for(share, np.concatenate(standings))
             rows = [
                 codec.pruned_for(network + 1, network, row, own, alpha).row

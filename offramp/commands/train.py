@@ -22,10 +22,10 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import takes_images
-from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, ends_of, load_pretrained, start_of
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained, start_id
 from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
-from earlyexit.sequences.offline import Asked, generate
+from earlyexit.sequences.offline import GenerationOptions, generate
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
@@ -230,7 +230,7 @@ def train_tokens(job: TrainJob, data: LabelledRows, folder: Path, progress: Prog
     texts = prompts_of(codec, data, task, chat=job.chat)
     given = [1] * len(texts)
     if job.answers is not None:
-        asked = Asked(max_tokens=job.answers, ends=frozenset(task.ends))
+        asked = GenerationOptions(max_tokens=job.answers, ends=frozenset(task.ends))
         found = generate(model, texts, asked, progress)
         texts, given = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
     train_token_ramps(model, token_states(model, texts, given, options), options)
@@ -255,7 +255,7 @@ def _token_task(job: TrainJob, backbone: Backbone) -> TokenTask:
         raise ModelFolderError(f"{job.backbone} is no decoder: --task token is of models that generate")
     if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
         raise InputError("an encoder-decoder's ramps learn of its own answers: say of how many tokens by --answers")
-    return TokenTask(backbone.config.vocab_size, ends_of(job.backbone), start_of(job.backbone))
+    return TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
 
 
 def spread(num_blocks: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from earlyexit.engine.device import Answered, Device, Failed, Release, Step
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.answers import label_of
@@ -102,8 +102,8 @@ def test_inputs_that_stay_are_seen_by_the_active_ramps_and_the_end_and_answered_
     assert [step.answers for step in steps[:2]] == stopping[:2]
 
 
-def seen(sample_id: str, block: int, score: float, label: int) -> Seen:
-    return Seen(sample_id=sample_id, block=block, score=score, value=label)
+def seen(sample_id: str, block: int, score: float, label: int) -> ExitResult:
+    return ExitResult(sample_id=sample_id, block=block, score=score, value=label)
 
 
 def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:

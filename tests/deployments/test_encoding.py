@@ -39,7 +39,7 @@ from deployments.wire.messages import (
 )
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, MethodNotAllowedError, OfframpError, StageUnavailableError
-from earlyexit.network.boundary import Answer, Numbers, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, ExitResult, PackedArray, Split, WirePiece
 from optimizer.plan import PolicySpec, Stage
 
 TIMING = Timing(queue_s=0.1, compute_s=1e-9)
@@ -82,8 +82,8 @@ CHUNK = Chunk(
     answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TIMING),),
     early=((Answer(sample_id="é", value=0, score=1.0, exit=0), TIMING),),
     seen=(
-        Seen(sample_id="b", block=1, score=0.75, value=2),
-        Seen(sample_id="b", block=5, score=math.nan, value=1),
+        ExitResult(sample_id="b", block=1, score=0.75, value=2),
+        ExitResult(sample_id="b", block=5, score=math.nan, value=1),
     ),
     going_on=GoingOn(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
@@ -254,13 +254,13 @@ def test_what_no_replica_says_is_refused(frame: bytes) -> None:
 
 def test_an_answer_of_many_numbers_is_read_out_of_the_frame_it_came_in() -> None:
     array = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    answer = Answer(sample_id="a", value=Numbers.of(array), score=0.5, exit=1)
+    answer = Answer(sample_id="a", value=PackedArray.of(array), score=0.5, exit=1)
     frame = encode(Part(1, Chunk(answers=((answer, TIMING),))))
     part = from_replica(memoryview(frame))
     assert isinstance(part, Part)
     [(read, _)] = part.chunk.answers
     assert read == answer
-    assert isinstance(read.value, Numbers)
+    assert isinstance(read.value, PackedArray)
     assert read.value.raw.obj is frame
     assert pickle.loads(pickle.dumps(read)) == answer
 

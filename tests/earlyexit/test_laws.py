@@ -15,7 +15,7 @@ from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import ModelFolderError
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Answer, Encoded, Segment, stacked
+from earlyexit.network.boundary import Answer, Encoded, Segment, stack_values
 from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
@@ -118,7 +118,7 @@ def assert_nearly_same(task: Task, answers: dict[str, Answer], expected: dict[st
     assert {name: each.exit for name, each in answers.items()} == {name: each.exit for name, each in expected.items()}
     scores = np.array([[answers[name].score, each.score] for name, each in expected.items()])
     np.testing.assert_allclose(scores[:, 0], scores[:, 1], atol=1e-5)
-    found, right = (stacked([each[name].value for name in expected]) for each in (answers, expected))
+    found, right = (stack_values([each[name].value for name in expected]) for each in (answers, expected))
     assert task.loss(found, right).max() < 2e-3
 
 

@@ -34,7 +34,7 @@ from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
 from earlyexit.families.own import PaddedBackbone
 from earlyexit.named import make_named
-from earlyexit.network.boundary import Split, TensorSpec, as_numbers, fitting
+from earlyexit.network.boundary import Split, TensorSpec, cast_column, parse_numbers
 from earlyexit.network.chain import proportional
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
 from earlyexit.network.cut import Cut
@@ -58,7 +58,7 @@ from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import importance_of
-from earlyexit.words import Words, alpha_for, check_prune, left_of
+from earlyexit.words import Words, alpha_for, check_prune, kept_texts
 from tests.chained_texts import chain_spec, chained
 from tests.earlyexit.codecs.pictures import file_of, noise, png_chunks
 from tests.earlyexit.codecs.prompts import TEMPLATE, prompt_codec, prompt_folder
@@ -151,7 +151,7 @@ def generated(prompt: list[int], *, max_tokens: int = 2, start: int | None = Non
 
 
 def pruned_words(importance: list[float], alpha: float) -> str:
-    return left_of([Words.of("a", np.array([[0, 1]]))], np.array(importance), alpha)[0]
+    return kept_texts([Words.of("a", np.array([[0, 1]]))], np.array(importance), alpha)[0]
 
 
 CASES: dict[str, Case] = {
@@ -302,8 +302,8 @@ CASES: dict[str, Case] = {
     "tensor: missing column": lambda: ROW.from_json([{"age": 1}]),
     "tensor: no rows": lambda: SPECTRUM.from_json([]),
     "tensor: not finite": lambda: SPECTRUM.encode([(np.full((2, 3), np.nan, np.float32),)]),
-    **{f"numbers: {value!r} as {dtype}": partial(as_numbers, value, dtype) for value, dtype in NO_NUMBERS},
-    **{f"column: {each!r} as {dtype}": partial(fitting, each, dtype) for each, dtype in UNFIT},
+    **{f"numbers: {value!r} as {dtype}": partial(parse_numbers, value, dtype) for value, dtype in NO_NUMBERS},
+    **{f"column: {each!r} as {dtype}": partial(cast_column, each, dtype) for each, dtype in UNFIT},
     "image: no file": lambda: IMAGES.from_json(None),
     "image: empty": lambda: IMAGES.from_json(""),
     "image: no base64": lambda: IMAGES.from_json(["AAAA", "é"]),

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earlyexit.words import LARGEST_ALPHA, Words, alpha_for, left_of, num_words, standing_of
+from earlyexit.words import LARGEST_ALPHA, Words, alpha_for, kept_texts, num_words, relative_importance
 
 CLS = (0, 0)
 
@@ -19,7 +19,7 @@ def offsets(*spans: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def pruned(text: str, offsets_N2: Any, importance_N: Any, alpha: float, *, rest: bool = True) -> str:
-    return left_of([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)[0]
+    return kept_texts([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)[0]
 
 
 def cut(text: str, spans: list[tuple[int, int]], importance: list[float], alpha: float = 0.8) -> str:
@@ -72,12 +72,12 @@ def test_the_texts_of_a_pair_share_one_mean_and_a_word_stands_as_its_best_token_
     second = offsets(CLS, CLS, CLS, CLS, (0, 1), (2, 3), CLS)
     importance = np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0])
     words = [Words.of("a b", first), Words.of("c d", second)]
-    assert left_of(words, importance, 0.4) == ("a b", "d")
-    assert left_of(words, importance, 0.8) == ("b", "c d"), "no text is left empty"
-    assert standing_of(words, importance).tolist() == [0.75, 2.5, 0.25, 0.5]
+    assert kept_texts(words, importance, 0.4) == ("a b", "d")
+    assert kept_texts(words, importance, 0.8) == ("b", "c d"), "no text is left empty"
+    assert relative_importance(words, importance).tolist() == [0.75, 2.5, 0.25, 0.5]
     words = [Words.of("ab c \u200b d", offsets(CLS, (0, 1), (1, 2), (3, 4), (7, 8), CLS))]
-    assert standing_of(words, np.array([9.0, 1.0, 3.0, 2.0, 2.0, 9.0])).tolist() == [1.5, 1.0, 1.0]
-    assert standing_of(words, np.array([9.0, 1.0, math.nan, 2.0, 2.0, 9.0])).size == 0
+    assert relative_importance(words, np.array([9.0, 1.0, 3.0, 2.0, 2.0, 9.0])).tolist() == [1.5, 1.0, 1.0]
+    assert relative_importance(words, np.array([9.0, 1.0, math.nan, 2.0, 2.0, 9.0])).size == 0
 
 
 @given(
@@ -111,5 +111,5 @@ def test_an_alpha_is_found_for_a_share_of_the_words(seed: int, share: float) -> 
     text = " ".join("ab" for _ in range(200))
     spans = offsets(CLS, *((3 * k + part, 3 * k + part + 1) for k in range(200) for part in (0, 1)), CLS)
     importance = rng.uniform(1, 3, size=len(spans))
-    alpha = alpha_for(share, standing_of([Words.of(text, spans)], importance))
+    alpha = alpha_for(share, relative_importance([Words.of(text, spans)], importance))
     assert abs(200 * (1 - share) - num_words(pruned(text, spans, importance, alpha))) <= 1

@@ -29,7 +29,7 @@ from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.offline import Asked, Generated, generate
+from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.token import first_token
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
@@ -73,11 +73,10 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Tales:
     symbols.decoder = decoders.Fuse()
     symbols.save(str(folder / "tokenizer.json"))
     prompts = tuple(tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(2, 20))) for _ in range(NUM_PROMPTS))
-    alone = generate(
-        model, prompts, Asked(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), ramps=RAMPS)
-    )
+    policy = ConfidencePolicy(by_permits.THRESHOLD)
+    alone = generate(model, prompts, GenerationOptions(max_tokens=MAX_TOKENS, policy=policy, ramps=RAMPS))
     assert {exit_block for each in alone for exit_block in each.exits} == {*RAMPS, NUM_BLOCKS - 1}
-    looking = Asked(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), look=True)
+    looking = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), look=True)
     [probed] = generate(model, prompts[:1], looking)
     return Tales(
         folder=folder,

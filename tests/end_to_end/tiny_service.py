@@ -16,7 +16,7 @@ from deployments.choices import TracingSettings, VersionSettings
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
-from earlyexit.network.boundary import Split, entering
+from earlyexit.network.boundary import Split, entry_piece
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, from_wire
@@ -183,7 +183,7 @@ def one_stage(thresholds: dict[int, float]) -> Plan:
 def answer_alone(model: EarlyExitModel, codec: Codec[str], text: str, thresholds: dict[int, float]) -> Expected:
     """The uncut model's answer to one text."""
     policy = EntropyPolicy(thresholds)
-    wire = entering([""], codec.encode([text]))
+    wire = entry_piece([""], codec.encode([text]))
     steps = Cut(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     [answer] = [answer for step in steps for answer in step.answers]
     return Expected(label=LABELS[label_of(answer)], score=answer.score, exit=answer.exit)

@@ -20,7 +20,7 @@ from deployments.settings import ServeSettings
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import InputError
-from earlyexit.network.boundary import Encoded, entering
+from earlyexit.network.boundary import Encoded, entry_piece
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import from_wire
 from earlyexit.network.store import load_model, read_card
@@ -132,7 +132,7 @@ def test_the_network_is_loaded_by_name_and_its_own_rule_lets_inputs_out(folder: 
     plan = read_plan(NETWORK / "plan.yaml", ModelShape(num_blocks=4, ramps=(0, 1, 2)))
     policy = build_policy(plan.policy)
     [stage] = plan.stages
-    wire = entering(["x"], [Encoded(3, (np.array([2, 3, 4], dtype=np.int32),))])
+    wire = entry_piece(["x"], [Encoded(3, (np.array([2, 3, 4], dtype=np.int32),))])
     piece, answers = from_wire(model, wire, policy), 0
     for split in stage.splits:
         for step in Cut(model, split.first, split.end, split.ramps, policy).run(piece):

@@ -14,9 +14,9 @@ from earlyexit.codecs.chain import ChainCodec
 from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Encoded, Lengths, Numbers, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, Encoded, ExitResult, Lengths, PackedArray, Split, WirePiece
 from earlyexit.sequences.kv import KvShape, KvStore
-from earlyexit.sequences.kv_memory import KvMemory, Pending
+from earlyexit.sequences.kv_memory import KvMemory, PendingTokens
 from earlyexit.sequences.sequence import sequence_of
 
 NUM_BLOCKS = 6
@@ -130,7 +130,7 @@ class Tokens(KvMemory):
 
     def __init__(self) -> None:
         shape = KvShape(num_blocks=1, num_heads=1, head_size=1)
-        super().__init__(KvStore(shape, PAGES, page_tokens=PAGE_TOKENS), Pending())
+        super().__init__(KvStore(shape, PAGES, page_tokens=PAGE_TOKENS), PendingTokens())
         self.shown: dict[int, list[int]] = {}
 
     def end(self, sequence: int) -> None:
@@ -223,16 +223,16 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 def _answer(inside: Piece, k: int, block: int) -> Answer:
     number, state = inside.numbers[k]
     score = 1.0 if block == NUM_BLOCKS - 1 else score_of(number, block)
-    value: int | Numbers = state
+    value: int | PackedArray = state
     if inside.runs[k]:
-        value = Numbers.of(np.array([[state % 97 + 1, 0], [-0.25, -2.0]], dtype=np.float32))
+        value = PackedArray.of(np.array([[state % 97 + 1, 0], [-0.25, -2.0]], dtype=np.float32))
     return Answer(sample_id=inside.sample_ids[k], value=value, score=score, exit=block)
 
 
-def _seen(inside: Piece, block: int) -> tuple[Seen, ...]:
+def _seen(inside: Piece, block: int) -> tuple[ExitResult, ...]:
     is_last = block == NUM_BLOCKS - 1
     return tuple(
-        Seen(
+        ExitResult(
             sample_id=inside.sample_ids[k],
             block=block,
             score=math.nan if is_last else score_of(number, block),

@@ -32,7 +32,7 @@ from deployments.process_setup import WithoutWords
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError
-from earlyexit.sequences.sequence import Ended, Said
+from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -60,7 +60,7 @@ class Probabilities:
         self._offset = 0
         """Characters of the tokens of a text so far."""
 
-    def of_chat(self, said: Sequence[Said]) -> dict[str, Any]:
+    def of_chat(self, said: Sequence[StepResult]) -> dict[str, Any]:
         """Returns `logprobs` of a message's choice."""
         return {
             "content": [
@@ -72,7 +72,7 @@ class Probabilities:
             ]
         }
 
-    def of_text(self, said: Sequence[Said]) -> dict[str, Any]:
+    def of_text(self, said: Sequence[StepResult]) -> dict[str, Any]:
         """Returns `logprobs` of a text's choice, or of its next part."""
         texts = [self._text(each.chosen.token) for each in said]
         *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
@@ -85,7 +85,7 @@ class Probabilities:
             "text_offset": offsets,
         }
 
-    def _likeliest(self, said: Said) -> list[tuple[int, float]]:
+    def _likeliest(self, said: StepResult) -> list[tuple[int, float]]:
         tokens_k, log_probabilities_k = said.likeliest_2k[:, : self._num_likeliest]
         pairs = zip(tokens_k.tolist(), log_probabilities_k.tolist(), strict=True)
         return [(int(token), _bounded(value)) for token, value in pairs]
@@ -115,7 +115,7 @@ class Stretch:
     """Some text and its tokens: several if text was held back, as half a character or the start of a stop string."""
 
     text: str
-    said: tuple[Said, ...]
+    said: tuple[StepResult, ...]
 
 
 DONE = b"data: [DONE]\n\n"
@@ -138,9 +138,9 @@ class Form(ABC):
         self.ended: Ended | None = None
         self._cut_short: str | None = None
         """The time limit that ended the sequence; None if none did."""
-        self._held: list[Said] = []
+        self._held: list[StepResult] = []
 
-    def take(self, said: Said) -> Stretch | None:
+    def take(self, said: StepResult) -> Stretch | None:
         """Adds a token; returns None if it brings no text."""
         self._exits[said.exit] += 1
         self.ended = said.ended
@@ -260,7 +260,7 @@ class OpenAiForm(Form):
         choices = [{"index": 0, **choice, "finish_reason": ended}]
         return {**self._head(is_chunk=True), "choices": choices, **usage, **more}
 
-    def _logprobs(self, said: Sequence[Said]) -> dict[str, Any]:
+    def _logprobs(self, said: Sequence[StepResult]) -> dict[str, Any]:
         probabilities = self._probabilities
         if probabilities is None:
             return {"logprobs": None}
@@ -410,7 +410,7 @@ async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool
     return json_response(form.whole(parts))
 
 
-async def _events(stream: Stream, first: Said, form: Form, request_id: str) -> AsyncIterator[bytes]:
+async def _events(stream: Stream, first: StepResult, form: Form, request_id: str) -> AsyncIterator[bytes]:
     """Yields an event for each part of the text; an error in mid-stream is an event, too."""
     begun = form.begin()
     try:
@@ -429,7 +429,7 @@ async def _events(stream: Stream, first: Said, form: Form, request_id: str) -> A
         yield form.error("internal", FAILED, 500)
 
 
-async def _parts(stream: Stream, first: Said, form: Form) -> AsyncIterator[Stretch | None]:
+async def _parts(stream: Stream, first: StepResult, form: Form) -> AsyncIterator[Stretch | None]:
     """Yields the text of each token until the answer ends, None if it brings no text; raises what `_next` raises."""
     yield form.take(first)
     while form.ended is None:
@@ -441,7 +441,7 @@ async def _parts(stream: Stream, first: Said, form: Form) -> AsyncIterator[Stret
             yield form.take(said)
 
 
-async def _next(stream: Stream) -> Said:
+async def _next(stream: Stream) -> StepResult:
     """Returns the next token; raises ClientDisconnect if the caller has disconnected."""
     try:
         return await anext(stream)

@@ -47,7 +47,7 @@ from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Seen
+from earlyexit.network.boundary import ExitResult
 from optimizer.placement import PlacedPlan, placed_document
 
 
@@ -263,7 +263,7 @@ class IngressCore:
             return []
         return self._outcomes.answer(call, mine, block, answers, route, now_s)
 
-    def see(self, call: Call, seen: Iterable[tuple[PendingInput, Seen]]) -> None:
+    def see(self, call: Call, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
         """Note what exits said of inputs that stay, which the call still has."""
         mine = [(pending, each) for pending, each in seen if pending.holder is call]
         if mine and self._observations is not None:

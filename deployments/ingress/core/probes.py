@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from deployments.ingress.core.inputs import Inputs, PendingInput
-from earlyexit.network.boundary import Numbers, Seen, stacked
+from earlyexit.network.boundary import ExitResult, PackedArray, stack_values
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, SmallArray, StreamShape
@@ -56,18 +56,18 @@ class Observation:
     active: frozenset[int]
     """The active ramps of the plan that it counts for."""
     exit: int | None = None
-    said: dict[int, Seen] = field(default_factory=dict)
+    said: dict[int, ExitResult] = field(default_factory=dict)
     """By block; the full model's is the last block's, unless there is a `beside`."""
     beside: PendingInput | None = None
     """The copy that goes on with all words, where this input lost some."""
-    whole: Seen | None = None
+    whole: ExitResult | None = None
     """What the full model says of that copy."""
 
     def has_ended(self, last: int) -> bool:
         """Whether it was answered, and nothing more will be observed of it; `last`: the model's last block."""
         return self.exit is not None and last in self.said and (self.beside is None or self.whole is not None)
 
-    def full(self, last: int) -> Seen:
+    def full(self, last: int) -> ExitResult:
         """Returns what the full model said."""
         return self.said[last] if self.whole is None else self.whole
 
@@ -89,8 +89,8 @@ def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Lo
     losses_NR = np.full(size, np.nan, dtype=np.float32)
     if cells:
         scores_NR.flat[cells] = scores
-        full = stacked([entry.full(shape.num_blocks - 1).value for entry in entries])  # unpacked once, not per ramp
-        losses_NR.flat[cells] = loss(stacked(early), full[np.array(cells) // size[1]])
+        full = stack_values([entry.full(shape.num_blocks - 1).value for entry in entries])  # unpacked once
+        losses_NR.flat[cells] = loss(stack_values(early), full[np.array(cells) // size[1]])
     active = [ramp in entry.active for entry in entries for ramp in shape.ramps]
     return Observations(
         shape=shape,
@@ -112,7 +112,7 @@ def _end_losses_N(entries: Sequence[Observation], last: int, loss: Loss) -> Smal
         return None
     losses_N = np.full(len(entries), np.nan, dtype=np.float32)
     at, pruned, whole = zip(*rows, strict=True)
-    losses_N[list(at)] = loss(stacked(pruned), stacked(whole))
+    losses_N[list(at)] = loss(stack_values(pruned), stack_values(whole))
     return losses_N
 
 
@@ -209,7 +209,7 @@ class ExitObservations:
         if entry.has_ended(self._last):
             self._close(watched, entry)
 
-    def see(self, seen: Iterable[tuple[PendingInput, Seen]]) -> None:
+    def see(self, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
         """Note what exits said of inputs."""
         for seen_of, each in seen:
             watched = self._probe_of.get(seen_of, seen_of)
@@ -259,7 +259,7 @@ class ExitObservations:
         self.num_complete += 1
         self._ended.append(entry)
         full = entry.full(self._last).value
-        if isinstance(full, Numbers):
+        if isinstance(full, PackedArray):
             self._ended_bytes += full.num_bytes * len(entry.said)
         if len(self._ended) >= MANY or self._ended_bytes >= MOST_BYTES:
             self._settle()

@@ -21,7 +21,7 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import MemoryUse
 from earlyexit.errors import InputError, PlanError
-from earlyexit.network.boundary import Encoded, Split, entering
+from earlyexit.network.boundary import Encoded, Split, entry_piece
 from earlyexit.network.chain_network import open_memory, tokens_that_fit
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
@@ -335,6 +335,6 @@ def test_an_input_that_is_no_sequence_is_refused_with_what_to_do(model: EarlyExi
     memory = open_memory(model, 1024, "compute", 0)
     assert memory is not None
     ids, run = np.arange(2, dtype=np.int32), np.array([run_of(0, 0, 4, 2)], np.int32)
-    [error] = memory.admit(entering(["a"], [Encoded(2, (ids, run))]), [0])
+    [error] = memory.admit(entry_piece(["a"], [Encoded(2, (ids, run))]), [0])
     assert isinstance(error, InputError)
     assert "ask it to generate" in str(error)

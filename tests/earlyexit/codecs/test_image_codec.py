@@ -16,7 +16,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.image import MAX_SCANS, ImageCodec, ImageRow, ImageSize, decode, to_pixels
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.errors import UnprocessableInputError
-from earlyexit.network.boundary import DATATYPES, as_numbers, fitting
+from earlyexit.network.boundary import DATATYPES, cast_column, parse_numbers
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise, png_header
 
 PHOTO = noise(4, 6)
@@ -254,10 +254,10 @@ def test_a_card_says_its_columns_or_names_ones_own_codec() -> None:
 
 
 def test_numbers_of_json_become_an_array_of_their_datatype() -> None:
-    given = as_numbers([[1, 2.5], [3, 4]], "FP32")
+    given = parse_numbers([[1, 2.5], [3, 4]], "FP32")
     assert (given.dtype, given.tolist()) == (np.dtype(np.float32), [[1.0, 2.5], [3.0, 4.0]])
-    assert as_numbers([2**64 - 1, 1], "UINT64").tolist() == [2**64 - 1, 1]
-    assert as_numbers([[], []], "FP32").shape == (2, 0)
+    assert parse_numbers([2**64 - 1, 1], "UINT64").tolist() == [2**64 - 1, 1]
+    assert parse_numbers([[], []], "FP32").shape == (2, 0)
 
 
 def test_a_long_text_among_numbers_is_refused_before_it_costs_memory() -> None:
@@ -265,7 +265,7 @@ def test_a_long_text_among_numbers_is_refused_before_it_costs_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="not all FP32"):
-            as_numbers(value, "FP32")
+            parse_numbers(value, "FP32")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -282,4 +282,4 @@ def test_a_long_text_among_numbers_is_refused_before_it_costs_memory() -> None:
     ],
 )
 def test_numbers_that_fit_keep_their_values(column: Any, datatype: str) -> None:
-    assert fitting(column, datatype).tolist() == column.tolist()
+    assert cast_column(column, datatype).tolist() == column.tolist()

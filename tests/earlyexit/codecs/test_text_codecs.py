@@ -26,7 +26,7 @@ from earlyexit.codecs.text import (
 )
 from earlyexit.errors import UnprocessableInputError
 from earlyexit.network.boundary import Encoded
-from earlyexit.network.checkpoint import ends_of
+from earlyexit.network.checkpoint import end_ids
 from offramp.commands.packaged import resolve_backbone
 from tests.chained_texts import chain_spec, chained
 from tests.earlyexit.codecs.prompts import BEGIN, END, START, TEMPLATE, marked_tokenizer, prompt_codec, prompt_folder
@@ -409,7 +409,7 @@ def test_prompts_come_of_json_and_of_columns_and_are_cut_only_where_that_is_aske
 
 def test_what_ends_an_answer_is_what_any_of_a_checkpoints_files_says(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
-    assert ends_of(str(tmp_path)) == (2,)
+    assert end_ids(str(tmp_path)) == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     of_transformers().save_pretrained(tmp_path)
-    assert ends_of(str(tmp_path)) == (2, 7, END)
+    assert end_ids(str(tmp_path)) == (2, 7, END)

@@ -14,7 +14,7 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WirePiece
 from tests.clock import ManualClock
 
 ALL_OF_THEM = "*"
@@ -106,7 +106,7 @@ def _step(part: Part, inside: Letters, batch: Batch[Letters]) -> Step[Letters]:
     )
     stay = [k for k, leaves in enumerate(leave) if not leaves or (batch.stays and part.end < NUM_BLOCKS)]
     survivors = replace(inside.select(stay), next_block=part.end) if stay else None
-    seen = tuple(Seen(sample_id=name, block=part.end - 1, score=0.5, value=0) for name in inside.sample_ids)
+    seen = tuple(ExitResult(sample_id=name, block=part.end - 1, score=0.5, value=0) for name in inside.sample_ids)
     looks = batch.probe or (batch.stays and (part.end - 1 in batch.split.ramps or part.end == NUM_BLOCKS))
     return Step(answers=answers, survivors=survivors, seen=seen if looks else ())
 

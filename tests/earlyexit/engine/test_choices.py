@@ -341,9 +341,9 @@ def test_steps_are_waited_for_until_their_time_the_sequences_or_a_full_batch_is_
     engine.submit(0, [step("e", 1)], 1.2)
     assert names(chosen(engine, 1.2).members) == "e", "b is not awaited again"
     engine = two_have_run()
-    engine.take_out([1])
+    engine.remove_sequences([1])
     assert engine.choose(1.0).wake_s == UNTIL_S, "the other one may come"
-    engine.take_out([2])
+    engine.remove_sequences([2])
     assert names(chosen(engine, 1.0).members) == "c d"
     assert names(chosen(two_have_run(batch=2), 1.0).members) == "c d"
 
@@ -353,7 +353,7 @@ def test_a_sequence_that_ended_before_its_batch_is_not_awaited() -> None:
     engine.submit(0, [step("a", 1)], 0.0)
     first = chosen(engine)
     engine.submit(0, [step("c", 3)], 0.5)
-    engine.take_out([1])
+    engine.remove_sequences([1])
     engine.finished(first, first_s=0.5, total_s=1.0)
     engine.returning.answered([1], took_s=1.0, now_s=1.0)
     assert names(chosen(engine, 1.0).members) == "c"

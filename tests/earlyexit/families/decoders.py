@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone, Llama
-from earlyexit.network.boundary import Answer, Numbers, entering
+from earlyexit.network.boundary import Answer, PackedArray, entry_piece
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
@@ -21,7 +21,7 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps import RampStyle
 from earlyexit.sequences.kv import KvStore, Run
-from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence
+from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.network.cuts import cuts_of, in_random_order
@@ -117,10 +117,10 @@ class Handfuls:
     ramps: Sequence[int] = ()
     seed: int = 0
 
-    def run(self, sequences: Mapping[int, TokenSequence], *, end: bool = True) -> dict[int, list[Said]]:
+    def run(self, sequences: Mapping[int, TokenSequence], *, end: bool = True) -> dict[int, list[StepResult]]:
         """What every sequence said, by its number; `end`: whether they give back their pages."""
         cuts = cuts_of(self.model, self.policy, self.bounds, self.ramps)
-        said: dict[int, list[Said]] = {number: [] for number in sequences}
+        said: dict[int, list[StepResult]] = {number: [] for number in sequences}
         for number, each in sequences.items():
             each.begin(number)
         waiting = {0: [self._piece(number, each) for number, each in sequences.items()]}
@@ -138,11 +138,11 @@ class Handfuls:
         return said
 
     def _piece(self, number: int, each: TokenSequence) -> Piece:
-        (piece,) = from_wire(self.model, entering([str(number)], [each.step()]), self.policy).singles()
+        (piece,) = from_wire(self.model, entry_piece([str(number)], [each.step()]), self.policy).singles()
         return piece
 
-    def _answered(self, each: TokenSequence, said: list[Said], answer: Answer) -> bool:
-        assert isinstance(answer.value, Numbers)
+    def _answered(self, each: TokenSequence, said: list[StepResult], answer: Answer) -> bool:
+        assert isinstance(answer.value, PackedArray)
         found = each.answered(answer.value.numpy(), answer.exit)
         said += [] if found is None else [found]
         return each.ended is None

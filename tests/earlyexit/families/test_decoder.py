@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 
 from earlyexit.errors import OverloadedError
 from earlyexit.named import Fill
-from earlyexit.network.boundary import Numbers, Segment, WirePiece, entering
-from earlyexit.network.checkpoint import load_pretrained, start_of
+from earlyexit.network.boundary import PackedArray, Segment, WirePiece, entry_piece
+from earlyexit.network.checkpoint import load_pretrained, start_id
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, arbitrary_tensors, from_wire
 from earlyexit.network.piece import Piece
@@ -175,7 +175,7 @@ class Stages:
         for step in in_random_order(self.cuts, waiting, self._goes_on, random.Random(self.seed)):
             for answer in step.answers:
                 number = int(answer.sample_id)
-                assert isinstance(answer.value, Numbers)
+                assert isinstance(answer.value, PackedArray)
                 said = sequences[number].answered(answer.value.numpy(), answer.exit)
                 told[number] += [] if said is None else [(said.chosen.token, said.exit)]
                 if sequences[number].ended is None:
@@ -188,7 +188,7 @@ class Stages:
                 backbone_of(model).memory.end(number)
 
     def _step_of(self, number: int, each: TokenSequence) -> Piece:
-        (piece,) = self._arrive(entering([str(number)], [each.step()]))
+        (piece,) = self._arrive(entry_piece([str(number)], [each.step()]))
         return piece
 
     def _goes_on(self, survivors: Piece) -> tuple[int, list[Piece]]:
@@ -384,7 +384,7 @@ def test_a_checkpoints_folder_is_read_and_says_what_answers_start_with(
     theirs.save_pretrained(tmp_path)
     pretrained, family = load_pretrained(str(tmp_path))
     assert family == answering.info.family
-    assert start_of(str(tmp_path)) == START[kind]
+    assert start_id(str(tmp_path)) == START[kind]
     ours = answering.backbone.state_dict()
     assert all(values.equal(ours[name]) for name, values in pretrained.backbone.state_dict().items())
     assert pretrained.head is not None

@@ -14,9 +14,9 @@ from earlyexit.foreign.dataflow import (
     Operator,
     cheapest_cut,
     crossing_tensors,
+    cut_sets_in,
     find_sites,
-    sets_in,
-    with_sets,
+    with_cut_sets,
 )
 from tests.earlyexit.foreign.flows import disconnects, flow_of
 
@@ -37,26 +37,26 @@ def masked() -> Dataflow:
 def test_a_mask_beside_the_stream_crosses_with_it_where_it_is_cheapest() -> None:
     flow = masked()
     assert [site.tensors for site in find_sites(flow)] == [("h",)]
-    found = with_sets(flow, find_sites(flow))
+    found = with_cut_sets(flow, find_sites(flow))
     assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
     assert [site.bytes_per_input for site in found] == [11, 11, 10]
     assert [site.after for site in found] == ["operator1", "operator4", "operator8"]
     flow = replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("acdefghy", 10), "b": 3})
-    found = with_sets(flow, find_sites(flow))
+    found = with_cut_sets(flow, find_sites(flow))
     assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
     flow = masked()
-    assert len(with_sets(flow, find_sites(flow), long=0.9)) == 1
+    assert len(with_cut_sets(flow, find_sites(flow), long=0.9)) == 1
 
 
 def test_a_ramp_looks_at_what_most_work_went_into_though_the_mask_be_made_later() -> None:
     flow = flow_of("a = work x w", "m = light x", *MASKED[2:])
     flow = replace(flow, bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
-    assert with_sets(flow, find_sites(flow))[0].tensors == ("a", "m")
+    assert with_cut_sets(flow, find_sites(flow))[0].tensors == ("a", "m")
 
 
 def test_a_model_with_one_site_after_every_layer_needs_no_sets() -> None:
     flow = flow_of(*(f"h{k + 1} = work h{k} w" for k in range(20)), inputs="h0", outputs="h20")
-    assert with_sets(flow, find_sites(flow)) == find_sites(flow)
+    assert with_cut_sets(flow, find_sites(flow)) == find_sites(flow)
 
 
 def drawn(seed: int) -> Dataflow:
@@ -114,7 +114,7 @@ def test_the_cut_behind_an_operator_is_the_cheapest_of_all(seed: int) -> None:
 def test_sets_disconnect_the_graph_and_follow_each_other(seed: int) -> None:
     flow = drawn(seed)
     before: frozenset[str] = frozenset()
-    for site in sets_in(flow, flow.live):
+    for site in cut_sets_in(flow, flow.live):
         assert disconnects(flow, site.tensors)
         assert 1 < len(site.tensors) <= MOST_TENSORS
         assert before < flow.before(site.tensors)

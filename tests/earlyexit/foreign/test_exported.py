@@ -20,7 +20,7 @@ from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.foreign import torch_module
-from earlyexit.foreign.dataflow import carriers, find_sites
+from earlyexit.foreign.dataflow import cut_tensors, find_sites
 from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
 from earlyexit.foreign.torch_module import TorchModel, read_torch
@@ -223,7 +223,7 @@ def test_what_follows_from_the_lengths_is_no_input_and_token_types_of_pairs_come
 @pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
 def test_carriers_of_traced_modules_are_what_disconnects_them(name: str) -> None:
     flow = foreign.traced(name).flow
-    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     assert flow.live[0].kind == "work" or name == "resnet14"
 
 
@@ -254,7 +254,7 @@ def test_what_cannot_be_exported_is_traced_symbolically(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch_module, "_exported", fails)
     flow = read_torch(f"{PLACE}:plain").flow
     assert [operator.op for operator in flow.operators][:3] == ["Conv2d", "BatchNorm2d", "ReLU"]
-    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     assert len(find_sites(flow)) == 2
 
 

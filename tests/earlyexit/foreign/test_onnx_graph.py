@@ -26,7 +26,7 @@ from earlyexit.backends.onnx import quiet_exporter
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.resnet import BlockSizes, ResidualBlock
-from earlyexit.foreign.dataflow import carriers, find_sites
+from earlyexit.foreign.dataflow import cut_tensors, find_sites
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.foreign.onnx_backbone import read_graph as read_kept
 from earlyexit.foreign.onnx_model import read_onnx
@@ -225,7 +225,7 @@ def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Pat
     network, examples = getattr(modules, name)()
     named = examples if isinstance(examples, dict) else {"images": examples[0]}
     flow = read_onnx(exported(network, named, tmp_path / "model.onnx", by_dynamo=True), open_size=7).flow
-    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     sites = find_sites(modules.traced(name).flow)
     assert [site.bytes_per_input for site in find_sites(flow)] == [site.bytes_per_input for site in sites]
 

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from earlyexit.errors import GraphError
-from earlyexit.foreign.dataflow import Dataflow, Site, carriers, find_sites, regions_of, with_shares
+from earlyexit.foreign.dataflow import Dataflow, Site, cut_tensors, find_sites, regions_of, with_shares
 from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.foreign.flows import carriers_by_removal, flow_of
 from tests.earlyexit.foreign.modules import traced
@@ -45,7 +45,7 @@ SITES = {
 @pytest.mark.parametrize("name", [*LIGHT, *PACKAGED])
 def test_a_packaged_model_has_its_sites_with_work_before_between_and_behind_them_and_all_shapes(name: str) -> None:
     flow = read_onnx(model_file(name), open_size=48 if name == "ocr_recognition" else 128).flow
-    found = list(carriers(flow))
+    found = list(cut_tensors(flow))
     assert found == carriers_by_removal(flow)
     chain = [site.tensors[0] for site in find_sites(flow)]
     assert set(chain) <= set(found)
@@ -93,14 +93,14 @@ FLOWS: dict[str, tuple[Dataflow, list[str]]] = {
 
 @pytest.mark.parametrize(("flow", "sites"), FLOWS.values(), ids=FLOWS)
 def test_sites_are_where_all_that_the_outputs_need_crosses_at_once(flow: Dataflow, sites: list[str]) -> None:
-    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     assert [" ".join(site.tensors) for site in find_sites(flow)] == sites
 
 
 def test_a_model_with_states_among_its_outputs_has_the_sites_of_the_output_that_is_asked_for() -> None:
     flow = read_onnx(model_file("minilm")).flow
     asked = replace(flow, outputs=flow.outputs[-1:])
-    assert list(carriers(asked)) == carriers_by_removal(asked)
+    assert list(cut_tensors(asked)) == carriers_by_removal(asked)
     assert len(find_sites(asked)) == 6
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from earlyexit.network.boundary import Answer, Encoded, Seen, Split, WirePiece, entering
+from earlyexit.network.boundary import Answer, Encoded, ExitResult, Split, WirePiece, entry_piece
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import Cut
@@ -75,7 +75,7 @@ class Inputs:
     def wire(self, network: int, first: int, ids: Sequence[str]) -> WirePiece:
         """Some of them before the first block of a network."""
         rows = [self.of_network[network][int(each[1:])] for each in ids]
-        return replace(entering(ids, rows), next_block=first)
+        return replace(entry_piece(ids, rows), next_block=first)
 
 
 def inputs_for(network: ChainNetwork, *, count: int = 20, seed: int = 7) -> Inputs:
@@ -128,7 +128,7 @@ def follow(
     seed: int = 0,
     segments: SegmentRunner | None = None,
     kind: str = "plain",
-) -> tuple[dict[str, Answer], dict[tuple[str, int], Seen]]:
+) -> tuple[dict[str, Answer], dict[tuple[str, int], ExitResult]]:
     """Splits run in random order on random handfuls of waiting inputs; at a network's end they are encoded anew.
 
     `kind`: `plain`, `stay`, or `probe`. Gives the answers and what was seen.
@@ -136,7 +136,7 @@ def follow(
     cuts = {split.first: _cut(network, policy, split, segments, kind) for split in splits}
     firsts, starts = sorted(cuts), network.chain.starts
     answers: dict[str, Answer] = {}
-    seen: dict[tuple[str, int], Seen] = {}
+    seen: dict[tuple[str, int], ExitResult] = {}
 
     def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:
         if survivors.next_block not in starts:

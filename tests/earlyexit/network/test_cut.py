@@ -16,7 +16,7 @@ from torch import Tensor
 from earlyexit.engine.device import Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
-from earlyexit.network.boundary import Answer, Encoded, Seen, Segment, Split
+from earlyexit.network.boundary import Answer, Encoded, ExitResult, Segment, Split
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.cut import Cut, TorchRunner
 from earlyexit.network.model import EarlyExitModel, from_wire
@@ -174,7 +174,7 @@ class Probed:
 
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     """All of an input, in their order."""
-    seen: dict[tuple[str, int], Seen] = field(default_factory=dict)
+    seen: dict[tuple[str, int], ExitResult] = field(default_factory=dict)
 
     @property
     def first_answers(self) -> dict[str, Answer]:

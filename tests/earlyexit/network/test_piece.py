@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.encoder import EncoderBackbone
-from earlyexit.network.boundary import Encoded, Numbers, Segment, stacked, values_of
+from earlyexit.network.boundary import Encoded, PackedArray, Segment, stack_values, values_of
 from earlyexit.network.layers import ReorderedConvolution, ReorderedLinear, reorder_convolutions, reorder_linears
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, fuse, to_host, when_computed
@@ -166,8 +166,8 @@ def test_singles_are_views_and_pieces_without_tensors_are_selected_and_fused_by_
 )
 def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
     values = values_of(array)
-    assert {type(value) for value in values} == {Numbers if array.ndim > 1 else type(array.tolist()[0])}
-    assert stacked(values).tolist() == array.tolist()
+    assert {type(value) for value in values} == {PackedArray if array.ndim > 1 else type(array.tolist()[0])}
+    assert stack_values(values).tolist() == array.tolist()
 
 
 def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:

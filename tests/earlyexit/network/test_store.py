@@ -11,7 +11,7 @@ from torch import nn
 
 from earlyexit.families import FAMILIES, GENERATES, MEASURES_IMPORTANCE, find_family
 from earlyexit.network.boundary import TensorSpec
-from earlyexit.network.checkpoint import Unfilled
+from earlyexit.network.checkpoint import SkipMetaInit
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import check_prunable, load_model, read_card, save_model
 from tests.earlyexit.network.models import SMALL
@@ -68,8 +68,8 @@ def test_models_wait_for_their_weights_without_torchs_compiler() -> None:
     sizes = {family: SMALL if family in MEASURES_IMPORTANCE else {} for family in BUILT}
     code = (
         "import sys, torch; from earlyexit.families import find_family; "
-        "from earlyexit.network.checkpoint import Unfilled\n"
-        "with torch.device('meta'), Unfilled():\n"
+        "from earlyexit.network.checkpoint import SkipMetaInit\n"
+        "with torch.device('meta'), SkipMetaInit():\n"
         f"    for family, sizes in {sizes}.items(): find_family(family).build(sizes)\n"
         "print('torch._dynamo' in sys.modules)"
     )
@@ -77,7 +77,7 @@ def test_models_wait_for_their_weights_without_torchs_compiler() -> None:
 
 
 def test_what_no_file_holds_is_drawn_where_weights_are_not_left_out() -> None:
-    with torch.device("cpu"), Unfilled():
+    with torch.device("cpu"), SkipMetaInit():
         assert nn.init.normal_(torch.zeros(9)).all()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.engine.queue import Attention
-from earlyexit.network.boundary import Encoded, WirePiece, entering
+from earlyexit.network.boundary import Encoded, WirePiece, entry_piece
 from earlyexit.network.piece import Layout
 
 
@@ -23,7 +23,7 @@ def random_inputs(rng: np.random.Generator, lengths: Sequence[int], *, least: in
 
 def wire_of(encoded: Sequence[Encoded], *, prefix: str = "i") -> WirePiece:
     """Inputs i0, i1, ... before block 0."""
-    return entering([f"{prefix}{k}" for k in range(len(encoded))], encoded)
+    return entry_piece([f"{prefix}{k}" for k in range(len(encoded))], encoded)
 
 
 def layout_of(*lengths: int, attention: Attention = "auto") -> Layout:

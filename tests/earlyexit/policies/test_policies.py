@@ -13,7 +13,7 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
-from earlyexit.network.boundary import Numbers, values_of
+from earlyexit.network.boundary import PackedArray, values_of
 from earlyexit.network.chain import check_weights, proportional
 from earlyexit.network.cut import Cut
 from earlyexit.policies import make_policy
@@ -387,7 +387,7 @@ def test_class_maps_are_the_same_in_all_cuts_whatever_their_batch_mates() -> Non
     outputs = exit_outputs(model, encoded)
     for row in range(24):
         answer = alone[f"i{row}"]
-        assert isinstance(answer.value, Numbers)
+        assert isinstance(answer.value, PackedArray)
         right = STREET.answer(outputs[answer.exit][row : row + 1])[0].numpy()
         np.testing.assert_array_equal(answer.value.numpy(), right)
     for seed, bounds in enumerate(every_bounds(3)):
@@ -402,8 +402,8 @@ def test_probes_tell_every_exits_share_and_map() -> None:
     for block in (0, 1):
         shares = policy.score(block, Opinion(STREET, outputs[block])).tolist()
         assert [each.score for each in steps[block].seen] == shares
-    maps = [each.value for each in steps[2].seen]
-    assert [each.numpy().tolist() for each in maps if isinstance(each, Numbers)] == STREET.answer(outputs[2]).tolist()
+    maps = [each.value for each in steps[2].seen if isinstance(each.value, PackedArray)]
+    assert [each.numpy().tolist() for each in maps] == STREET.answer(outputs[2]).tolist()
 
 
 def test_a_ramp_that_looks_at_every_input_makes_each_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,8 +429,8 @@ def test_large_answers_that_nobody_waits_for_are_packed() -> None:
     class_maps[1, 50:] = 7
     plain, packed = values_of(class_maps), values_of(class_maps, pack=True)
     for one, other, right in zip(plain, packed, class_maps, strict=True):
-        assert isinstance(one, Numbers)
-        assert isinstance(other, Numbers)
+        assert isinstance(one, PackedArray)
+        assert isinstance(other, PackedArray)
         assert len(other.raw) < len(one.raw) / 20
         assert one.num_bytes == other.num_bytes == len(one.raw) == 43200
         np.testing.assert_array_equal(other.numpy(), right)

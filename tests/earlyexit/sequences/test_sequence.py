@@ -13,10 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from earlyexit.errors import OverloadedError
-from earlyexit.network.boundary import entering
+from earlyexit.network.boundary import entry_piece
 from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvShape, KvStore, Run
 from earlyexit.sequences.kv_memory import places_of
-from earlyexit.sequences.sequence import Said, Sampling, TextStream, TokenSequence, choose
+from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence, choose
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import sequence
 
@@ -33,7 +33,7 @@ def step(of: TokenSequence) -> tuple[list[int], list[int]]:
     return tokens_N.tolist(), run_15[0].tolist()
 
 
-def say(of: TokenSequence, token: int, exit_block: int = 4) -> Said | None:
+def say(of: TokenSequence, token: int, exit_block: int = 4) -> StepResult | None:
     """Answer its step."""
     return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
 
@@ -73,12 +73,12 @@ def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() 
     assert step(one) == ([51], [0, 2, 3, 11, 2])
     said = say(one, 52)
     assert said is not None
-    assert (said.chosen.token, one.num_said) == (52, 3)
+    assert (said.chosen.token, one.num_generated) == (52, 3)
 
 
 def test_the_place_of_the_token_that_is_asked_for_survives_chunks_and_a_new_beginning() -> None:
     def place(of: TokenSequence) -> int:
-        return int(places_of(entering(["a"], [of.step()]))[0])
+        return int(places_of(entry_piece(["a"], [of.step()]))[0])
 
     one = sequence([1, 2, 3, 4, 5], chunk=3)
     one.begin(1)
@@ -115,7 +115,7 @@ def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() 
     assert say(one, 99) is None
     assert say(one, 99) is None
     assert [*found, step(one)] == [([1, 2, 3, 9], [0, 2, 0, 8, 4]), ([52], [0, 2, 6, 8, 4])]
-    assert one.num_said == 3
+    assert one.num_generated == 3
 
 
 TOKENIZER = byte_tokenizer()

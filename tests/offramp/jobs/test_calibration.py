@@ -20,7 +20,7 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.policies.threshold import SharePolicy
-from earlyexit.sequences.offline import Asked, Generated, generate
+from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
@@ -226,7 +226,7 @@ def generated(model: EarlyExitModel, start: tuple[int, ...], **given: Any) -> li
     """What a model says of every prompt, by a policy if one is given."""
     prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
     assert isinstance(model.task, TokenTask)
-    return generate(model, prompts, Asked(max_tokens=ANSWER, ends=frozenset(model.task.ends), **given))
+    return generate(model, prompts, GenerationOptions(max_tokens=ANSWER, ends=frozenset(model.task.ends), **given))
 
 
 def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(taught: Path, start: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.network.boundary import AfterAnswer, Seen, Split
+from earlyexit.network.boundary import AfterAnswer, ExitResult, Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape
@@ -177,7 +177,7 @@ class CoreWorld:
         last = self.core.placed.plan.num_blocks - 1
         for letter in letters:
             for block in blocks:
-                said = Seen(sample_id="", block=block, score=math.nan if block == last else score, value=label)
+                said = ExitResult(sample_id="", block=block, score=math.nan if block == last else score, value=label)
                 self.core.see(self.calls[call], [(self.inputs[letter], said)])
 
     def observed(self, wall_s: float = 0.0) -> Observations | None:

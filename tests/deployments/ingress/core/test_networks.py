@@ -11,7 +11,7 @@ from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import WHOLE
 from deployments.wire.messages import assignments_of
 from earlyexit.errors import DeadlineError, PlanError
-from earlyexit.network.boundary import Seen
+from earlyexit.network.boundary import ExitResult
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     LARGE,
@@ -130,7 +130,7 @@ def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:
 def see_whole(world: CoreWorld, letters: str, label: int) -> None:
     """What the full model says of whole texts."""
     wholes = [each for each in world.calls[2].inputs if each.key in letters]
-    said = [(each, Seen(sample_id="", block=END, score=float("nan"), value=label)) for each in wholes]
+    said = [(each, ExitResult(sample_id="", block=END, score=float("nan"), value=label)) for each in wholes]
     world.core.see(world.calls[2], said)
     world.do(world.core.answer(world.calls[2], wholes, END, world.now_s, [None] * len(wholes)))
 

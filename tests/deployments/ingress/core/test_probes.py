@@ -11,7 +11,7 @@ import pytest
 from deployments.ingress.core import probes
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
-from earlyexit.network.boundary import Numbers, Seen, Split
+from earlyexit.network.boundary import ExitResult, PackedArray, Split
 from earlyexit.tasks.label import differ
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray
@@ -28,8 +28,8 @@ def flight(serial: int, *, deadline_s: float = 10.0) -> Probed:
     return PendingInput(serial, 1.5, deadline_s)
 
 
-def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, Seen]:
-    return each, Seen(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
+def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, ExitResult]:
+    return each, ExitResult(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
 
 
 def plan(active: Iterable[int] = BOTH, *, stay: bool = False) -> Plan:
@@ -63,7 +63,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
     book.begin([probe], plan(), "probe", 2.0)
     book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
-        book.see([(probe, replace(seen(probe, block)[1], value=Numbers.of(np.array(pixels))))])
+        book.see([(probe, replace(seen(probe, block)[1], value=PackedArray.of(np.array(pixels))))])
     assert book.agreement == 0.75
     observations = book.hand_over()
     assert observations is not None

@@ -19,7 +19,7 @@ from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.sequence import Chosen, Said
+from earlyexit.sequences.sequence import Chosen, StepResult
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -293,7 +293,7 @@ async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what
     aborted: list[str] = []
     stream = Stream(1)
     stream.when_aborted = lambda: aborted.append("told")
-    said = Said(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
+    said = StepResult(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
     for _ in range(2):
         stream.put(said)
     assert await anext(stream) is said

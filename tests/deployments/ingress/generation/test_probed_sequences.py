@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.offline import Asked, Generated, generate
+from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.token import first_token
 from profiles.stream import Observations
 from tests.deployments.ingress.generation.test_generate_with_decoders import (
@@ -36,7 +36,7 @@ Row = tuple[float, ...]
 @pytest.fixture(scope="module")
 def alone(expected: dict[tuple[int, ...], Said]) -> dict[tuple[int, ...], Generated]:
     """By prompt, what the full model says of it, every ramp looking, where nothing is served."""
-    asked = Asked(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(THRESHOLD), look=True)
+    asked = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(THRESHOLD), look=True)
     model = decoder(hf_decoder())
     return dict(zip(expected, generate(model, list(expected), asked), strict=True))
 
