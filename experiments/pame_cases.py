@@ -16,7 +16,7 @@ from optimizer.pame.batches import Batching, BatchTimes, Seconds, seconds_of
 from optimizer.pame.checks import TEN_CONFIDENCES, Checks, given_checks, normalised, searched_checks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.risk import Guarantee
-from optimizer.thresholds import design_rows, divide, learn_then_test
+from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.table import LatencyTable
@@ -143,7 +143,7 @@ def judged(case: Case, batch: int, options: SearchOptions | None = None, *, most
 
 def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
     """The same with thresholds of Learn-then-Test in the place of searched ones; None where nothing can be promised."""
-    design, tested = divide(len(case.known), design_rows(len(case.known), guarantee, DESIGN_SHARE), SEED)
+    design, tested = split_rows(len(case.known), design_rows(len(case.known), guarantee, DESIGN_SHARE), SEED)
     try:
         thresholds = learn_then_test(case.known.subset(design), case.known.subset(tested), guarantee).thresholds
     except DataError:

@@ -26,11 +26,11 @@ from optimizer.columns import (
     least_prices,
     search,
 )
-from optimizer.decision import Decision, Found, kept, nearest_slo_s, rate_of, why_none
-from optimizer.evaluate import TOLERANCE, merit, sought
+from optimizer.decision import Decision, FeasiblePlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
+from optimizer.evaluate import TOLERANCE, merit, objective_value
 from optimizer.exact.solve import num_splits
 from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
-from optimizer.moves import Graph, build_graph, ends_of, nodes_around
+from optimizer.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, PlanProblem
 from optimizer.scale.bound import Bounded, Relaxation, relaxed
@@ -104,14 +104,14 @@ def candidates_at(graph: Graph, reach: ChainLimits) -> tuple[bool, list[PricedCh
 
 def _candidate(graph: Graph, labels: Labels, label: int) -> PricedChain:
     """Read a label back to its beginning."""
-    moves, whole_LI = graph.moves, labels.whole_LI
-    price = float(labels.real_LF[label, TOTAL])
+    moves, int_LI = graph.moves, labels.int_LI
+    price = float(labels.float_LF[label, TOTAL])
     of_stages: list[list[int]] = []
-    while whole_LI[label, PARENT] >= 0:
-        if whole_LI[label, DEVICE] == CLOSED:
+    while int_LI[label, PARENT] >= 0:
+        if int_LI[label, DEVICE] == CLOSED:
             of_stages.insert(0, [])
-        of_stages[0].insert(0, int(whole_LI[label, MOVE]))
-        label = int(whole_LI[label, PARENT])
+        of_stages[0].insert(0, int(int_LI[label, MOVE]))
+        label = int(int_LI[label, PARENT])
     latency_s, fill, works, way, node = 0.0, 0.0, [], [], 0
     for splits in of_stages:
         device, last = int(moves.device_M[splits[0]]), splits[-1]
@@ -147,7 +147,7 @@ def chosen(candidates: Sequence[PricedChain]) -> list[PricedChain]:
 class Mixed:
     """What the master problem made of candidates."""
 
-    found: Found
+    found: FeasiblePlan
     bound: float
     used: tuple[PricedChain, ...] = ()
 
@@ -164,7 +164,7 @@ def mixed(
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names]),
         budget=math.inf if budget is None else budget,
     )
-    demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.asked_per_s, most_chains=most_chains)
+    demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.required_per_s, most_chains=most_chains)
     mixture = solve_master([each.column for each in candidates], [demand], cluster, seconds=SECONDS)
     if mixture is None or not mixture.replicas:
         return None
@@ -173,15 +173,15 @@ def mixed(
         for q, replicas in mixture.replicas.items()
         for stage, count in zip(candidates[q].stages, _needed(problem, candidates[q].column, replicas), strict=True)
     )
-    shares = tuple(mixture.rates[q] for q in mixture.replicas) if problem.asked_per_s is not None else ()
-    found = kept(problem, stages, tuple(share / sum(shares) for share in shares))
+    shares = tuple(mixture.rates[q] for q in mixture.replicas) if problem.required_per_s is not None else ()
+    found = if_feasible(problem, stages, tuple(share / sum(shares) for share in shares))
     used = tuple(candidates[q] for q in mixture.replicas)
     return None if found is None else Mixed(found=found, bound=mixture.bound, used=used)
 
 
 def _needed(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> list[int]:
     """The replicas without those that do not raise the rate, where that is sought."""
-    if problem.asked_per_s is not None:
+    if problem.required_per_s is not None:
         return list(replicas)
     rate = highest_rate(column, replicas)
     return [max(1, math.ceil(rate * each.seconds * (1 - TOLERANCE))) for each in column.stages]
@@ -192,7 +192,7 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
     search = _search_of(problem, space)
     best, complete = (None, True) if search is None else search.best()
     if best is None and complete:
-        return why_none(
+        return why_infeasible(
             problem,
             space.strategy,
             possible=lambda other: _any_plan(other, space),
@@ -201,11 +201,11 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
         )
     if best is None or search is None:
         return None
-    value, bound = sought(problem, best.found.figures), search.whole.value
+    value, bound = objective_value(problem, best.found.figures), search.whole.value
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(bound, best.bound) if complete else bound
     is_proven = abs(value - bound) <= SOLVED * abs(bound)
-    others = (each.chain for each in search.others)
+    others = (each.stages for each in search.others)
     return best.found.planned(problem, space.strategy, value if is_proven else bound, others)
 
 
@@ -225,7 +225,7 @@ class ChainSearch:
     names: tuple[str, ...]
     """Of the accelerator types."""
     relaxation: Relaxation
-    others: list[Found] = field(default_factory=list)
+    others: list[FeasiblePlan] = field(default_factory=list)
     """Other plans that were met, best first."""
     _of_types: list[PricedChain] = field(default_factory=list)
     """The best chain of each accelerator type: a candidate of every master problem."""
@@ -277,7 +277,7 @@ class ChainSearch:
             reach = self._reach(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
             chains = [] if is_whole else candidates_of(part, reach)[1]
             chains += self._at_rates(part, reach._replace(count_C=self._count_C(graph)))
-            if len(names) == 1 and self.problem.asked_per_s is None:
+            if len(names) == 1 and self.problem.required_per_s is None:
                 best = mixed(self.problem, chosen(chains), self.names, 1)
                 self._of_types += () if best is None else best.used
             found += chains
@@ -293,7 +293,7 @@ class ChainSearch:
     def _at_rates(self, graph: Graph, reach: ChainLimits, low: float = 0.0) -> list[PricedChain]:
         """Chains of whole replicas: at the rate that is asked for, or near the highest above `low` that has any."""
         reach = reach._replace(is_whole=True)
-        if self.problem.asked_per_s is not None:
+        if self.problem.required_per_s is not None:
             usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
             return candidates_at(graph, reach._replace(price_C=usd_C.astype(float), price_latency=0.0))[1]
         found: list[PricedChain] = []
@@ -315,17 +315,17 @@ class ChainSearch:
         """Chains in the place of each one of the best plan, on what the others leave."""
         found: list[PricedChain] = []
         problem, figures = self.problem, best.found.figures
-        chains = chains_of(best.found.chain, problem.num_blocks)
+        chains = chains_of(best.found.stages, problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
             left_C = self._count_C(graph)
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[graph.device_names.index(stage.device)] -= stage.replicas
             own_rate = share * figures.served_per_s
             highest = self.whole.value
-            if problem.asked_per_s is None:
+            if problem.required_per_s is None:
                 highest = min(own_rate + self.whole.value - figures.rate_per_s, highest)
             reach = self._reach(graph, self.whole.prices, self.names, highest)._replace(count_C=left_C)
-            if problem.asked_per_s is not None:
+            if problem.required_per_s is not None:
                 reach = reach._replace(rate=own_rate)
             found += self._at_rates(graph, reach, own_rate)
         return found
@@ -333,7 +333,7 @@ class ChainSearch:
     def _graph(self) -> tuple[Graph, bool]:
         """What chains are paths of, and whether all splits are there."""
         problem, space = self.problem, self.space
-        nodes, whole = None if space.splits_per_stage or space.several_stages else ends_of(problem), True
+        nodes, whole = None if space.splits_per_stage or space.several_stages else end_nodes(problem), True
         if nodes is None and num_splits(problem, space) > MOST_SPLITS:
             nodes, whole = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR), False
         paid = replace(problem, devices={name: problem.devices[name] for name in self.names})
@@ -349,7 +349,7 @@ class ChainSearch:
     def _reach(self, graph: Graph, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Of chains on some types, at their prices, that do at most so much."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
-        asked = self.problem.asked_per_s
+        asked = self.problem.required_per_s
         return ChainLimits(
             price_C=np.array([float(by_name.get(name, 0.0)) for name in graph.device_names]),
             price_latency=float(prices.latency),
@@ -377,11 +377,11 @@ class ChainSearch:
         return best
 
     def _is_proven(self, best: Mixed) -> bool:
-        value = sought(self.problem, best.found.figures)
+        value = objective_value(self.problem, best.found.figures)
         return abs(value - self.whole.value) <= SOLVED * abs(self.whole.value)
 
 
-def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
+def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     search = _search_of(problem, space)
     best = None if search is None else search.best()[0]
     return None if best is None else best.found

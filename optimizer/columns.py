@@ -19,7 +19,7 @@ import numpy as np
 
 from optimizer.compiled import compiled, inlined
 from optimizer.moves import MoveArrays
-from optimizer.step import FloatArray, IntArray, Labels, listed, undominated, with_more_room
+from optimizer.step import FloatArray, IntArray, Labels, linked_labels, undominated, with_doubled_capacity
 
 MOST_STAGES = 6
 """Of one chain; where more are allowed, longer ones are not looked for."""
@@ -117,23 +117,23 @@ def search(moves: MoveArrays, limits: ChainLimits, most_labels: int, most_alike:
     end, slots = moves.first_move_P.size - 2, max(MOST_STAGES, limits.price_C.size)
     labels = Labels(np.zeros((1 << 12, 6), dtype=np.int64), np.zeros((1 << 12, WORKS + 2 * slots)))
     head_P = np.full(end + 1, -1)
-    labels.whole_LI[0, DEVICE], labels.whole_LI[0, PARENT], labels.whole_LI[0, NEXT] = CLOSED, -1, -1
+    labels.int_LI[0, DEVICE], labels.int_LI[0, PARENT], labels.int_LI[0, NEXT] = CLOSED, -1, -1
     head_P[0] = 0
     count, outcome = 1, ALL
     for node in range(end):
         is_complete, kept_L = _kept(head_P[node], labels, most_alike)
         outcome = outcome if is_complete else SOME
         for label in kept_L:
-            most = limits.most_price - labels.real_LF[label, TOTAL]
+            most = limits.most_price - labels.float_LF[label, TOTAL]
             for move in order_M[moves.first_move_P[node] : moves.first_move_P[node + 1]]:
                 if dearer_M[move] > most:
                     break
-                if labels.whole_LI[label, DEVICE] not in (CLOSED, moves.device_M[move]):
+                if labels.int_LI[label, DEVICE] not in (CLOSED, moves.device_M[move]):
                     continue
-                if count + 2 > labels.whole_LI.shape[0]:
+                if count + 2 > labels.int_LI.shape[0]:
                     if count > most_labels:
                         return NONE, labels, np.empty(0, dtype=np.int64)
-                    labels = with_more_room(labels)
+                    labels = with_doubled_capacity(labels)
                 count = _follow(moves, limits, closed_P, open_PC, label, move, head_P, labels, count)
     is_complete, kept_L = _kept(head_P[end], labels, most_alike)
     return outcome if is_complete else SOME, labels, kept_L
@@ -145,22 +145,22 @@ def _follow(
     head_P: IntArray, labels: Labels, count: int,
 ) -> int:  # fmt: skip
     """Write a label for each way to go on after a split; returns how many there are now."""
-    whole_LI, real_LF = labels
+    int_LI, float_LF = labels
     target, device, end = moves.to_M[move], moves.device_M[move], head_P.size - 1
-    is_first = whole_LI[label, DEVICE] == CLOSED
-    stages = whole_LI[label, STAGES] + (1 if is_first else 0)
+    is_first = int_LI[label, DEVICE] == CLOSED
+    stages = int_LI[label, STAGES] + (1 if is_first else 0)
     if stages > MOST_STAGES:
         return count
     for ends in range(2):
         if not (target == end or limits.may_hop) if ends else (target == end or not limits.may_split):
             continue
         # The label is written at once and given up where it does not last.
-        whole_LI[count], real_LF[count] = whole_LI[label], real_LF[label]
-        here_F = real_LF[count]
-        whole_LI[count, PARENT], whole_LI[count, MOVE], whole_LI[count, STAGES] = label, move, stages
-        whole_LI[count, DEVICE] = CLOSED if ends else device
+        int_LI[count], float_LF[count] = int_LI[label], float_LF[label]
+        here_F = float_LF[count]
+        int_LI[count, PARENT], int_LI[count, MOVE], int_LI[count, STAGES] = label, move, stages
+        int_LI[count, DEVICE] = CLOSED if ends else device
         if is_first and not limits.is_whole:
-            whole_LI[count, TYPES] = whole_LI[label, TYPES] * (limits.price_C.size + 1) + device + 1
+            int_LI[count, TYPES] = int_LI[label, TYPES] * (limits.price_C.size + 1) + device + 1
         here_F[WORK] += moves.work_M[move]
         here_F[LATENCY] += moves.seconds_M[move] + moves.cross_M[move]
         if not is_first and not moves.pooled_M[move]:
@@ -178,7 +178,7 @@ def _follow(
         here_F[TOTAL] = here_F[PRICE] + limits.price_C[device] * here_F[WORK] + limits.price_latency * seconds
         here_F[TOTAL] += closed_P[target] if ends else open_PC[target, device]
         if seconds <= limits.limit_s * (1 + 1e-9) and here_F[TOTAL] <= limits.most_price:
-            whole_LI[count, NEXT], head_P[target] = head_P[target], count
+            int_LI[count, NEXT], head_P[target] = head_P[target], count
             count += 1
     return count
 
@@ -217,11 +217,11 @@ def _kept(head: int, labels: Labels, most: int) -> tuple[bool, IntArray]:
 
     Of those with the same types and open device only the `most` cheapest are kept.
     """
-    whole_LI, real_LF = labels
-    found_L = listed(head, whole_LI, NEXT)
+    int_LI, float_LF = labels
+    found_L = linked_labels(head, int_LI, NEXT)
     # What beats another is no dearer, so it comes first; then a stable sort brings the same types together.
-    order_L = found_L[np.argsort(real_LF[:, TOTAL][found_L], kind="mergesort")]
-    key_L = whole_LI[:, TYPES][order_L] * 64 + whole_LI[:, DEVICE][order_L] + 1
+    order_L = found_L[np.argsort(float_LF[:, TOTAL][found_L], kind="mergesort")]
+    key_L = int_LI[:, TYPES][order_L] * 64 + int_LI[:, DEVICE][order_L] + 1
     together_L = np.argsort(key_L, kind="mergesort")
     order_L, key_L = order_L[together_L], key_L[together_L]
-    return undominated(order_L, key_L, real_LF, LATENCY, real_LF.shape[1], ROUNDING, most)
+    return undominated(order_L, key_L, float_LF, LATENCY, float_LF.shape[1], ROUNDING, most)

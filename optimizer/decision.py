@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from optimizer.evaluate import Evaluation, evaluate, sought, violations
+from optimizer.evaluate import Evaluation, evaluate, objective_value, violations
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 
@@ -33,10 +33,10 @@ SLO_RESOLUTION = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FeasiblePlan:
     """A plan that keeps every promise, and its figures."""
 
-    chain: tuple[Stage, ...]
+    stages: tuple[Stage, ...]
     """Stages of all chains, one chain after the other."""
     figures: Evaluation
 
@@ -46,18 +46,18 @@ class Found:
         """The plan as the best of a strategy's space, of which no plan is better than `bound`."""
         return Planned(
             strategy=strategy,
-            stages=self.chain,
+            stages=self.stages,
             figures=self.figures,
             bound=bound,
-            gap=gap_between(sought(problem, self.figures), bound),
-            candidates=tuple(dict.fromkeys(each for each in others if each != self.chain)),
+            gap=gap_between(objective_value(problem, self.figures), bound),
+            candidates=tuple(dict.fromkeys(each for each in others if each != self.stages)),
         )
 
 
-def kept(problem: PlanProblem, chain: tuple[Stage, ...], shares: Sequence[float] = ()) -> Found | None:
+def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...], shares: Sequence[float] = ()) -> FeasiblePlan | None:
     """The plan with its figures, if it keeps every promise; `shares` as `evaluate` takes them."""
-    figures = evaluate(problem, chain, shares=shares)
-    return None if violations(problem, chain, figures) else Found(chain=chain, figures=figures)
+    figures = evaluate(problem, stages, shares=shares)
+    return None if violations(problem, stages, figures) else FeasiblePlan(stages=stages, figures=figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def without_budget(problem: PlanProblem) -> PlanProblem:
     return replace(problem, budget_usd_per_hour=None)
 
 
-def why_none(
+def why_infeasible(
     problem: PlanProblem,
     strategy: Strategy,
     *,
@@ -125,7 +125,7 @@ def why_none(
     none, and `nearest_slo_s` goes on from what it said. Where a rate is asked for, `highest_rate_per_s` is the highest
     that has a plan.
     """
-    rate_per_s = None if problem.asked_per_s is None else highest_rate_per_s(problem)
+    rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
     plan = possible(easier)
     if plan is not None:
@@ -140,13 +140,13 @@ def why_none(
 
 def nearest_slo_s(
     problem: PlanProblem,
-    patient: Found,
-    any_plan: Callable[[PlanProblem], Found | None],
+    patient: FeasiblePlan,
+    any_plan: Callable[[PlanProblem], FeasiblePlan | None],
     resolution: float = SLO_RESOLUTION,
 ) -> float:
     """The least SLO latency for which a plan is found, `resolution` above it at most; `patient` is a plan at any."""
 
-    def needed_s(latency_s: float, found: Found) -> float:
+    def needed_s(latency_s: float, found: FeasiblePlan) -> float:
         return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
 
     below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
@@ -157,6 +157,6 @@ def nearest_slo_s(
     return above
 
 
-def rate_of(found: Found | None) -> float | None:
+def rate_of(found: FeasiblePlan | None) -> float | None:
     """The most that a plan does, if there is one."""
     return None if found is None else found.figures.rate_per_s

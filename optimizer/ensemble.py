@@ -1,7 +1,7 @@
 """Weights of an ensemble of a chain's networks (Tabi, section 4.3), fitted on inputs that were rerouted, and its gain.
 
 Every end of a network that is not the last has one weight: what the mixture up to it counts in what comes after it
-(`earlyexit/network/chain.py`). It is fitted on the inputs that go on there, since no others meet it.
+(`earlyexit/network/chain.py`). It is fit_weights on the inputs that go on there, since no others meet it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: flo
     )
 
 
-def together(probabilities: Sequence[FloatArray], weights: Mapping[int, float], ends: Sequence[int]) -> FloatArray:
+def mix_networks(probabilities: Sequence[FloatArray], weights: Mapping[int, float], ends: Sequence[int]) -> FloatArray:
     """What the last of some networks says with those before it, (N, C); `ends`: of all but the last."""
     said_NC = probabilities[0]
     for end, own_NC in zip(ends, probabilities[1:], strict=True):
@@ -117,7 +117,7 @@ RULES: Mapping[str, Rule] = {"accuracy": by_accuracy, "likelihood": by_likelihoo
 """How weights are found, by name: in proportion to accuracy (Tabi), the likeliest, the most accurate."""
 
 
-def fitted(
+def fit_weights(
     probabilities: Sequence[FloatArray],
     truth_N: IntArray,
     goes_on_NE: BoolArray,
@@ -132,7 +132,7 @@ def fitted(
     for column, end in enumerate(ends):
         rows = np.flatnonzero(goes_on_NE[:, column])
         some = [each_NC[rows] for each_NC in probabilities[: column + 2]]
-        before_NC = together(some[:-1], weights, ends[:column])
+        before_NC = mix_networks(some[:-1], weights, ends[:column])
         weights[end] = rule(some, before_NC, truth_N[rows]) if len(rows) else 0.0
     return weights
 
@@ -157,8 +157,8 @@ def held_out_gain(
     for fold in range(FOLDS):
         others, mine = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)
         parts = [each_NC[others] for each_NC in probabilities]
-        weights = fitted(parts, truth_N[others], goes_on_NE[others], ends, rule)
-        said_NC[mine] = together([each_NC[mine] for each_NC in probabilities], weights, ends)
+        weights = fit_weights(parts, truth_N[others], goes_on_NE[others], ends, rule)
+        said_NC[mine] = mix_networks([each_NC[mine] for each_NC in probabilities], weights, ends)
     return gain(alone_NC[rows].argmax(1) == right_N, said_NC[rows].argmax(1) == right_N)
 
 

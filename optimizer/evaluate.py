@@ -33,7 +33,7 @@ from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import computed_shares, expected_batches, total_s
 from optimizer.generation.figures import broken_promises
 from optimizer.generation.steps import seconds_of_steps
-from optimizer.networks import crossings, part_of
+from optimizer.networks import crossings, subproblem_of
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Reach, nested_reach
 from optimizer.queues import Load
@@ -139,7 +139,7 @@ def evaluate(
     if len(chains) > 1:
         return _side_by_side(problem, chains, shares, reach, recorded)
     _check_fits(problem, stages)
-    part = part_of(problem, stages)
+    part = subproblem_of(problem, stages)
     if part.problem is problem:
         return _of_part(problem, stages, reach, recorded)
     inner_reach = None if reach is None else part.shares_of(reach)
@@ -163,15 +163,15 @@ def _side_by_side(
     if not shares:
         shares = [each.rate_per_s / together_per_s for each in alone]
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
-    if problem.asked_per_s is not None:
+    if problem.required_per_s is not None:
         alone = [
-            evaluate(problem.with_rate(share * problem.asked_per_s), chain, reach, recorded)
+            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach, recorded)
             for chain, share in zip(chains, shares, strict=True)
         ]
     starts = accumulate([len(chain) for chain in chains], initial=0)
     return Evaluation(
         rate_per_s=rate_per_s,
-        served_per_s=rate_per_s if problem.asked_per_s is None else problem.asked_per_s,
+        served_per_s=rate_per_s if problem.required_per_s is None else problem.required_per_s,
         latency_s=max(each.latency_s for each in alone),
         mean_latency_s=sum(share * each.mean_latency_s for each, share in zip(alone, shares, strict=True)),
         ramp_overhead=sum(share * each.ramp_overhead for each, share in zip(alone, shares, strict=True)),
@@ -212,7 +212,7 @@ def _evaluated(
         for stage, of_splits in zip(stages, steps, strict=True)
     )
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
-    served_per_s = rate_per_s if problem.asked_per_s is None else problem.asked_per_s
+    served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
     splits = tuple(
         _expected(problem, stages, stage_index, index, steps[stage_index][index], served_per_s, share_N, unanswered_N)
         for stage_index, stage in enumerate(stages)
@@ -267,7 +267,7 @@ def _of_the_mean_batch(
     ]
 
 
-def sought(problem: PlanProblem, figures: Evaluation) -> float:
+def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
     """What the objective is about: a rate per second, USD per hour, or seconds."""
     if isinstance(problem.objective, MaximizeRate):
         return figures.rate_per_s
@@ -277,7 +277,7 @@ def sought(problem: PlanProblem, figures: Evaluation) -> float:
 def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
     """Larger is better: by the objective, then the cheaper, then the quicker."""
     sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
-    return sign * sought(problem, figures), -figures.usd_per_hour, -figures.latency_s
+    return sign * objective_value(problem, figures), -figures.usd_per_hour, -figures.latency_s
 
 
 def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
@@ -439,7 +439,7 @@ def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
     splits = [split for stage in stages for split in stage.splits]
     if len({split.after_answer for split in splits}) > 1:
         raise PlanError("the splits of a plan all stop after an answer, or all stay")
-    part_of(problem, stages)
+    subproblem_of(problem, stages)
     for stage in stages:
         if stage.device not in problem.devices:
             raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, milliseconds, sought
+from optimizer.evaluate import Evaluation, milliseconds, objective_value
 from optimizer.generation.steps import demand_of
-from optimizer.networks import part_of, survival_with
+from optimizer.networks import subproblem_of, survival_with
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
 
@@ -18,14 +18,14 @@ AT_ITS_LIMIT = 0.02
 """A latency this close to what is allowed is said to bind: batch sizes come in steps, so few plans reach the limit."""
 SAME_RATE = 1e-6
 
-BindKind = Literal["stage", "hop", "latency", "devices", "budget", "ramps"]
+BottleneckKind = Literal["stage", "hop", "latency", "devices", "budget", "ramps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bind:
+class Bottleneck:
     """One thing that keeps a plan from being better."""
 
-    kind: BindKind
+    kind: BottleneckKind
     text: str
     """With its numbers."""
     stage_index: int | None = None
@@ -47,7 +47,7 @@ def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, floa
     """Returns the share of inputs that get their answer in each network that the plan uses; of one network: nothing."""
     if not problem.networks:
         return {}
-    used = part_of(problem, stages).used
+    used = subproblem_of(problem, stages).used
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     unanswered_N = nested_shares(survival_with(problem, used), ramps)
     starts = (0, *problem.networks)
@@ -55,7 +55,7 @@ def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, floa
     return {network: share - on for network, (share, on) in zip(used, pairwise((*enters, 0.0)), strict=True)}
 
 
-def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
+def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
     """The stages and hops that set the rate or the cost, and every promise that is used up."""
     match problem.objective:
         case MaximizeRate():
@@ -70,10 +70,10 @@ def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
     limit_s = problem.slo.limit_s
     if figures.latency_s >= limit_s * (1 - AT_ITS_LIMIT):
         text = f"the latency of {milliseconds(figures.latency_s)} is at its limit of {milliseconds(limit_s)}"
-        yield Bind(kind="latency", text=text)
+        yield Bottleneck(kind="latency", text=text)
     for device, supply in problem.devices.items():
         if supply.count and sum(stage.replicas for stage in stages if stage.device == device) == supply.count:
-            yield Bind(kind="devices", text=f"all {supply.count} {device} are used")
+            yield Bottleneck(kind="devices", text=f"all {supply.count} {device} are used")
 
 
 def _rates(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[float]:
@@ -82,46 +82,47 @@ def _rates(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -
     return [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
 
 
-def _slowest(figures: Evaluation, rates: Sequence[float]) -> Iterator[Bind]:
+def _slowest(figures: Evaluation, rates: Sequence[float]) -> Iterator[Bottleneck]:
     """Where a rate is sought: the stages and hops that do no more than their chain."""
     for index, (each, rate_per_s) in enumerate(zip(figures.stages, rates, strict=True)):
         most = rate_per_s * (1 + SAME_RATE)
         if each.rate_per_s <= most:
-            yield Bind(kind="stage", text=f"stage {index} does at most {each.rate_per_s:.6g}/s", stage_index=index)
+            text = f"stage {index} does at most {each.rate_per_s:.6g}/s"
+            yield Bottleneck(kind="stage", text=text, stage_index=index)
         if each.hop_rate_per_s <= most:
             text = f"the hop after stage {index} does at most {each.hop_rate_per_s:.6g}/s"
-            yield Bind(kind="hop", text=text, stage_index=index)
+            yield Bottleneck(kind="hop", text=text, stage_index=index)
 
 
-def _needed(stages: Sequence[Stage], figures: Evaluation, rates: Sequence[float]) -> Iterator[Bind]:
+def _needed(stages: Sequence[Stage], figures: Evaluation, rates: Sequence[float]) -> Iterator[Bottleneck]:
     """Where a cost is sought: the stages that, hop included, would do too little with one replica less."""
     for index, (stage, each, asked) in enumerate(zip(stages, figures.stages, rates, strict=True)):
         rate_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
         if rate_per_s < asked:
             text = f"stage {index} would do {rate_per_s:.6g}/s with one replica less; {asked:.6g}/s are asked for"
-            yield Bind(kind="stage", text=text, stage_index=index)
+            yield Bottleneck(kind="stage", text=text, stage_index=index)
 
 
-def _full(figures: Evaluation) -> Iterator[Bind]:
+def _full(figures: Evaluation) -> Iterator[Bottleneck]:
     """Where early answers are sought: the stages that could hardly do more, so that batches cannot be smaller."""
     asked = figures.served_per_s
     for index, each in enumerate(figures.stages):
         if each.rate_per_s < asked * (1 + AT_ITS_LIMIT):
             text = f"stage {index} does at most {each.rate_per_s:.6g}/s, {asked:.6g}/s are asked for"
-            yield Bind(kind="stage", text=text, stage_index=index)
+            yield Bottleneck(kind="stage", text=text, stage_index=index)
 
 
-def _ramps(problem: PlanProblem, figures: Evaluation) -> Iterator[Bind]:
+def _ramps(problem: PlanProblem, figures: Evaluation) -> Iterator[Bottleneck]:
     """Whether one more ramp, at the mean of those that are active, would take too long."""
     num_active = sum(len(each.split.ramps) for each in figures.splits)
     if problem.ramp_budget is None or num_active == len(problem.ramps):
         return
     if figures.ramp_overhead * (num_active + 1) > problem.ramp_budget * max(num_active, 1):
         text = f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
-        yield Bind(kind="ramps", text=text)
+        yield Bottleneck(kind="ramps", text=text)
 
 
-def _budget(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
+def _budget(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
     """Whether a further replica of any free device would cost too much."""
     if problem.budget_usd_per_hour is None:
         return
@@ -132,7 +133,7 @@ def _budget(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) 
         text = (
             f"of the budget of {problem.budget_usd_per_hour:.2f} USD/h, {left:.2f} are left: less than one more device"
         )
-        yield Bind(kind="budget", text=text)
+        yield Bottleneck(kind="budget", text=text)
 
 
 def compare(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> tuple[Comparison, ...]:
@@ -148,7 +149,7 @@ def compare(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> tup
 def _times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
     if not isinstance(best, Planned) or not isinstance(other, Planned):
         return None
-    above, below = sought(problem, other.figures), sought(problem, best.figures)
+    above, below = objective_value(problem, other.figures), objective_value(problem, best.figures)
     if isinstance(problem.objective, MaximizeRate):
         above, below = below, above
     return above / below if above > 0 and below > 0 else None
@@ -188,4 +189,4 @@ def _binding(problem: PlanProblem, decision: NoPlan) -> str:
 
 
 def _for_rate(problem: PlanProblem) -> str:
-    return "" if problem.asked_per_s is None else f" for {problem.asked_per_s:.6g}/s"
+    return "" if problem.required_per_s is None else f" for {problem.required_per_s:.6g}/s"

@@ -28,7 +28,7 @@ def solve_in_time(
     """
     assert isinstance(problem.objective, MinimizeCost), "only of these a share in time is said"
     plain = replace(problem, objective=replace(problem.objective, in_time=0.0))
-    rate_per_s = asked_per_s = problem.objective.rate_per_s
+    rate_per_s = required_per_s = problem.objective.rate_per_s
     limit_s, decision = problem.slo.limit_s, solve(plain)
     if not isinstance(decision, Planned) or not violations(problem, decision.stages, decision.figures):
         return decision
@@ -36,7 +36,7 @@ def solve_in_time(
     for share in ROOMS:
         room_s = max(share * limit_s, limit_s - decision.figures.latency_s)
         needed = [each for of_chain in loads(problem, decision.stages, decision.figures) for each in of_chain]
-        rate_per_s = max(rate_per_s, *(asked_per_s * each.times(1 - problem.in_time, room_s) for each in needed))
+        rate_per_s = max(rate_per_s, *(required_per_s * each.times(1 - problem.in_time, room_s) for each in needed))
         allowed_s = (1 - share) * limit_s
         slo = replace(problem.slo, slack=1 - allowed_s / problem.slo.latency_s)
         tighter = replace(plain.with_rate(rate_per_s), slo=slo)

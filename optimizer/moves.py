@@ -30,7 +30,7 @@ from optimizer.split_times import (
     ranks_of,
     seconds_of,
 )
-from optimizer.step import FloatArray, IntArray, Labels, batch_inside, hop_s, no_worse, with_more_room
+from optimizer.step import FloatArray, IntArray, Labels, batch_inside, dominates, hop_s, with_doubled_capacity
 
 FIGURES = 6
 """Of a move that are seconds, or inputs."""
@@ -145,10 +145,10 @@ def build_graph(
     """
     nodes = nodes or all_nodes(problem)
     names = device_names(problem)
-    wire = wire_of(problem)
+    link = link_arrays(problem)
     parts = [
         _moves_of_device(
-            device, RULES[rule], seconds_of(problem, name), ranks_of(problem), nodes, wire,
+            device, RULES[rule], seconds_of(problem, name), ranks_of(problem), nodes, link,
             float(problem.slo.limit_s), every_batch, most_moves,
         )
         for device, name in enumerate(names)
@@ -191,7 +191,7 @@ def all_nodes(problem: PlanProblem) -> Nodes:
     return Nodes(np.array(blocks, dtype=np.int64), np.array(ranks, dtype=np.int64), node_KQ)
 
 
-def ends_of(problem: PlanProblem) -> Nodes:
+def end_nodes(problem: PlanProblem) -> Nodes:
     """Only the model's two ends: between them, plans of a single split."""
     node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
     node_KQ[0, 0], node_KQ[problem.num_blocks, :] = 0, 1
@@ -216,7 +216,7 @@ def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> No
     return Nodes(block_P[chosen_P], rank_P[chosen_P], node_KQ)
 
 
-class Wire(NamedTuple):
+class LinkArrays(NamedTuple):
     """What a hop goes over, and what it carries of one input after every block."""
 
     bytes_N: FloatArray
@@ -227,7 +227,7 @@ class Wire(NamedTuple):
     crossing_s: float
 
 
-def wire_of(problem: PlanProblem) -> Wire:
+def link_arrays(problem: PlanProblem) -> LinkArrays:
     """Of a problem whose networks are all used.
 
     Here and wherever kernels take a problem's numbers, whole ones become floats: kernels are compiled for either.
@@ -235,7 +235,7 @@ def wire_of(problem: PlanProblem) -> Wire:
     ends = problem.networks or (problem.num_blocks,)
     end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
     link = problem.link
-    return Wire(
+    return LinkArrays(
         bytes_N=np.array(problem.bytes_per_sample_N, dtype=float),
         bandwidth=float(link.bandwidth_bytes_per_s),
         delay_s=float(link.delay_s),
@@ -246,7 +246,7 @@ def wire_of(problem: PlanProblem) -> Wire:
 
 @compiled
 def _moves_of_device(
-    device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, wire: Wire, limit_s: float,
+    device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, link: LinkArrays, limit_s: float,
     every_batch: bool, most_moves: int,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """Columns (from, to, device, batch, rank) and those of `_write_sizes`, of one device's moves."""
@@ -262,12 +262,12 @@ def _moves_of_device(
         first, entry = nodes.block_P[node], nodes.rank_P[node]
         for size in range(num_sizes):
             least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, least_BEQ[size], before_Q)
-        for end in range(first + 1, wire.end_N[first] + 1):
+        for end in range(first + 1, link.end_N[first] + 1):
             for rank in range(entry, num_ranks):
                 target = nodes.node_KQ[end, rank]
                 if target < 0:
                     continue
-                _write_sizes(seconds.sizes_G, ranks.share_Q, wire, entry, rank, end, least_BEQ, figures_B)
+                _write_sizes(seconds.sizes_G, ranks.share_Q, link, entry, rank, end, least_BEQ, figures_B)
                 for size in range(num_sizes):
                     kept_B[size] = figures_B[size, 0] <= limit_s * (1 + 1e-9)
                 if not every_batch:
@@ -278,7 +278,7 @@ def _moves_of_device(
                     if count == whole.shape[0]:
                         if count > most_moves:
                             return whole, real
-                        whole, real = with_more_room(Labels(whole, real))
+                        whole, real = with_doubled_capacity(Labels(whole, real))
                     whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
                     whole[count, 3], whole[count, 4] = int(seconds.sizes_G[size]), rank
                     real[count] = figures_B[size]
@@ -288,22 +288,22 @@ def _moves_of_device(
 
 @compiled
 def _write_sizes(
-    sizes_G: FloatArray, share_Q: FloatArray, wire: Wire, entry: int, rank: int, end: int, least_BEQ: FloatArray,
+    sizes_G: FloatArray, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int, least_BEQ: FloatArray,
     figures_B: FloatArray,
 ) -> None:  # fmt: skip
     """Seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
     for size in range(sizes_G.size):
         seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
-        if end < wire.bytes_N.size:
+        if end < link.bytes_N.size:
             leaving = batch_inside(share_Q, entry, rank, sizes_G[size])
-            after_s = hop_s(wire.delay_s, wire.bytes_N[end - 1], leaving, wire.bandwidth)
-        crosses = end < wire.bytes_N.size and end == wire.end_N[end - 1]
+            after_s = hop_s(link.delay_s, link.bytes_N[end - 1], leaving, link.bandwidth)
+        crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
         figures_B[size, 0] = seconds
         figures_B[size, 1] = per_input * seconds
         figures_B[size, 2] = 1.0 / per_input
         figures_B[size, 3] = 0.0 if crosses else after_s
         figures_B[size, 4] = per_input * after_s
-        figures_B[size, 5] = after_s + wire.crossing_s if crosses else 0.0
+        figures_B[size, 5] = after_s + link.crossing_s if crosses else 0.0
 
 
 @compiled
@@ -311,11 +311,11 @@ def _drop_worse(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
     """Batch sizes that are nowhere better than another one."""
     for size in range(kept_B.size):
         for other in range(kept_B.size):
-            if other != size and kept_B[size] and kept_B[other] and no_worse(figures_B, other, size, 0, FIGURES, 0.0):
+            if other != size and kept_B[size] and kept_B[other] and dominates(figures_B, other, size, 0, FIGURES, 0.0):
                 kept_B[size] = False
 
 
-def window_of(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:
+def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:
     """Only splits that start or end near where a stage of these does, on its device."""
     from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(graph.moves.first_move_P))
     first_M, end_M = graph.block_P[from_M], graph.block_P[graph.moves.to_M]
@@ -327,7 +327,7 @@ def window_of(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:
     return graph.only(kept_M)
 
 
-def whole_stages(graph: Graph, rate_per_s: float) -> Graph:
+def single_split_stages(graph: Graph, rate_per_s: float) -> Graph:
     """Only splits that are the best stages of their own: none between the same nodes on the same device needs less."""
     moves = graph.moves
     from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(moves.first_move_P))

@@ -26,7 +26,7 @@ Used = tuple[int, ...]
 T = TypeVar("T")
 
 
-def choices(problem: PlanProblem) -> tuple[Used, ...]:
+def network_sets(problem: PlanProblem) -> tuple[Used, ...]:
     """Every set of networks that ends with the last, the smaller first; of one network there is one."""
     last = max(1, len(problem.networks)) - 1
     return tuple((*some, last) for size in range(last + 1) for some in combinations(range(last), size))
@@ -54,7 +54,7 @@ def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Subproblem:
     """A chain's problem, and the networks that are used of it."""
 
     whole: PlanProblem
@@ -182,11 +182,11 @@ def _read_at(batches: Sequence[int], seconds_RB: FloatArray, share_R: FloatArray
     return np.array(rows).reshape(seconds_RB.shape)
 
 
-def part_of(problem: PlanProblem, stages: Sequence[Stage]) -> Part:
+def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
     """The networks that a plan uses; raises PlanError unless its splits run these, whole, one after the other."""
     splits = [split for stage in stages for split in stage.splits]
     ends = problem.networks or (problem.num_blocks,)
-    part = Part(whole=problem, used=used_networks(problem.networks, {split.first for split in splits}))
+    part = Subproblem(whole=problem, used=used_networks(problem.networks, {split.first for split in splits}))
     over = [end for end in ends[:-1] for split in splits if split.first < end < split.end]
     if over:
         raise PlanError(f"a split runs over block {over[0]}, where a network begins; it must end there")

@@ -71,12 +71,11 @@ class PlacedPlan:
 def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str, str]) -> dict[str, str]:
     """Returns the slot that each live replica of one accelerator type hosts, by the replica's id.
 
-    `needed`: replicas per slot, in the plan's order; `before`: the slots that replicas hosted so far. Slots share the
-    replicas in proportion to what they need (`shares`). As many replicas as possible stay where they are; the others
-    take the open places in their order.
+    `needed` holds replicas per slot, in the plan's order, and `before` the slot that each replica hosted so far. As
+    many replicas as possible keep their slot. The others fill the open places, in the order of their ids.
     """
-    ordered, found = by_number(live), dict[str, str]()
-    places = shares(needed, len(ordered), Counter(before[replica] for replica in ordered if replica in before))
+    ordered, found = in_id_order(live), dict[str, str]()
+    places = divide_replicas(needed, len(ordered), Counter(before[replica] for replica in ordered if replica in before))
     for replica in ordered:
         slot = before.get(replica, "")
         if places.get(slot, 0):
@@ -87,7 +86,7 @@ def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str,
     return found | dict(zip(others, still_open, strict=False))
 
 
-def shares(needed: Mapping[str, int], number: int, held: Mapping[str, int] | None = None) -> dict[str, int]:
+def divide_replicas(needed: Mapping[str, int], number: int, held: Mapping[str, int] | None = None) -> dict[str, int]:
     """Divides so many replicas among slots: each goes to the slot that has the least share of what it needs.
 
     So no slot is empty while another has two. With fewer replicas than slots some have none. Of equal slots those come
@@ -99,7 +98,7 @@ def shares(needed: Mapping[str, int], number: int, held: Mapping[str, int] | Non
     return given
 
 
-def by_number(replicas: Iterable[str]) -> list[str]:
+def in_id_order(replicas: Iterable[str]) -> list[str]:
     """Returns replica ids in order; numbered ones by their number."""
     return sorted(replicas, key=lambda replica: (len(replica), replica))
 

@@ -10,7 +10,7 @@ from functools import partial
 from earlyexit.errors import PlanError
 from optimizer.chains import solve_chains
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import evaluate, merit, sought
+from optimizer.evaluate import evaluate, merit, objective_value
 from optimizer.exact.solve import one_better, solve_exactly
 from optimizer.generation.solve import solve_generation
 from optimizer.in_time import solve_in_time
@@ -125,7 +125,7 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     """A plan of several chains, or that of one which is better: the search for several is not exact."""
     if isinstance(several, NoPlan) or several.gap == 0:
         return several
-    one = one_better(problem, space, sought(problem, several.figures))
+    one = one_better(problem, space, objective_value(problem, several.figures))
     if one is None or merit(problem, one.figures) <= merit(problem, several.figures):
         return several
     return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
@@ -162,5 +162,5 @@ def _together(problem: PlanProblem, first: Planned, second: Decision | None) -> 
     better, other = sorted((first, second), key=lambda each: merit(problem, each.figures), reverse=True)
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(first.bound, second.bound)
-    gap = gap_between(sought(problem, better.figures), bound)
+    gap = gap_between(objective_value(problem, better.figures), bound)
     return replace(better, bound=bound, gap=gap, candidates=(*better.candidates, other.stages, *other.candidates))

@@ -114,10 +114,7 @@ Objective = MaximizeRate | MinimizeCost | MinimizeLatency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProblem:
-    """One question to the planner; refuses parts that do not fit together.
-
-    The cost model that gives it its meaning is in `optimizer.evaluate`.
-    """
+    """One planning problem, checked for consistency. `optimizer.evaluate` defines its cost model."""
 
     num_blocks: int
     ramps: tuple[int, ...]
@@ -285,7 +282,7 @@ class PlanProblem:
             raise PlanError(f"stayers_length needs {self.num_blocks} numbers, one per block, none below 0")
 
     @property
-    def asked_per_s(self) -> float | None:
+    def required_per_s(self) -> float | None:
         """The rate that is asked for; None where the rate is what is sought."""
         return None if isinstance(self.objective, MaximizeRate) else self.objective.rate_per_s
 
@@ -297,7 +294,7 @@ class PlanProblem:
         return 0.0
 
     @property
-    def most_usd_per_hour(self) -> float:
+    def max_usd_per_hour(self) -> float:
         """What all devices cost, or the budget where that is less."""
         there = sum(supply.count * supply.usd_per_hour for supply in self.devices.values())
         return there if self.budget_usd_per_hour is None else min(there, self.budget_usd_per_hour)

@@ -20,7 +20,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import used_networks
 from optimizer.decision import Planned, gap_between
-from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate, merit, sought, violations
+from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate, merit, objective_value, violations
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeLatency, PlanProblem, Reach
 from profiles.records import ExitRecords, IntArray, RecordedBatches, batch_counts
@@ -89,12 +89,12 @@ def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
     return Rescoring(candidates=candidates, chosen_index=chosen_index)
 
 
-def rechosen(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Planned:
+def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Planned:
     """The plan that the records prefer, with its nested figures and its gap; the planner's own where none is left."""
     chosen = rescoring.chosen
     if chosen is None or chosen.stages == planned.stages:
         return planned
-    gap = gap_between(sought(problem, chosen.nested), planned.bound)
+    gap = gap_between(objective_value(problem, chosen.nested), planned.bound)
     return replace(planned, stages=chosen.stages, figures=chosen.nested, gap=gap)
 
 

@@ -22,28 +22,26 @@ IntArray = npt.NDArray[np.int64]
 class Labels(NamedTuple):
     """The labels of a search (L), those in use first; each search has columns of its own."""
 
-    whole_LI: IntArray
-    real_LF: FloatArray
+    int_LI: IntArray
+    float_LF: FloatArray
 
 
 @compiled
-def with_more_room(labels: Labels) -> Labels:
+def with_doubled_capacity(labels: Labels) -> Labels:
     """The same labels in twice the room."""
-    whole_LI, real_LF = labels
-    return Labels(
-        np.concatenate((whole_LI, np.empty_like(whole_LI))), np.concatenate((real_LF, np.empty_like(real_LF)))
-    )
+    int_LI, float_LF = labels
+    return Labels(np.concatenate((int_LI, np.empty_like(int_LI))), np.concatenate((float_LF, np.empty_like(float_LF))))
 
 
 @compiled
-def listed(head: int, whole_LI: IntArray, column: int) -> IntArray:
+def linked_labels(head: int, int_LI: IntArray, column: int) -> IntArray:
     """The labels of a linked list, from its head on; a column holds the label behind each, and -1 ends the list."""
     count, label = 0, head
     while label != -1:
-        count, label = count + 1, whole_LI[label, column]
+        count, label = count + 1, int_LI[label, column]
     found_L, label = np.empty(count, dtype=np.int64), head
     for place in range(count):
-        found_L[place], label = label, whole_LI[label, column]
+        found_L[place], label = label, int_LI[label, column]
     return found_L
 
 
@@ -63,7 +61,7 @@ def undominated(
             first_kept = num_kept
         is_beaten = False
         for other in range(first_kept, num_kept):
-            if no_worse(figures_LF, kept_L[other], order_L[place], first, end, rounding):
+            if dominates(figures_LF, kept_L[other], order_L[place], first, end, rounding):
                 is_beaten = True
                 break
         if is_beaten:
@@ -77,7 +75,7 @@ def undominated(
 
 
 @compiled
-def no_worse(figures_LF: FloatArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
+def dominates(figures_LF: FloatArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
     """Whether one row of figures is as good as another in columns `first` to `end` - 1; equal ones are."""
     for column in range(first, end):  # noqa: SIM110 - kernels have no generators
         if figures_LF[one, column] > figures_LF[other, column] * (1 + rounding):

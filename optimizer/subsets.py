@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from optimizer.decision import Binding, Decision, NoPlan, Planned, gap_between
-from optimizer.evaluate import TOLERANCE, evaluate, merit, sought
-from optimizer.networks import Part, Used, choices
+from optimizer.evaluate import TOLERANCE, evaluate, merit, objective_value
+from optimizer.networks import Subproblem, Used, network_sets
 from optimizer.problem import MaximizeRate, PlanProblem
 
-Met = tuple[Part, Planned]
+Met = tuple[Subproblem, Planned]
 Solve = Callable[[PlanProblem], Decision]
 Bound = Callable[[PlanProblem], float | None]
 """What no plan is better than, in the unit of what is sought; None: proven to have none."""
@@ -27,7 +27,7 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
 
     Where there is none: what would do for any of the sets. Raises PlanError as the planners do.
     """
-    parts = [Part(whole=problem, used=used) for used in choices(problem)]
+    parts = [Subproblem(whole=problem, used=used) for used in network_sets(problem)]
     at_best = {part.used: bound(part.problem) for part in parts}
     hopeful = [(at_most, part) for part in parts if (at_most := at_best[part.used]) is not None]
     is_rate = isinstance(problem.objective, MaximizeRate)
@@ -51,8 +51,8 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
     return _of_chain(problem, best, met, [each for each in at_best.values() if each is not None])
 
 
-def _may_beat(problem: PlanProblem, at_most: float, part: Part, best: Met) -> bool:
-    value = sought(problem, best[1].figures)
+def _may_beat(problem: PlanProblem, at_most: float, part: Subproblem, best: Met) -> bool:
+    value = objective_value(problem, best[1].figures)
     if _same(at_most, value):
         return len(part.used) <= len(best[0].used)
     return at_most > value if isinstance(problem.objective, MaximizeRate) else at_most < value
@@ -60,7 +60,7 @@ def _may_beat(problem: PlanProblem, at_most: float, part: Part, best: Met) -> bo
 
 def _beats(problem: PlanProblem, one: Met, other: Met) -> bool:
     """By what is sought, then by the number of networks, then as plans of one network are compared."""
-    values = [sought(problem, each[1].figures) for each in (one, other)]
+    values = [objective_value(problem, each[1].figures) for each in (one, other)]
     if not _same(*values):
         return values[0] > values[1] if isinstance(problem.objective, MaximizeRate) else values[0] < values[1]
     sizes = [len(each[0].used) for each in (one, other)]
@@ -76,7 +76,7 @@ def _same(one: float, other: float) -> bool:
 def _of_chain(problem: PlanProblem, best: Met, met: Sequence[Met], bounds: Sequence[float]) -> Planned:
     """A set's plan, in the chain's numbers and with the bound of all sets; other sets' plans are candidates."""
     part, planned = best
-    value = sought(problem, planned.figures)
+    value = objective_value(problem, planned.figures)
     bound = max([value, *bounds]) if isinstance(problem.objective, MaximizeRate) else min([value, *bounds])
     bound = planned.bound if _same(bound, planned.bound) else bound
     candidates = [part.in_chain(each) for each in planned.candidates]

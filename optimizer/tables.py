@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.compiled import compiled
-from optimizer.moves import RULES, Wire, wire_of
+from optimizer.moves import RULES, LinkArrays, link_arrays
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import Space
 from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
@@ -42,7 +42,7 @@ class RunTables(NamedTuple):
     rank_N: IntArray
     """Of the ramp after each block; 0: there is none."""
     after_Q: IntArray
-    wire: Wire
+    link: LinkArrays
     rate_per_s: float
     """Infinite where the rate is what is sought."""
     count_C: IntArray
@@ -88,8 +88,8 @@ def tables_of(
         unanswered_Q=share_Q,
         rank_N=rank_N,
         after_Q=ranks.after_Q,
-        wire=wire_of(problem),
-        rate_per_s=float(problem.asked_per_s or math.inf),
+        link=link_arrays(problem),
+        rate_per_s=float(problem.required_per_s or math.inf),
         count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
         ramp_budget=float(problem.ramp_budget or 0.0),
@@ -144,21 +144,21 @@ def wait_inputs(tables: RunTables, run: int, entry: int) -> float:
 def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """E3's T_x, of what is left of a batch after a block."""
     leaving = tables.batch_R[run] * tables.inside_EQ[entry, rank]
-    seconds: float = hop_s(tables.wire.delay_s, tables.wire.bytes_N[block], leaving, tables.wire.bandwidth)
+    seconds: float = hop_s(tables.link.delay_s, tables.link.bytes_N[block], leaving, tables.link.bandwidth)
     return seconds
 
 
 @compiled
 def crosses_after(tables: RunTables, block: int) -> bool:
     """Whether another network begins behind a block: inputs go there by the ingress, which fills its batches."""
-    return bool(tables.wire.end_N[block] == block + 1 and block + 1 < tables.rank_N.size)
+    return bool(tables.link.end_N[block] == block + 1 and block + 1 < tables.rank_N.size)
 
 
 @compiled
 def after_stage_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """From a stage's last block to the next stage's batches."""
     seconds: float = hop_seconds(tables, block, run, entry, rank)
-    return seconds + tables.wire.crossing_s if crosses_after(tables, block) else seconds
+    return seconds + tables.link.crossing_s if crosses_after(tables, block) else seconds
 
 
 @compiled

@@ -59,7 +59,7 @@ def design_rows(num_inputs: int, guarantee: Guarantee, share: float) -> int:
     return min(usual, forgiving) if forgiving >= num_inputs * LEAST_DESIGN_SHARE else usual
 
 
-def divide(num_inputs: int, num_first: int, seed: int) -> tuple[IntArray, IntArray]:
+def split_rows(num_inputs: int, num_first: int, seed: int) -> tuple[IntArray, IntArray]:
     """Rows of two parts, drawn at random, the first with so many."""
     order = np.random.default_rng(seed).permutation(num_inputs).astype(np.int64)
     return order[:num_first], order[num_first:]

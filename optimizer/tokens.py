@@ -30,8 +30,8 @@ def in_tokens(problem: PlanProblem) -> PlanProblem:
     """The problem with every token an input; raises PlanError where a budget that was measured holds no mean input."""
     lengths = _lengths(problem)
     latency = {device: _in_tokens(problem, device) for device in problem.devices}
-    asked_per_s = problem.asked_per_s
-    same = problem if asked_per_s is None else problem.with_rate(asked_per_s * lengths.mean)
+    required_per_s = problem.required_per_s
+    same = problem if required_per_s is None else problem.with_rate(required_per_s * lengths.mean)
     return replace(
         same,
         latency=latency,

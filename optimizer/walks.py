@@ -66,7 +66,7 @@ class Walk(NamedTuple):
     """Beyond their budget."""
 
 
-def nowhere(num_devices: int) -> Walk:
+def no_walk(num_devices: int) -> Walk:
     """The account of no walk."""
     nothing_C = np.zeros(num_devices)
     return Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
@@ -98,12 +98,12 @@ class Prices(NamedTuple):
         )
 
 
-class WaysOn(NamedTuple):
-    """Least prices of the ways on, and what they do; filled by the kernel. inf: none is allowed."""
+class CostToGo(NamedTuple):
+    """Least prices of the costs on, and what they do; filled by the kernel. inf: none is allowed."""
 
     inside_NFREQ: FloatArray
     """From a block, inside a split (F: 1 where its seconds count twice), after a rank; N may be only the last few."""
-    how_NFREQ: npt.NDArray[np.int8]
+    action_NFREQ: npt.NDArray[np.int8]
     """What follows the block there."""
     further_KCQ: FloatArray
     """From a boundary and rank, by a further split of a device's stage."""
@@ -113,11 +113,11 @@ class WaysOn(NamedTuple):
     first_run_KQ: IntArray
 
 
-def empty_ways(tables: RunTables, kinds: int, blocks: int) -> WaysOn:
+def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
     """Room for 1 or 2 kinds of splits, and the prices of all blocks, or of as many of the first as are kept."""
     num_blocks, num_devices, num_ranks = len(tables.rank_N), len(tables.count_C), len(tables.after_Q)
     shape = kinds, *tables.cell_REQ.shape
-    return WaysOn(
+    return CostToGo(
         np.full((blocks, *shape), np.inf),
         np.zeros((num_blocks, *shape), dtype=np.int8),
         np.empty((num_blocks + 1, num_devices, num_ranks)),
@@ -128,33 +128,33 @@ def empty_ways(tables: RunTables, kinds: int, blocks: int) -> WaysOn:
 
 
 @compiled
-def price_ways(tables: RunTables, prices: Prices, fill_rate: float, ways: WaysOn) -> float:
-    """Fill the ways, backwards from the last block; returns the price of the cheapest walk."""
-    ways.further_KCQ[:], ways.first_KQ[:] = np.inf, np.inf
+def fill_cost_to_go(tables: RunTables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
+    """Fill the costs, backwards from the last block; returns the price of the cheapest walk."""
+    costs.further_KCQ[:], costs.first_KQ[:] = np.inf, np.inf
     hop_Q, cut_Q = np.empty(tables.after_Q.size), np.zeros(tables.after_Q.size)
     for block in range(tables.rank_N.size - 1, -1, -1):
         top = int(np.searchsorted(tables.after_Q, block, side="right")) - 1
         for run in range(tables.device_R.size):
-            _price_inside(tables, prices, block, top, run, ways, hop_Q, cut_Q)
-        _price_starts(tables, prices, fill_rate, block, top, ways)
-    return float(ways.first_KQ[0, 0])
+            _price_inside(tables, prices, block, top, run, costs, hop_Q, cut_Q)
+        _price_starts(tables, prices, fill_rate, block, top, costs)
+    return float(costs.first_KQ[0, 0])
 
 
 @compiled
 def _price_inside(
-    tables: RunTables, prices: Prices, block: int, top: int, run: int, ways: WaysOn, hop_Q: FloatArray,
+    tables: RunTables, prices: Prices, block: int, top: int, run: int, costs: CostToGo, hop_Q: FloatArray,
     cut_Q: FloatArray,
 ) -> None:  # fmt: skip
     """The least prices from before a block to the end, by rank at entry and rank up to `top`.
 
     A second costs by the inputs that wait for an answer in it, all its inputs, and the device's part.
     """
-    device, ramp, num_kept = tables.device_R[run], tables.rank_N[block], ways.inside_NFREQ.shape[0]
+    device, ramp, num_kept = tables.device_R[run], tables.rank_N[block], costs.inside_NFREQ.shape[0]
     ends, crosses = block + 1 == tables.rank_N.size, crosses_after(tables, block)
     may_stay = not crosses and tables.rule != SPLIT_ENDS
     may_be_off, may_be_on = ramp == 0 or tables.rule != ALL, ramp > 0 and tables.rule != NONE
     block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CQG[device, ramp]
-    further_Q, first_Q = ways.further_KCQ[block + 1, device], ways.first_KQ[block + 1]
+    further_Q, first_Q = costs.further_KCQ[block + 1, device], costs.first_KQ[block + 1]
     for entry in range(tables.enters_E.size):
         if tables.enters_E[entry] == 0.0 or tables.after_Q[entry] > block:
             continue
@@ -166,11 +166,11 @@ def _price_inside(
             after_s = hop_seconds(tables, block, run, entry, rank)
             hop_Q[rank], cut_Q[rank] = after_s * (second + hop_price), 0.0
             if crosses:
-                hop_Q[rank] += second * tables.wire.crossing_s
-                cut_Q[rank] = second * (after_s + tables.wire.crossing_s)
-        here_FQ = ways.inside_NFREQ[block % num_kept, :, run, entry]
-        after_FQ = ways.inside_NFREQ[(block + 1) % num_kept, :, run, entry]
-        how_FQ = ways.how_NFREQ[block, :, run, entry]
+                hop_Q[rank] += second * tables.link.crossing_s
+                cut_Q[rank] = second * (after_s + tables.link.crossing_s)
+        here_FQ = costs.inside_NFREQ[block % num_kept, :, run, entry]
+        after_FQ = costs.inside_NFREQ[(block + 1) % num_kept, :, run, entry]
+        action_FQ = costs.action_NFREQ[block, :, run, entry]
         for rank in range(entry, top + 1):
             block_s = seconds_at(block_s_G, cell_Q[rank], part_Q[rank])
             ramp_s = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) if may_be_on else 0.0
@@ -192,7 +192,7 @@ def _price_inside(
                     cut, hop = ramp_price + cut_Q[ramp] + further_Q[ramp], ramp_price + hop_Q[ramp] + first_Q[ramp]
                     least, best = _cheaper(least, best, RAMP, stay, cut, hop)
                 here_FQ[kind, rank] = block_price + least
-                how_FQ[kind, rank] = best
+                action_FQ[kind, rank] = best
 
 
 @compiled
@@ -208,9 +208,9 @@ def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: f
 
 
 @compiled
-def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: int, top: int, ways: WaysOn) -> None:
+def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: int, top: int, costs: CostToGo) -> None:
     """The least prices of a split that starts with a block, further in its stage or first, with its batch size."""
-    here_FREQ = ways.inside_NFREQ[block % ways.inside_NFREQ.shape[0]]
+    here_FREQ = costs.inside_NFREQ[block % costs.inside_NFREQ.shape[0]]
     apart = here_FREQ.shape[0] == 2 and not (block > 0 and crosses_after(tables, block - 1))
     for rank in range(top + 1):
         entry = entry_of(tables, rank)
@@ -221,28 +221,28 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
             device = tables.device_R[run]
             first = here_FREQ[0, run, entry, rank] + price_input * wait_inputs(tables, run, entry)
             further = here_FREQ[1, run, entry, rank] if apart else first
-            if tables.may_split and further < ways.further_KCQ[block, device, rank]:
-                ways.further_KCQ[block, device, rank] = further
-                ways.further_run_KCQ[block, device, rank] = run
+            if tables.may_split and further < costs.further_KCQ[block, device, rank]:
+                costs.further_KCQ[block, device, rank] = further
+                costs.further_run_KCQ[block, device, rank] = run
             first -= prices.stage_C[device]
-            if (tables.may_hop or block == 0) and first < ways.first_KQ[block, rank]:
-                ways.first_KQ[block, rank] = first
-                ways.first_run_KQ[block, rank] = run
+            if (tables.may_hop or block == 0) and first < costs.first_KQ[block, rank]:
+                costs.first_KQ[block, rank] = first
+                costs.first_run_KQ[block, rank] = run
 
 
 @compiled
-def account_of(tables: RunTables, ways: WaysOn) -> tuple[Walk, IntArray]:
+def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     """The cheapest walk's account, and per block whether its ramp is active."""
     num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
     work_C, hop_work_C, stages_C = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
     on_N = np.zeros(num_blocks, dtype=np.int64)
-    kind, entry, rank, run = 0, 0, 0, ways.first_run_KQ[0, 0]
+    kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
     stages_C[tables.device_R[run]] = 1.0
     latency_s, fill, mean_s, ramps_s = 0.0, wait_inputs(tables, run, entry), 0.0, 0.0
     mean_fill = fill / 2
     for block in range(num_blocks):
         device, per_input = tables.device_R[run], tables.enters_E[entry] / tables.batch_R[run]
-        how = 0 if block == num_blocks - 1 else ways.how_NFREQ[block, kind, run, entry, rank]
+        how = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
         block_s, ramp_s = block_seconds(tables, block, run, entry, rank), 0.0
         if how >= RAMP:
             on_N[block], ramp_s = 1, ramp_seconds(tables, block, run, entry, rank)
@@ -256,14 +256,14 @@ def account_of(tables: RunTables, ways: WaysOn) -> tuple[Walk, IntArray]:
         if how % RAMP == HOP:
             after_s = after_stage_s(tables, block, run, entry, rank)
             hop_work_C[device] += per_input * hop_seconds(tables, block, run, entry, rank)
-            run = ways.first_run_KQ[block + 1, rank]
+            run = costs.first_run_KQ[block + 1, rank]
             stages_C[tables.device_R[run]] += 1.0
         else:
             after_s = after_split_s(tables, block, run, entry, rank)
-            run = ways.further_run_KCQ[block + 1, device, rank]
+            run = costs.further_run_KCQ[block + 1, device, rank]
         latency_s += after_s
         mean_s += tables.unanswered_Q[rank] * after_s
-        kind = ways.how_NFREQ.shape[1] - 1 if how % RAMP == CUT and not crosses_after(tables, block) else 0
+        kind = costs.action_NFREQ.shape[1] - 1 if how % RAMP == CUT and not crosses_after(tables, block) else 0
         entry = entry_of(tables, rank)
         if kind == 0:
             fill += wait_inputs(tables, run, entry)
@@ -276,25 +276,25 @@ Oracle = Callable[[Prices, float], tuple[float, Walk]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walks:
+class WalkRelaxation:
     """The relaxation of the module's head, as something that prices can be asked of."""
 
     tables: RunTables
-    ways: WaysOn
+    costs: CostToGo
     """Of the last question."""
 
     @classmethod
-    def of(cls, tables: RunTables) -> Walks:
+    def of(cls, tables: RunTables) -> WalkRelaxation:
         """Further splits wait as long as they take; with room for the prices of two blocks."""
-        return cls(tables=tables, ways=empty_ways(tables, kinds=2, blocks=2))
+        return cls(tables=tables, costs=empty_cost_to_go(tables, kinds=2, blocks=2))
 
     def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        least = price_ways(self.tables, prices, float(fill_rate), self.ways)  # no second version for integers
+        least = fill_cost_to_go(self.tables, prices, float(fill_rate), self.costs)  # no second version for integers
         if math.isinf(least):
-            return math.inf, nowhere(len(self.tables.count_C))
-        return least, account_of(self.tables, self.ways)[0]
+            return math.inf, no_walk(len(self.tables.count_C))
+        return least, trace_walk(self.tables, self.costs)[0]
 
     def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
         """The ramps that the last walk activates."""
-        on_N = account_of(self.tables, self.ways)[1]
+        on_N = trace_walk(self.tables, self.costs)[1]
         return tuple(ramp for ramp in problem.ramps if on_N[ramp])

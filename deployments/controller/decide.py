@@ -22,17 +22,17 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import Evaluation, evaluate, promised, sought, violations
+from optimizer.evaluate import Evaluation, evaluate, objective_value, promised, violations
 from optimizer.live.changeover import num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Rest, Straggler, avoided_by, find
 from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
 from optimizer.live.tuning.base import Tuned
-from optimizer.placement import PlacedPlan, shares
+from optimizer.placement import PlacedPlan, divide_replicas
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import MaximizeRate, PlanProblem, Reach, nested_reach
-from optimizer.rescore import rechosen, rescore
+from optimizer.rescore import apply_rescoring, rescore
 from profiles.lengths import Lengths
 
 SETTLE_LOOKS = 4
@@ -317,7 +317,7 @@ def _go_on_with_less(view: View) -> Actions:
     resting = Counter(placed.avoided.values())
     left: dict[str, int] = {}
     for device in {stage.device for stage in placed.plan.stages}:
-        left |= shares(placed.needed(device), view.seen.running.get(device, 0) - resting[device])
+        left |= divide_replicas(placed.needed(device), view.seen.running.get(device, 0) - resting[device])
     if view.is_changing or min(left.values()) < 1:
         return ()
     plan = placed.plan.with_replicas([min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()])
@@ -616,7 +616,7 @@ def questions(
         for device, supply in base.devices.items()
     }
     problem = replace(forecast.expected(base), devices=devices, lengths=lengths)
-    named_per_s = problem.asked_per_s
+    named_per_s = problem.required_per_s
     if named_per_s is None:
         return (problem,)
     rates = [named_per_s]
@@ -650,7 +650,7 @@ async def propose(
             refusals.append(found)
             continue
         if reach is not None:
-            found = rechosen(problem, found, rescore(problem, found, reach))
+            found = apply_rescoring(problem, found, rescore(problem, found, reach))
         return Proposal(problem=problem, planned=found, reach=reach)
     return refusals[0]
 
@@ -666,7 +666,7 @@ def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[Blame]) ->
     if kept[0] == planned.stages:
         return replace(planned, candidates=tuple(kept[1:]))
     figures = evaluate(problem, kept[0])
-    gap = gap_between(sought(problem, figures), planned.bound)
+    gap = gap_between(objective_value(problem, figures), planned.bound)
     return replace(planned, stages=kept[0], figures=figures, gap=gap, candidates=tuple(kept[1:]))
 
 
@@ -722,7 +722,7 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
             placed=placed,
             reason=reason,
             words=verdict.words,
-            sized_for_rps=found.problem.asked_per_s,
+            sized_for_rps=found.problem.required_per_s,
             trial=_trial(view, found, placed) if _stands(view) else None,
         )
         return (change,), verdict.words

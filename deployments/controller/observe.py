@@ -23,7 +23,7 @@ from earlyexit.errors import DataError, PlanError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.networks import Used, choices, ramps_of, survival_with
+from optimizer.networks import Used, network_sets, ramps_of, survival_with
 from optimizer.pame.batches import Batching, seconds_of
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
@@ -226,7 +226,7 @@ class ObservedStream:
         thresholds = self.thresholds(state)
         whole = self._survival(now_s, state.changed_s, thresholds, self._prior_N(state))
         others, every = {}, tuple(range(len(self.problem.networks)))
-        for used in choices(self.problem) if every else ():
+        for used in network_sets(self.problem) if every else ():
             theirs = {ramp: thresholds[ramp] for ramp in ramps_of(self.problem, used)}
             if used == every or not theirs:  # sets without ramps need no forecast
                 continue

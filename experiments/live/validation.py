@@ -43,7 +43,7 @@ from optimizer.plan import Plan, PolicySpec, chains_of
 from optimizer.planner import solve
 from optimizer.problem import Link, PlanProblem, Slo, Supply
 from optimizer.problem_file import read_problem
-from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.rescore import apply_rescoring, joint_reach, rescore
 from optimizer.space import SPACES
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords
@@ -141,7 +141,7 @@ class Bench:
         problem, reach = replace(self.problem, most_chains=num_chains), joint_reach(self.records, self.thresholds)
         decision = solve(problem, replace(space, several_stages=False) if num_chains > 1 else space)
         assert not isinstance(decision, NoPlan), decision.binding
-        stages = rechosen(problem, decision, rescore(problem, decision, reach)).stages
+        stages = apply_rescoring(problem, decision, rescore(problem, decision, reach)).stages
         if len(chains_of(stages, problem.num_blocks)) != num_chains:
             raise DataError(f"the best plan of up to {num_chains} chains has fewer: {stages}")
         expected = evaluate(problem, stages, reach)

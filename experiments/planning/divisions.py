@@ -27,7 +27,7 @@ from optimizer.scale.bound import CuttingPlanes
 from optimizer.space import SPACES
 from optimizer.step import FloatArray
 from optimizer.tables import tables_of
-from optimizer.walks import Prices, Walk, Walks
+from optimizer.walks import Prices, Walk, WalkRelaxation
 
 Chain = tuple[Stage, ...]
 Join = Callable[[FloatArray, FloatArray], FloatArray]
@@ -57,7 +57,7 @@ def priced(fleet: Fleet) -> tuple[float, FloatArray]:
     (`optimizer.walks`). Latencies, over their limits, are averaged over models.
     """
     limit_M, weight_M = np.array([problem.slo.limit_s for problem in fleet.problems]), fleet.weight_M
-    walks_M = [Walks.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in fleet.problems]
+    walks_M = [WalkRelaxation.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in fleet.problems]
 
     def cheapest_M(prices: Prices) -> tuple[FloatArray, FloatArray, list[Walk]]:
         latency_M: FloatArray = prices.latency * limit_M[0] / (limit_M * weight_M * len(weight_M))

@@ -17,7 +17,7 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
-from optimizer.networks import Part, choices, part_of
+from optimizer.networks import Subproblem, network_sets, subproblem_of
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
@@ -244,7 +244,7 @@ def answered_per_s(outcome: Outcome, since_s: float) -> float:
 
 def planned_on(problem: PlanProblem, used: tuple[int, ...]) -> Planned:
     """The best plan of exactly these networks, in the chain's numbers."""
-    part = Part(whole=problem, used=used)
+    part = Subproblem(whole=problem, used=used)
     found = solve(replace(part.problem, networks=()))  # as one network, of which the planner can leave out no part
     assert isinstance(found, Planned), "an SLO of a second has plans"
     return replace(found, stages=part.in_chain(found.stages))
@@ -281,14 +281,14 @@ def others(of: Networks) -> dict[str, Any]:
 def candidates_run(effort: Effort) -> StudyResult:
     """Every set, played; then the planner's own choice, timed, of which the first is not counted."""
     of = networks()
-    sets = {used: planned_on(of.problem, used) for used in choices(of.problem)}
+    sets = {used: planned_on(of.problem, used) for used in network_sets(of.problem)}
     played = {used: played_per_s(of, planned, SECONDS[effort]) for used, planned in sets.items()}
     solve(of.problem)
     began_s = time.process_time()
     chosen = solve(of.problem)
     took_s = time.process_time() - began_s
     assert isinstance(chosen, Planned)
-    used = part_of(of.problem, chosen.stages).used
+    used = subproblem_of(of.problem, chosen.stages).used
     best = max(played.values())
     rows = [
         (", ".join(of.chain.names[each] for each in key), planned.figures.rate_per_s, played[key], played[key] / best)
@@ -465,7 +465,7 @@ def _planned(asked: PlanProblem, strategy: str = "best") -> Planned:
 
 
 def _used(task: str, planned: Planned) -> tuple[int, ...]:
-    return part_of(problem(task), planned.stages).used
+    return subproblem_of(problem(task), planned.stages).used
 
 
 V100_STUDY = declare("tabi_v100", v100_run)

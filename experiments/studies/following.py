@@ -19,7 +19,7 @@ from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Reach
-from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.rescore import apply_rescoring, joint_reach, rescore
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords
 from simulator.controlled import Closed, Control, Controlled, Mix, Order, rows_in_turn, simulate_controlled
@@ -94,7 +94,7 @@ class Bench:
         decision = solve(problem, strategy)
         if isinstance(decision, NoPlan):
             return None
-        stages = rechosen(problem, decision, rescore(problem, decision, phase.reach)).stages
+        stages = apply_rescoring(problem, decision, rescore(problem, decision, phase.reach)).stages
         figures = evaluate(problem, stages, phase.reach)
         return plan_of(stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
 

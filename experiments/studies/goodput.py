@@ -69,7 +69,7 @@ from experiments.studies.study import (
     ratio,
 )
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, sought
+from optimizer.evaluate import evaluate, objective_value
 from optimizer.live.ramps import of_ramps
 from optimizer.plan import Stage
 from optimizer.planner import solve
@@ -622,7 +622,7 @@ def in_turn(problem: PlanProblem, planned: Planned) -> Planned:
     splits = tuple(split for stage in planned.stages for split in stage.splits)
     stages = (Stage(device=DEVICE, replicas=problem.devices[DEVICE].count, splits=splits),)
     figures = evaluate(problem, stages)
-    return Planned(strategy="serial", stages=stages, figures=figures, bound=sought(problem, figures), gap=0.0)
+    return Planned(strategy="serial", stages=stages, figures=figures, bound=objective_value(problem, figures), gap=0.0)
 
 
 def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], effort: Effort) -> dict[str, Row]:

@@ -34,7 +34,7 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.rescore import apply_rescoring, joint_reach, rescore
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -182,7 +182,7 @@ def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, floa
     )
     planned = solve(problem)
     assert isinstance(planned, Planned), "an accelerator that is half loaded holds any SLO"
-    chosen = rechosen(problem, planned, rescore(problem, planned, joint_reach(records, thresholds)))
+    chosen = apply_rescoring(problem, planned, rescore(problem, planned, joint_reach(records, thresholds)))
     return tuple(ramp for stage in chosen.stages for split in stage.splits for ramp in split.ramps)
 
 

@@ -12,14 +12,14 @@ from cluster.devices import find_device
 from earlyexit.errors import InputError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.evaluate import TOLERANCE, promised, step_figures
-from optimizer.explain import Bind, Comparison, answered_by, binds, compare, no_plan_text
+from optimizer.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
 from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, chains_document, stages_document
 from optimizer.planner import more_devices
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.problem_file import ProblemFile
-from optimizer.rescore import Rescoring, by_networks, joint_reach, reach_of, rechosen, rescore
+from optimizer.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, reach_of, rescore
 from optimizer.what_if import Axis, variants
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
@@ -40,9 +40,9 @@ class PlanAnswer:
     """The calibration that it uses, if the problem's file names a model's folder."""
 
     @property
-    def binds(self) -> tuple[Bind, ...]:
+    def binds(self) -> tuple[Bottleneck, ...]:
         """What keeps the plan from being better."""
-        return tuple(binds(self.problem, self.planned.stages, self.planned.figures))
+        return tuple(bottlenecks(self.problem, self.planned.stages, self.planned.figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def answer(
         decision = replace(decision, candidates=(*decision.candidates, *others))
     rescoring = _rescoring(file, decision)
     if rescoring is not None:
-        decision = rechosen(problem, decision, rescoring)
+        decision = apply_rescoring(problem, decision, rescoring)
     return PlanAnswer(
         problem=problem,
         planned=decision,

@@ -221,7 +221,7 @@ def _figures(answer: PlanAnswer) -> Table:
     problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
     table = make_table("", "value", title="Predicted")
     table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
-    if problem.asked_per_s is not None:
+    if problem.required_per_s is not None:
         table.add_row("rate asked for", f"{_rate(figures.served_per_s)}/s")
     if isinstance(problem.objective, MinimizeLatency):
         allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"

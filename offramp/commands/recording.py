@@ -38,7 +38,7 @@ from earlyexit.training.ramps import (
 )
 from earlyexit.words import alpha_for, num_words, relative_importance
 from optimizer.confidences import LEVELS, choose_confidences
-from optimizer.ensemble import RULES, Gain, fitted, held_out_gain
+from optimizer.ensemble import RULES, Gain, fit_weights, held_out_gain
 from optimizer.plan import policy_of_score
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT
 from profiles.records import ExitRecords
@@ -82,7 +82,7 @@ def find_ensemble(
     """
     said = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
     truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
-    by_rule = {name: fitted(said, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
+    by_rule = {name: fit_weights(said, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
     return Ensemble(
         weights=by_rule[SERVED],
         by_rule=by_rule,

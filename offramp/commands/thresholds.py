@@ -23,7 +23,7 @@ from optimizer.few_ramps import few_ramps
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
-from optimizer.thresholds import design_rows, divide, learn_then_test
+from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords
 
@@ -135,7 +135,7 @@ def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
 
 def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
     """Returns design rows and test rows."""
-    return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
+    return split_rows(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
 
 
 def facts_of(job: CalibrateJob) -> dict[str, Any]:

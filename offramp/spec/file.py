@@ -263,8 +263,8 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
 
 def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
     """Returns the problem with every second stretched to `scale` seconds, as an emulated cluster runs by the clock."""
-    if problem.asked_per_s is not None:
-        problem = problem.with_rate(problem.asked_per_s / scale)
+    if problem.required_per_s is not None:
+        problem = problem.with_rate(problem.required_per_s / scale)
     return replace(
         problem,
         latency={name: slowed(table, scale) for name, table in problem.latency.items()},

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from optimizer.decision import Found, kept
+from optimizer.decision import FeasiblePlan, if_feasible
 from optimizer.evaluate import merit
 from optimizer.exact.prices import SLACK, Limits, affordable_moves, best_prices
 from optimizer.exact.search import DEVICE, MOVE, PARENT, USED, search
@@ -46,7 +46,7 @@ Chain = tuple[Stage, ...]
 class Searched:
     """The best plan that was found, and what is proven."""
 
-    found: Found | None
+    found: FeasiblePlan | None
     """None where no plan keeps the promises; or where none was found and nothing is proven."""
     bound: float
     """No plan has a higher rate, or costs less."""
@@ -65,7 +65,7 @@ class ExactSearch:
     """Beyond these it gives up; each takes 64 bytes."""
     known: float | None = None
     """A rate or a cost: only better plans are sought. None: the best plan is."""
-    met: list[Found] = field(default_factory=list)
+    met: list[FeasiblePlan] = field(default_factory=list)
     """Plans met on the way, best last."""
     _share_R: FloatArray | None = None
     _num_labels: int = 0
@@ -88,7 +88,7 @@ class ExactSearch:
         return Searched(found=None, bound=known, proven=True)
 
     def _highest_rate_between(self, low: float, high: float, *, any_plan: bool) -> Searched:
-        best: Found | None = None
+        best: FeasiblePlan | None = None
         width = WIDE
         while high > low:
             required = max(high * (1 - width), low)
@@ -175,13 +175,13 @@ class ExactSearch:
             usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
         return np.maximum(usd[(usd >= least_usd * (1 - RESOLUTION)) & (usd <= most_usd * (1 + RESOLUTION))], LEAST_USD)
 
-    def _cheapest_at(self, best: Found) -> Found:
+    def _cheapest_at(self, best: FeasiblePlan) -> FeasiblePlan:
         """Of the plans with the best rate, the cheapest, where that is soon found; of these a quick one."""
         rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour
         chains = self._chains(rate * (1 - RESOLUTION), rate, usd * (1 - RESOLUTION)) if usd else None
         return self._quicker(min([best, *self._as_fast(chains, rate)], key=_cost_then_latency), rate)
 
-    def _quicker(self, best: Found, rate_per_s: float) -> Found:
+    def _quicker(self, best: FeasiblePlan, rate_per_s: float) -> FeasiblePlan:
         """A plan as fast and as cheap, in half of the latency, and again: many plans differ in nothing else."""
         while True:
             usd, latency_s = best.figures.usd_per_hour, best.figures.latency_s / 2
@@ -191,13 +191,13 @@ class ExactSearch:
                 return best
             best = quicker
 
-    def _as_fast(self, chains: list[Chain] | None, rate_per_s: float) -> list[Found]:
+    def _as_fast(self, chains: list[Chain] | None, rate_per_s: float) -> list[FeasiblePlan]:
         return [each for each in self._kept(chains or []) if each.figures.rate_per_s >= rate_per_s * (1 - RESOLUTION)]
 
-    def _kept(self, chains: list[Chain]) -> list[Found]:
+    def _kept(self, chains: list[Chain]) -> list[FeasiblePlan]:
         """Those that keep every promise, best last."""
         problem = self.graph.problem
-        found = [each for each in (kept(problem, chain) for chain in chains) if each]
+        found = [each for each in (if_feasible(problem, chain) for chain in chains) if each]
         return sorted(found, key=lambda each: merit(problem, each.figures))
 
     def _after_too_many_labels(self, width: float) -> float:
@@ -258,13 +258,13 @@ class ExactSearch:
         way: list[int] = []
         while label > 0:
             way.append(label)
-            label = int(labels.whole_LI[label, PARENT])
+            label = int(labels.int_LI[label, PARENT])
         moves, radix_C, steps, node, used = self.graph.moves, self._radix(), [], 0, 0
         for each in reversed(way):
-            move, replicas = int(labels.whole_LI[each, MOVE]), 0
-            if labels.whole_LI[each, DEVICE] < 0:
-                replicas = (int(labels.whole_LI[each, USED]) - used) // int(radix_C[moves.device_M[move]])
-                used = int(labels.whole_LI[each, USED])
+            move, replicas = int(labels.int_LI[each, MOVE]), 0
+            if labels.int_LI[each, DEVICE] < 0:
+                replicas = (int(labels.int_LI[each, USED]) - used) // int(radix_C[moves.device_M[move]])
+                used = int(labels.int_LI[each, USED])
             steps.append((node, move, replicas))
             node = int(moves.to_M[move])
         return self.graph.stages_of(steps)
@@ -324,7 +324,7 @@ def _spent_at_once(levels: FloatArray, width: float) -> float:
     return float(levels[levels <= levels[0] * (1 + width)][-1])
 
 
-def _cost_then_latency(found: Found) -> tuple[float, float]:
+def _cost_then_latency(found: FeasiblePlan) -> tuple[float, float]:
     return found.figures.usd_per_hour, found.figures.latency_s
 
 

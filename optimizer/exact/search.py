@@ -19,13 +19,13 @@ import numpy as np
 from optimizer.compiled import compiled
 from optimizer.exact.prices import SLACK, WHOLE, Limits, price_of_move, price_to_end, prices_of
 from optimizer.moves import MoveArrays
-from optimizer.step import FloatArray, IntArray, Labels, listed, undominated, with_more_room
+from optimizer.step import FloatArray, IntArray, Labels, linked_labels, undominated, with_doubled_capacity
 
 DEVICE, USED, PARENT, MOVE, NEXT = 0, 1, 2, 3, 4
-"""Columns of `whole_LI`: device of the open stage, or CLOSED; devices of closed stages, in mixed radix; the label and
+"""Columns of `int_LI`: device of the open stage, or CLOSED; devices of closed stages, in mixed radix; the label and
 the move that led here; the next label of the same node."""
 LATENCY, WORK, BATCHES = 0, 1, 2
-"""Columns of `real_LF`: seconds; device seconds per input; inputs that each replica of the open stage waits for."""
+"""Columns of `float_LF`: seconds; device seconds per input; inputs that each replica of the open stage waits for."""
 CLOSED, NO_LABEL = -1, -1
 # Sums of the same numbers in another order may differ by this; far below the resolution of rates.
 ROUNDING = 1e-13
@@ -74,7 +74,7 @@ def search(
     spent_V = np.empty(share_VR.shape[0])
     for node in range(num_nodes - 1):
         for label in _best_labels(head_P[node], labels, radix_C, limits, route.longest_P[node]):
-            usd = _free_devices(labels.whole_LI[label, USED], radix_C, limits, free_C)
+            usd = _free_devices(labels.int_LI[label, USED], radix_C, limits, free_C)
             _spend(prices, limits, free_C, spent_V)
             count, labels = _follow(
                 moves, limits, prices, route, node, label, usd, free_C, spent_V, radix_C, head_P, labels, count
@@ -91,8 +91,8 @@ def _follow(
 ) -> tuple[int, Labels]:  # fmt: skip
     """Write a label for every way on from one; returns how many there are now, and their room."""
     last = moves.first_move_P.size - 2
-    open_device, used = labels.whole_LI[label, DEVICE], labels.whole_LI[label, USED]
-    latency_s, work_s = labels.real_LF[label, LATENCY], labels.real_LF[label, WORK]
+    open_device, used = labels.int_LI[label, DEVICE], labels.int_LI[label, USED]
+    latency_s, work_s = labels.float_LF[label, LATENCY], labels.float_LF[label, WORK]
     for device in range(free_C.size):
         if open_device not in (CLOSED, device):
             continue
@@ -104,13 +104,13 @@ def _follow(
             if spent + route.to_end_M[move] > WHOLE:
                 break
             target, stage_s = moves.to_M[move], work_s + moves.work_M[move]
-            passed_s, batches = latency_s + moves.seconds_M[move] + moves.cross_M[move], labels.real_LF[label, BATCHES]
+            passed_s, batches = latency_s + moves.seconds_M[move] + moves.cross_M[move], labels.float_LF[label, BATCHES]
             if open_device == CLOSED or moves.pooled_M[move]:
                 passed_s += moves.wait_M[move] / limits.wait_rate
             else:
                 batches += moves.wait_M[move]
-            while count + 2 > labels.whole_LI.shape[0]:
-                labels = with_more_room(labels)
+            while count + 2 > labels.int_LI.shape[0]:
+                labels = with_doubled_capacity(labels)
             if target != last and limits.may_split:
                 replicas = _replicas(stage_s, limits)
                 total_s = passed_s + replicas * batches / limits.wait_rate
@@ -226,7 +226,7 @@ def _write_label(
     latency_s: float, work_s: float, batches: float,
 ) -> None:  # fmt: skip
     """Fill one label, and put it before the others of its node."""
-    whole_I, real_F = labels.whole_LI[label], labels.real_LF[label]
+    whole_I, real_F = labels.int_LI[label], labels.float_LF[label]
     whole_I[DEVICE], whole_I[USED], whole_I[PARENT], whole_I[MOVE] = device, used, parent, move
     real_F[LATENCY], real_F[WORK], real_F[BATCHES] = latency_s, work_s, batches
     whole_I[NEXT], head_P[node] = head_P[node], label
@@ -251,17 +251,17 @@ def _best_labels(head: int, labels: Labels, radix_C: IntArray, limits: Limits, l
     One that used fewer devices could beat more, but comparing all pairs was measured to cost more than it saves.
     Where even the longest way on stays inside the limit, a label's latency no longer matters: it counts as 0.
     """
-    found_L = listed(head, labels.whole_LI, NEXT)
+    found_L = linked_labels(head, labels.int_LI, NEXT)
     group_L = np.empty(found_L.size, dtype=np.int64)
     figures_LF = np.empty((found_L.size, 3))  # as far as they matter
     most_replicas = limits.count_C.max()
     for position, label in enumerate(found_L):
-        group_L[position] = labels.whole_LI[label, USED] * (radix_C.size + 1) + labels.whole_LI[label, DEVICE] + 1
-        latency_s, batches = labels.real_LF[label, LATENCY], labels.real_LF[label, BATCHES]
+        group_L[position] = labels.int_LI[label, USED] * (radix_C.size + 1) + labels.int_LI[label, DEVICE] + 1
+        latency_s, batches = labels.float_LF[label, LATENCY], labels.float_LF[label, BATCHES]
         worst_s = latency_s + most_replicas * batches / limits.wait_rate + longest_s
         matters = 1.0 if worst_s > limits.latency_s else 0.0
         figures_LF[position, LATENCY] = matters * latency_s
-        figures_LF[position, WORK] = labels.real_LF[label, WORK]
+        figures_LF[position, WORK] = labels.float_LF[label, WORK]
         figures_LF[position, BATCHES] = matters * batches
     # A label can be beaten by earlier ones only. Groups share the devices used and the open device.
     order_L = _ordered(group_L, figures_LF[:, LATENCY], figures_LF[:, WORK])

@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.decision import Decision, Found, nearest_slo_s, rate_of, why_none
-from optimizer.evaluate import merit, sought
+from optimizer.decision import Decision, FeasiblePlan, nearest_slo_s, rate_of, why_infeasible
+from optimizer.evaluate import merit, objective_value
 from optimizer.exact.intervals import MOST_LABELS, ExactSearch, Searched
-from optimizer.moves import build_graph, ends_of
+from optimizer.moves import build_graph, end_nodes
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.space import Space, parts_of, payable_names
 
@@ -30,14 +30,14 @@ def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST
     if found is None and not answer.proven:
         return None
     if found is None:
-        return why_none(
+        return why_infeasible(
             problem,
             space.strategy,
             possible=partial(_any_plan, space=space),
             nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
             highest_rate_per_s=lambda other: rate_of(best_of(replace(other, objective=MaximizeRate()), space)[0].found),
         )
-    return found.planned(problem, space.strategy, answer.bound, (each.chain for each in reversed(met)))
+    return found.planned(problem, space.strategy, answer.bound, (each.stages for each in reversed(met)))
 
 
 def is_too_big(problem: PlanProblem, space: Space) -> bool:
@@ -66,12 +66,12 @@ def num_splits(problem: PlanProblem, space: Space) -> int:
 
 def best_of(
     problem: PlanProblem, space: Space, *, any_plan: bool = False, most_labels: int = MOST_LABELS
-) -> tuple[Searched, list[Found]]:
+) -> tuple[Searched, list[FeasiblePlan]]:
     """The best plan of all searches with what they prove together, and the good plans met on the way."""
     cheapest = isinstance(problem.objective, MinimizeCost)
-    best: Found | None = None
+    best: FeasiblePlan | None = None
     open_bounds: list[float] = []
-    met: list[Found] = []
+    met: list[FeasiblePlan] = []
     for search in _searches(problem, space, most_labels):
         answer = _asked(search, problem, any_plan=any_plan)
         met.extend(search.met)
@@ -81,13 +81,13 @@ def best_of(
             best is None or merit(problem, answer.found.figures) > merit(problem, best.figures)
         ):
             best = answer.found
-    value = sought(problem, best.figures) if best else math.inf if cheapest else 0.0
+    value = objective_value(problem, best.figures) if best else math.inf if cheapest else 0.0
     better = [bound for bound in open_bounds if (bound < value if cheapest else bound > value)]
     bound = (min if cheapest else max)(better, default=value)
     return Searched(found=best, bound=bound, proven=not better), met
 
 
-def one_better(problem: PlanProblem, space: Space, value: float) -> Found | None:
+def one_better(problem: PlanProblem, space: Space, value: float) -> FeasiblePlan | None:
     """The best plan of one chain, if it is better than a rate or a cost that several chains have; it may be missed."""
     if is_too_big(problem, space):
         return None
@@ -114,7 +114,7 @@ def _ask(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Search
 def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
     """One per part of the space, or one per batch size where all splits share it."""
     for part in parts_of(problem, space, payable_names(problem)):
-        nodes = None if space.splits_per_stage or space.several_stages else ends_of(problem)
+        nodes = None if space.splits_per_stage or space.several_stages else end_nodes(problem)
         graph = build_graph(part, space.ramps, every_batch=space.one_batch, nodes=nodes)
         for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
             yield ExactSearch(
@@ -125,5 +125,5 @@ def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[
             )
 
 
-def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
+def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     return best_of(problem, space, any_plan=True)[0].found

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from optimizer.decision import Binding, Decision, Found, NoPlan, Planned, Strategy
+from optimizer.decision import Binding, Decision, FeasiblePlan, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, merit, step_figures, violations
 from optimizer.generation.figures import broken_promises, running_sequences
 from optimizer.generation.steps import demand_of, num_chunks, step_table
@@ -52,7 +52,8 @@ def solve_generation(problem: PlanProblem, space: Space, exactly: Exactly) -> De
     if not kept:
         return NoPlan(strategy=space.strategy, binding=_binding(problem, first))
     stages, best = max(kept, key=lambda each: merit(problem, each[1]))
-    return Found(chain=stages, figures=best).planned(problem, space.strategy, first.bound, (each for each, _ in kept))
+    found = FeasiblePlan(stages=stages, figures=best)
+    return found.planned(problem, space.strategy, first.bound, (each for each, _ in kept))
 
 
 def _by_first_token(problem: PlanProblem, none: NoPlan) -> NoPlan:

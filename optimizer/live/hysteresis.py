@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned
-from optimizer.evaluate import evaluate, sought, violations
+from optimizer.evaluate import evaluate, objective_value, violations
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 
@@ -85,9 +85,9 @@ def _compared(
     # The slack is there for forecasts that err: a plan in force may use it, only a new one must leave it (E3 3.1).
     broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, now))
     kept = not violations(problem, new, ahead)
-    present = sought(problem, now)
+    present = objective_value(problem, now)
     if isinstance(problem.objective, MaximizeRate):
         gain = ahead.rate_per_s / now.rate_per_s - 1
     else:
-        gain = 1 - sought(problem, ahead) / present if present else 0.0
+        gain = 1 - objective_value(problem, ahead) / present if present else 0.0
     return gain, broken if kept else ()

@@ -149,7 +149,8 @@ def clearly_another(one: PlanProblem, other: PlanProblem) -> bool:
 
 
 def _rates_differ(one: PlanProblem, other: PlanProblem) -> bool:
-    if one.asked_per_s is not None and other.asked_per_s is not None and type(one.objective) is type(other.objective):
-        low, high = sorted((one.asked_per_s, other.asked_per_s))
+    rate_per_s, other_per_s = one.required_per_s, other.required_per_s
+    if rate_per_s is not None and other_per_s is not None and type(one.objective) is type(other.objective):
+        low, high = sorted((rate_per_s, other_per_s))
         return high > low * CLEAR_FACTOR
     return type(one.objective) is not type(other.objective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, kept
+from optimizer.decision import Decision, FeasiblePlan, NoPlan, Planned, if_feasible
 from optimizer.pame.batches import seconds_of
 from optimizer.pame.checks import given_checks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
@@ -46,20 +46,20 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     found = _with_exits(problem, stock, exits)
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "there is a plan, so none is ruled out"
-    note = "" if found.chain[0].splits[0].ramps else _why_no_exit(search, stage.splits[0].batch)
+    note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, stage.splits[0].batch)
     return replace(found.planned(problem, space.strategy, best.bound), note=note)
 
 
-def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> Found:
+def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> FeasiblePlan:
     """The stock plan with the exits, or with the first of them, that keeps every promise."""
     [stage] = stock.stages
     for count in range(len(exits), 0, -1):
         splits = (replace(stage.splits[0], ramps=exits[:count]),)
         for replicas in range(1, problem.devices[stage.device].count + 1):
-            found = kept(problem, (replace(stage, splits=splits, replicas=replicas),))
+            found = if_feasible(problem, (replace(stage, splits=splits, replicas=replicas),))
             if found is not None:
                 return found
-    return Found(chain=stock.stages, figures=stock.figures)
+    return FeasiblePlan(stages=stock.stages, figures=stock.figures)
 
 
 def _why_no_exit(search: FoundExits | None, batch: int) -> str:

@@ -16,7 +16,7 @@ from optimizer.problem import PlanProblem
 from optimizer.space import Space
 from optimizer.step import FloatArray
 from optimizer.tables import tables_of
-from optimizer.walks import Oracle, Prices, Walk, Walks
+from optimizer.walks import Oracle, Prices, Walk, WalkRelaxation
 
 ITERATIONS = 80
 CLOSE = 2e-4
@@ -57,17 +57,17 @@ def relaxed(
 
     `batch`: the only batch size; None: any.
     """
-    walks = Walks.of(tables_of(problem, space, batch=batch, names=names))
+    walks = WalkRelaxation.of(tables_of(problem, space, batch=batch, names=names))
     planes = CuttingPlanes(problem=problem, names=names, oracle=walks.cheapest, iterations=iterations)
     if planes.least_latency_s() > problem.slo.limit_s * (1 + TOLERANCE):
         return None
-    rate = problem.asked_per_s
+    rate = problem.required_per_s
     bound = planes.highest_rate(enough=math.inf if rate is None else rate)
     if bound.value <= 0 or (rate is not None and bound.value < rate * (1 - TOLERANCE)):
         return None
     if rate is not None:
         bound = planes.least_cost(rate, bound.prices)
-        if bound.value > problem.most_usd_per_hour * (1 + TOLERANCE):
+        if bound.value > problem.max_usd_per_hour * (1 + TOLERANCE):
             return None
     walks.cheapest(bound.prices, rate or bound.value)
     return Relaxation(planes=planes, bound=bound, ramps=walks.last_ramps(problem))

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, kept, nearest_slo_s, rate_of, why_none
-from optimizer.evaluate import evaluate, merit, sought
+from optimizer.decision import Decision, FeasiblePlan, NoPlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
+from optimizer.evaluate import evaluate, merit, objective_value
 from optimizer.exact.prices import Limits
 from optimizer.exact.solve import best_of
-from optimizer.moves import Graph, build_graph, nodes_around, whole_stages, window_of
+from optimizer.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.beam import Steer, beam_search, incoming_moves, least_devices
@@ -72,7 +72,7 @@ def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
     """
     searches = list(_searches(problem, space))
     if not searches:
-        return why_none(
+        return why_infeasible(
             problem,
             space.strategy,
             possible=lambda other: next(_searches(other, space), None),
@@ -86,9 +86,9 @@ def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
         raise PlanError(f"no plan was found, though there may be one: plans {kind} {bound:.6g}")
     found.sort(key=lambda each: merit(problem, each.figures), reverse=True)
     best = found[0]
-    value = sought(problem, best.figures)
+    value = objective_value(problem, best.figures)
     bound = _best_of(problem, [*(search.tightened(value) for search in searches), value])
-    return best.planned(problem, space.strategy, bound, (each.chain for each in found))
+    return best.planned(problem, space.strategy, bound, (each.stages for each in found))
 
 
 def _best_of(problem: PlanProblem, values: list[float]) -> float:
@@ -113,7 +113,7 @@ class ScaleSearch:
     space: Space
     batch: int | None
     relaxation: Relaxation
-    _met: list[Found] = field(default_factory=list)
+    _met: list[FeasiblePlan] = field(default_factory=list)
 
     @property
     def _rate_per_s(self) -> float | None:
@@ -135,11 +135,11 @@ class ScaleSearch:
         planes = replace(self.relaxation.planes, needed=needed)
         return min(self.bound.value, max(planes.tightened(self.bound).value, value))
 
-    def plans(self) -> list[Found]:
+    def plans(self) -> list[FeasiblePlan]:
         """Plans that keep every promise; none where none was found."""
         if (graph := self._graph(1)).num_moves == 0:
             return []
-        singles = whole_stages(graph, self._rate_per_s or self.bound.value)
+        singles = single_split_stages(graph, self._rate_per_s or self.bound.value)
         alone = self._prices(singles, may_split=False)
         several = self._prices(graph, may_split=True) if self.space.splits_per_stage else alone
         best = self._first(singles, alone, may_split=False)
@@ -154,17 +154,17 @@ class ScaleSearch:
             single = self._climb(singles, alone, width, single, COARSE, may_split=False)
         best = max(best, self._polished(graph, (several, alone), single), key=self._merit)
         around = self._graph(RANKS_NEAR)
-        self._climb(window_of(around, best.chain, 2), several, WIDE, best, FINE)
+        self._climb(near_stages(around, best.stages, 2), several, WIDE, best, FINE)
         return self._met
 
-    def _polished(self, graph: Graph, prices: tuple[Prices, Prices], start: Found) -> Found:
+    def _polished(self, graph: Graph, prices: tuple[Prices, Prices], start: FeasiblePlan) -> FeasiblePlan:
         """The best plan near one that has other stages' bounds, batches or splits."""
         for distance in WINDOWS:
             for each in prices:
-                start = self._climb(window_of(graph, start.chain, distance), each, WIDE, start, FINE)
+                start = self._climb(near_stages(graph, start.stages, distance), each, WIDE, start, FINE)
         return start
 
-    def _merit(self, found: Found) -> tuple[float, ...]:
+    def _merit(self, found: FeasiblePlan) -> tuple[float, ...]:
         return merit(self.problem, found.figures)
 
     def _graph(self, width: int) -> Graph:
@@ -180,29 +180,29 @@ class ScaleSearch:
             return planes.tightened(self.bound).prices
         return planes.least_cost(rate, self.bound.prices).prices
 
-    def _first(self, graph: Graph, prices: Prices, *, may_split: bool) -> Found | None:
+    def _first(self, graph: Graph, prices: Prices, *, may_split: bool) -> FeasiblePlan | None:
         for share in FIRST_SHARES:
             level = self.bound.value * share
             if self._rate_per_s is not None:
-                level = min(self.bound.value / share, self.problem.most_usd_per_hour)
+                level = min(self.bound.value / share, self.problem.max_usd_per_hour)
             found = self._seek(graph, prices, level, WIDTHS[0], may_split=may_split)
             if found is not None:
                 return found
         return None
 
     def _climb(
-        self, graph: Graph, prices: Prices, width: int, best: Found, resolution: float, *, may_split: bool = True
-    ) -> Found:
+        self, graph: Graph, prices: Prices, width: int, best: FeasiblePlan, resolution: float, *, may_split: bool = True
+    ) -> FeasiblePlan:
         """From a plan towards the bound, in steps halved where they find nothing."""
         bound, share = self.bound.value, 0.5
         while True:
-            step = (bound - sought(self.problem, best.figures)) * share
+            step = (bound - objective_value(self.problem, best.figures)) * share
             if abs(step) <= resolution * abs(bound):
                 return best
             found = self._seek(
                 graph,
                 prices,
-                sought(self.problem, best.figures) + step,
+                objective_value(self.problem, best.figures) + step,
                 width,
                 may_split=may_split and self.space.splits_per_stage,
             )
@@ -211,7 +211,7 @@ class ScaleSearch:
             else:
                 best = found
 
-    def _seek(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> Found | None:
+    def _seek(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> FeasiblePlan | None:
         """A plan at a rate, or within a cost."""
         if graph.num_moves == 0:
             return None
@@ -219,7 +219,7 @@ class ScaleSearch:
         limits = Limits(
             count_C=self.relaxation.planes.count_C.astype(np.int64),
             usd_C=self.relaxation.planes.usd_C,
-            budget=float(self.problem.most_usd_per_hour),
+            budget=float(self.problem.max_usd_per_hour),
             latency_s=float(self.problem.slo.limit_s),
             required_rate=rate,
             wait_rate=rate,
@@ -251,16 +251,18 @@ class ScaleSearch:
         most = float(idle_C @ count_C) + (0.0 if budget is None else prices.usd * budget)
         return Steer(work_C, idle_C, prices.latency * level, most)
 
-    def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> Found | None:
+    def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
         """The plan with as many replicas as the rate needs; with more where what is left allows a higher rate."""
         if not stages:
             return None
         chain = _at_rate(self.problem, stages, rate_per_s)
-        faster = kept(self.problem, _fastest(self.problem, chain, rate_per_s)) if self._rate_per_s is None else None
-        return faster or kept(self.problem, chain)
+        faster = None
+        if self._rate_per_s is None:
+            faster = if_feasible(self.problem, _fastest(self.problem, chain, rate_per_s))
+        return faster or if_feasible(self.problem, chain)
 
 
-def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
+def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     found = [each for search in _searches(problem, space) for each in search.plans()]
     return max(found, key=lambda each: merit(problem, each.figures), default=None)
 

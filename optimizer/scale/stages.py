@@ -10,7 +10,7 @@ import numpy as np
 from optimizer.compiled import compiled
 from optimizer.moves import Graph, MoveArrays
 from optimizer.step import FloatArray, IntArray
-from optimizer.walks import Oracle, Prices, Walk, nowhere
+from optimizer.walks import Oracle, Prices, Walk, no_walk
 
 
 class Ways(NamedTuple):
@@ -101,7 +101,7 @@ def stages_of(graph: Graph, *, may_split: bool, may_hop: bool) -> Oracle:
         price_C = prices.work_C + prices.hop_C
         ways = cheapest_ways(graph.moves, price_C, prices.latency, fill_rate, may_split, may_hop)
         if math.isinf(ways.closed_P[0]):
-            return math.inf, nowhere(num_devices)
+            return math.inf, no_walk(num_devices)
         return float(ways.closed_P[0]), _account_of(graph.moves, ways, num_devices)
 
     return cheapest

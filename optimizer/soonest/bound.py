@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.decision import Found
+from optimizer.decision import FeasiblePlan
 from optimizer.problem import PlanProblem
 from optimizer.step import FloatArray
 from optimizer.tables import RunTables
-from optimizer.walks import Prices, WaysOn, account_of, empty_ways, price_ways
+from optimizer.walks import CostToGo, Prices, empty_cost_to_go, fill_cost_to_go, trace_walk
 
 ITERATIONS = 60
 CLOSE = 1e-6
@@ -34,7 +34,7 @@ class Allowance:
     seeks_worst: bool = False
     """Whether the worst case is sought in the place of the mean answer time."""
 
-    def value_of(self, found: Found) -> float:
+    def value_of(self, found: FeasiblePlan) -> float:
         """What is sought, of a plan."""
         return found.figures.latency_s if self.seeks_worst else found.figures.mean_latency_s
 
@@ -54,7 +54,7 @@ class Row:
     """One row of prices, and what it proves of every partial plan: its price so far, and that of the rest."""
 
     prices: Prices
-    ways: WaysOn
+    ways: CostToGo
     allowed: float
     """The price of all that a plan may use up."""
     counts: bool
@@ -78,7 +78,7 @@ def best_row(tables: RunTables, limits: Allowance) -> Row:
     priced_J = np.isfinite(limit_J)
     unit, best, planes = max(row.least, 1e-300), row, []
     for _ in range(ITERATIONS):
-        walk = account_of(tables, row.ways)[0]
+        walk = trace_walk(tables, row.ways)[0]
         latency_s, devices_C = walk.latency_s + walk.fill / tables.rate_per_s, tables.rate_per_s * walk.work_C
         use_J = np.array([latency_s, walk.ramps_s, float(devices_C @ tables.usd_C), *devices_C])
         over_J = np.where(priced_J, (use_J - np.where(priced_J, limit_J, 0.0)) / scale_J, 0.0)
@@ -108,8 +108,8 @@ def row_of(tables: RunTables, limits: Allowance, price_J: FloatArray, *, counts:
         mean=float(counts and not worst),
         ramps=float(price_J[1]),
     )
-    ways = empty_ways(tables, kinds=1, blocks=len(tables.rank_N))
-    price_ways(tables, prices, tables.rate_per_s, ways)
+    ways = empty_cost_to_go(tables, kinds=1, blocks=len(tables.rank_N))
+    fill_cost_to_go(tables, prices, tables.rate_per_s, ways)
     return Row(prices=prices, ways=ways, allowed=allowed, counts=counts)
 
 

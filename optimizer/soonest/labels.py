@@ -29,10 +29,10 @@ from optimizer.tables import (
 from optimizer.walks import CUT, GO_ON, HOP
 
 RUN, ENTRY, RANK, PARENT, HOW, ACTIVE, USED = 0, 1, 2, 3, 4, 5, 6
-"""Columns of `whole_LI`: the open split's run and entry; the rank now; the label before, in its own layer; what follows
+"""Columns of `int_LI`: the open split's run and entry; the rank now; the label before, in its own layer; what follows
 the block between them, and whether its ramp is active; from there on the replicas of closed stages, per device."""
 MEAN, LATENCY, RAMPS, WORK, MEAN_INPUTS, INPUTS, BOUND = 0, 1, 2, 3, 4, 5, 6
-"""Columns of `real_LF`: seconds of the mean answer time and of the worst case, without the waits of the open stage's
+"""Columns of `float_LF`: seconds of the mean answer time and of the worst case, without the waits of the open stage's
 further splits; seconds of ramps beyond their budget; the open stage's device seconds per input; inputs that it waits
 for, those without an answer and all; what no plan that begins so is better than."""
 NUM_REALS = 7
@@ -81,14 +81,14 @@ def extended(
     most = 2 * (1 + 2 * tables.device_R.size)
     free_C, count, label = np.empty(tables.count_C.size, dtype=np.int64), 0, first
     now, then = np.empty(NUM_REALS), np.empty(NUM_REALS)
-    while label < labels.whole_LI.shape[0] and count + most <= room.whole_LI.shape[0]:
-        run, entry, rank = labels.whole_LI[label, RUN], labels.whole_LI[label, ENTRY], labels.whole_LI[label, RANK]
+    while label < labels.int_LI.shape[0] and count + most <= room.int_LI.shape[0]:
+        run, entry, rank = labels.int_LI[label, RUN], labels.int_LI[label, ENTRY], labels.int_LI[label, RANK]
         spent_usd = 0.0
         for device in range(free_C.size):
-            used = labels.whole_LI[label, USED + device]
+            used = labels.int_LI[label, USED + device]
             free_C[device] = tables.count_C[device] - used
             spent_usd += used * tables.usd_C[device]
-        now[:] = labels.real_LF[label]
+        now[:] = labels.float_LF[label]
         for active in range(2):
             seconds, ramp = block_seconds(tables, block, run, entry, rank), rank
             if active == 1:
@@ -166,9 +166,9 @@ def _write_ways(
         on = tables.device_R[other]
         if how == CUT and on != device:
             continue
-        real_F, whole_I = room.real_LF[count], room.whole_LI[count]
+        real_F, whole_I = room.float_LF[count], room.int_LI[count]
         real_F[:] = now
-        whole_I[USED:] = labels.whole_LI[label, USED:]
+        whole_I[USED:] = labels.int_LI[label, USED:]
         if how == HOP:
             whole_I[USED + device] += replicas
         whole_I[PARENT], whole_I[HOW], whole_I[ACTIVE] = label, how, active
@@ -207,7 +207,7 @@ def _ends_well(cutoffs: Cutoffs, real_F: FloatArray) -> int:
 @compiled
 def _kept(tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, replicas: int, room: Labels, label: int) -> int:
     """1 unless some row of prices rules a label out, of whose open stage `replicas` are needed at least."""
-    real_F, whole_I = room.real_LF[label], room.whole_LI[label]
+    real_F, whole_I = room.float_LF[label], room.int_LI[label]
     run, device = whole_I[RUN], tables.device_R[whole_I[RUN]]
     mean_s = real_F[MEAN] + replicas * real_F[MEAN_INPUTS] / tables.rate_per_s
     latency_s = real_F[LATENCY] + replicas * real_F[INPUTS] / tables.rate_per_s

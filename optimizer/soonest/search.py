@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from earlyexit.network.boundary import AfterAnswer, Split
-from optimizer.decision import Found, kept
+from optimizer.decision import FeasiblePlan, if_feasible
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.soonest.bound import Allowance, Row, best_row, proofs
@@ -53,7 +53,7 @@ Chain = tuple[Stage, ...]
 class Soonest:
     """The plans that were found, best first, and what is proven."""
 
-    found: tuple[Found, ...]
+    found: tuple[FeasiblePlan, ...]
     bound: float
     """No plan is better; infinite where there is proven to be none, and none was found."""
 
@@ -72,7 +72,7 @@ class SoonestSearch:
     def best(self, known: float = math.inf, *, any_will_do: bool = False) -> Soonest:
         """The best plan, where it is no worse than a `known` value; or the first that is met."""
         row = best_row(self.tables, self.limits)
-        found: tuple[Found, ...] = ()
+        found: tuple[FeasiblePlan, ...] = ()
         least, value = row.least, known
         if not self.limits.seeks_worst:  # no input is answered after the end
             value = min(value, self.limits.latency_s)
@@ -100,17 +100,17 @@ class SoonestSearch:
         self._layers, dropped = [_starts(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
             layer = _thinned(_joined(list(_extensions(self.tables, rows, cutoffs, block, self._layers[-1]))))
-            beyond = layer.real_LF[width:, BOUND]
+            beyond = layer.float_LF[width:, BOUND]
             if len(beyond) and block + 1 < self.problem.num_blocks:
                 dropped, layer = min(dropped, float(beyond.min())), _some(layer, np.arange(width))
             self._layers.append(layer)
         return dropped
 
-    def _found(self, value: float) -> tuple[Found, ...]:
+    def _found(self, value: float) -> tuple[FeasiblePlan, ...]:
         """The best plans of the last layer that keep every promise, as evaluated."""
-        found: list[Found] = []
-        for label in range(min(len(self._layers[-1].whole_LI), MOST_TRIED)):
-            each = kept(self.problem, self._chain(label))
+        found: list[FeasiblePlan] = []
+        for label in range(min(len(self._layers[-1].int_LI), MOST_TRIED)):
+            each = if_feasible(self.problem, self._chain(label))
             if each is not None and self.limits.value_of(each) <= value * (1 + SAME):
                 found.append(each)
             if len(found) == MOST_FOUND:
@@ -121,9 +121,9 @@ class SoonestSearch:
         """The stages of a plan of the last layer."""
         way: list[tuple[IntArray, IntArray]] = []
         for layer in range(len(self._layers) - 1, 0, -1):
-            after_I = self._layers[layer].whole_LI[label]
+            after_I = self._layers[layer].int_LI[label]
             label = int(after_I[PARENT])
-            way.append((self._layers[layer - 1].whole_LI[label], after_I))
+            way.append((self._layers[layer - 1].int_LI[label], after_I))
         return tuple(self._stages(list(reversed(way))))
 
     def _stages(self, way: list[tuple[IntArray, IntArray]]) -> Iterator[Stage]:
@@ -154,15 +154,15 @@ def num_states(tables: RunTables) -> int:
     return len(tables.rank_N) * tables.cell_REQ.size
 
 
-def best_first(found: Sequence[Found], limits: Allowance) -> tuple[Found, ...]:
+def best_first(found: Sequence[FeasiblePlan], limits: Allowance) -> tuple[FeasiblePlan, ...]:
     """Of plans that answer as soon, the cheaper comes first, then the shorter worst case, then the one that stops."""
     least = min(map(limits.value_of, found), default=0.0)
 
-    def order(each: Found) -> tuple[float, float, float, bool]:
+    def order(each: FeasiblePlan) -> tuple[float, float, float, bool]:
         value = limits.value_of(each)
         apart = 0.0 if value <= least * (1 + SAME) else value
         # Both modes sum the same seconds in their own order: no difference is made of what rounding leaves.
-        return apart, each.figures.usd_per_hour, float(f"{each.figures.latency_s:.10g}"), each.chain[0].splits[0].stays
+        return apart, each.figures.usd_per_hour, float(f"{each.figures.latency_s:.10g}"), each.stages[0].splits[0].stays
 
     return tuple(sorted(found, key=order))
 
@@ -170,41 +170,41 @@ def best_first(found: Sequence[Found], limits: Allowance) -> tuple[Found, ...]:
 def _starts(tables: RunTables) -> Labels:
     """Every first split."""
     num_runs = len(tables.device_R)
-    whole_LI = np.zeros((num_runs, USED + len(tables.count_C)), dtype=np.int64)
-    whole_LI[:, RUN] = np.arange(num_runs)
+    int_LI = np.zeros((num_runs, USED + len(tables.count_C)), dtype=np.int64)
+    int_LI[:, RUN] = np.arange(num_runs)
     wait_s_R = tables.batch_R / tables.rate_per_s
-    real_LF = np.zeros((num_runs, NUM_REALS))
-    real_LF[:, 0], real_LF[:, 1] = wait_s_R / 2, wait_s_R
-    return Labels(whole_LI, real_LF)
+    float_LF = np.zeros((num_runs, NUM_REALS))
+    float_LF[:, 0], float_LF[:, 1] = wait_s_R / 2, wait_s_R
+    return Labels(int_LI, float_LF)
 
 
 def _extensions(tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, layer: Labels) -> Iterator[Labels]:
     """What follows a block, as much at a time as there is room for."""
     most = max(ROOM, 2 * (1 + 2 * len(tables.device_R)))
-    room = Labels(np.empty((most, layer.whole_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
+    room = Labels(np.empty((most, layer.int_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
     label = 0
-    while label < len(layer.whole_LI):
+    while label < len(layer.int_LI):
         count, label = extended(tables, rows, cutoffs, block, layer, label, room)
-        yield _thinned(Labels(room.whole_LI[:count].copy(), room.real_LF[:count].copy()))
-    yield Labels(room.whole_LI[:0], room.real_LF[:0])
+        yield _thinned(Labels(room.int_LI[:count].copy(), room.float_LF[:count].copy()))
+    yield Labels(room.int_LI[:0], room.float_LF[:0])
 
 
 def _joined(parts: list[Labels]) -> Labels:
-    return Labels(np.concatenate([each.whole_LI for each in parts]), np.concatenate([each.real_LF for each in parts]))
+    return Labels(np.concatenate([each.int_LI for each in parts]), np.concatenate([each.float_LF for each in parts]))
 
 
 def _some(labels: Labels, which_L: IntArray) -> Labels:
-    return Labels(labels.whole_LI[which_L], labels.real_LF[which_L])
+    return Labels(labels.int_LI[which_L], labels.float_LF[which_L])
 
 
 def _thinned(labels: Labels) -> Labels:
     """Those that no other at the same place is as good as in everything, the most promising first."""
-    place_LI = np.concatenate([labels.whole_LI[:, :PARENT], labels.whole_LI[:, USED:]], axis=1)
+    place_LI = np.concatenate([labels.int_LI[:, :PARENT], labels.int_LI[:, USED:]], axis=1)
     hashed_L = place_LI @ _odd_numbers(place_LI.shape[1])  # of equal places equal, of others nearly always not
-    order_L = np.lexsort((labels.real_LF[:, BOUND], hashed_L))
+    order_L = np.lexsort((labels.float_LF[:, BOUND], hashed_L))
     changes_L = (place_LI[order_L[1:]] != place_LI[order_L[:-1]]).any(1)
-    _, kept_L = undominated(order_L, np.append(0, changes_L).cumsum(), labels.real_LF, 0, BOUND, 0.0, len(order_L))
-    kept_L = kept_L[np.argsort(labels.real_LF[kept_L, BOUND], kind="stable")]
+    _, kept_L = undominated(order_L, np.append(0, changes_L).cumsum(), labels.float_LF, 0, BOUND, 0.0, len(order_L))
+    kept_L = kept_L[np.argsort(labels.float_LF[kept_L, BOUND], kind="stable")]
     return _some(labels, kept_L)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, why_none, without_budget
+from optimizer.decision import Decision, FeasiblePlan, NoPlan, Planned, why_infeasible, without_budget
 from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem
@@ -36,7 +36,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
         if math.isfinite(answer.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {answer.bound:.6g} s")
         return _why_none(problem, space)
-    return answer.found[0].planned(problem, space.strategy, answer.bound, (each.chain for each in answer.found))
+    return answer.found[0].planned(problem, space.strategy, answer.bound, (each.stages for each in answer.found))
 
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
@@ -50,7 +50,7 @@ def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
 
 def _best_of(problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]) -> Soonest:
     """All parts of the space together: what one finds, the next has to match."""
-    met: list[Found] = []
+    met: list[FeasiblePlan] = []
     bound = known = math.inf
     for search in _searches(problem, space, limits, widths):
         answer = search.best(known)
@@ -61,7 +61,7 @@ def _best_of(problem: PlanProblem, space: Space, limits: Allowance, widths: tupl
     return Soonest(found=found, bound=limits.value_of(found[0]) if found and proven else bound)
 
 
-def _any_of(problem: PlanProblem, space: Space, limits: Allowance) -> Found | None:
+def _any_of(problem: PlanProblem, space: Space, limits: Allowance) -> FeasiblePlan | None:
     """The first plan that is met; None where narrow searches meet none."""
     for search in _searches(problem, space, limits, NARROW):
         found = search.best(any_will_do=True).found
@@ -94,8 +94,8 @@ def _check_size(size: int) -> None:
 
 
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
-    """See `why_none`; ramps are given up before money is."""
-    return why_none(
+    """See `why_infeasible`; ramps are given up before money is."""
+    return why_infeasible(
         problem,
         space.strategy,
         possible=lambda other: _quickest(other, space),
@@ -105,7 +105,7 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
     )
 
 
-def _quickest(problem: PlanProblem, space: Space) -> Found | None:
+def _quickest(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     """The plan of the shortest worst case, at any SLO."""
     limits = replace(Allowance.of(problem), latency_s=math.inf, seeks_worst=True)
     found = _best_of(problem, space, limits, NARROW).found

@@ -94,7 +94,7 @@ def random_problem_of(rng: Generator, num_blocks: int, ramps: tuple[int, ...]) -
 def random_latency_problem(seed: int) -> PlanProblem:
     """The same problem, of which early answers at a rate are sought; about half have a budget for ramps."""
     problem, rng = random_problem(seed), default_rng((seed, 1))
-    asked = problem.asked_per_s
+    asked = problem.required_per_s
     fastest = max(
         supply.count * problem.latency[name].batches[-1] / _whole_s(problem.latency[name])
         for name, supply in problem.devices.items()
@@ -189,8 +189,8 @@ def random_chain(seed: int) -> PlanProblem:
         crossing_s=float(rng.choice([0.0, 1e-4, 0.3])),
         crossing_tokens=_shares(rng, len(networks)) if rng.random() < 0.2 else (),
     )
-    if rng.random() < 0.4 and chain.asked_per_s is not None:
-        return replace(chain, objective=MinimizeLatency(rate_per_s=chain.asked_per_s))
+    if rng.random() < 0.4 and chain.required_per_s is not None:
+        return replace(chain, objective=MinimizeLatency(rate_per_s=chain.required_per_s))
     return chain
 
 

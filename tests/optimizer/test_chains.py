@@ -14,8 +14,8 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.chains import SOLVED
 from optimizer.decision import NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, promised, sought, violations
-from optimizer.networks import Part
+from optimizer.evaluate import evaluate, objective_value, promised, violations
+from optimizer.networks import Subproblem
 from optimizer.plan import Stage, chains_of
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
@@ -45,8 +45,8 @@ def test_the_best_plan_of_a_chain_is_the_twins(seeds: range, strategy: Strategy)
         if known is None:
             continue
         assert isinstance(found, Planned)
-        value = sought(problem, found.figures)
-        assert value == pytest.approx(sought(problem, known.figures), rel=1e-9), seed
+        value = objective_value(problem, found.figures)
+        assert value == pytest.approx(objective_value(problem, known.figures), rel=1e-9), seed
         assert found.gap == 0, seed
         assert violations(problem, found.stages, evaluate(problem, found.stages)) == [], seed
 
@@ -78,10 +78,10 @@ def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> 
         latency={"cpu": LatencyTable(batches=(4,), block_s_NB=np.ones((3, 1)), ramp_s_EB=np.zeros((2, 1)))},
         survival_of={(1, 2): (1.0, 1.0, 0.7)},
     )
-    assert Part(whole=problem, used=(1, 2)).problem.survival_N == (1.0, 0.7)
-    assert Part(whole=problem, used=(0, 2)).problem.survival_N == (1.0, 0.5)
-    assert Part(whole=problem, used=(0, 1, 2)).problem.survival_N == (1.0, 0.5, 0.4)
-    assert Part(whole=problem, used=(2,)).problem.networks == ()
+    assert Subproblem(whole=problem, used=(1, 2)).problem.survival_N == (1.0, 0.7)
+    assert Subproblem(whole=problem, used=(0, 2)).problem.survival_N == (1.0, 0.5)
+    assert Subproblem(whole=problem, used=(0, 1, 2)).problem.survival_N == (1.0, 0.5, 0.4)
+    assert Subproblem(whole=problem, used=(2,)).problem.networks == ()
 
 
 def test_of_equal_plans_the_one_of_fewer_networks_is_taken() -> None:
@@ -109,7 +109,7 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
     alone = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(replace(LARGE, tokens=40),))])
     assert alone.rate_per_s == pytest.approx(2 * 4 / 0.020)
     in_tokens = [Stage(device="cpu", replicas=2, splits=(forty(SMALL), forty(LARGE)))]
-    [planned] = with_budgets(Part(whole=problem, used=(0, 1)).problem, in_tokens)
+    [planned] = with_budgets(Subproblem(whole=problem, used=(0, 1)).problem, in_tokens)
     assert [split.tokens for split in planned.splits] == [40, 20]
 
 
@@ -159,23 +159,23 @@ def best_of_all(problem: PlanProblem, most_chains: int) -> float | None:
     counts = [supply.count for supply in problem.devices.values()]
     prices = [supply.usd_per_hour for supply in problem.devices.values()]
     budget = np.inf if problem.budget_usd_per_hour is None else problem.budget_usd_per_hour * (1 + 1e-9)
-    values = []
+    required_per_s, values = problem.required_per_s, []
     for num_chains in range(1, most_chains + 1):
         for several in combinations_with_replacement(by_devices, num_chains):
             used = [sum(each) for each in zip(*several, strict=True)]
             usd = sum(price * count for price, count in zip(prices, used, strict=True))
             if usd > budget or any(taken > there for taken, there in zip(used, counts, strict=True)):
                 continue
-            if problem.asked_per_s is None:
+            if required_per_s is None:
                 values.append(sum(max(most for _, most in by_devices[devices]) for devices in several))
-            elif any(_serves(rates, problem.asked_per_s) for rates in product(*(by_devices[each] for each in several))):
+            elif any(_serves(rates, required_per_s) for rates in product(*(by_devices[each] for each in several))):
                 values.append(usd)
-    return (max if problem.asked_per_s is None else min)(values) if values else None
+    return (max if required_per_s is None else min)(values) if values else None
 
 
-def _serves(rates: tuple[Rates, ...], asked_per_s: float) -> bool:
+def _serves(rates: tuple[Rates, ...], required_per_s: float) -> bool:
     least, most = (sum(each) for each in zip(*rates, strict=True))
-    return bool(least <= asked_per_s * (1 + 1e-9) and most >= asked_per_s * (1 - 1e-9))
+    return bool(least <= required_per_s * (1 + 1e-9) and most >= required_per_s * (1 - 1e-9))
 
 
 @pytest.mark.parametrize("seed", FEW_BLOCKS[::10])
@@ -188,7 +188,7 @@ def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_mu
     assert isinstance(found, Planned)
     assert violations(problem, found.stages, found.figures) == []
     assert len(chains_of(found.stages, problem.num_blocks)) == len(found.figures.shares) <= 3
-    value, allowed = sought(problem, found.figures), max(found.gap, SOLVED)
+    value, allowed = objective_value(problem, found.figures), max(found.gap, SOLVED)
     if isinstance(problem.objective, MaximizeRate):
         assert expected * (1 - allowed) <= value <= expected * (1 + 1e-6)
         assert found.bound >= expected * (1 - SOLVED)
@@ -300,7 +300,7 @@ def test_plans_are_as_good_as_the_best_of_all_budgets_by_brute_force(seed: int) 
     if isinstance(found, Planned) and best is not None:
         by_rate = isinstance(problem.objective, MaximizeRate)
         twin = best.figures.rate_per_s / problem.lengths.mean if by_rate else best.figures.usd_per_hour  # type: ignore[union-attr]
-        assert sought(problem, found.figures) == pytest.approx(twin)
+        assert objective_value(problem, found.figures) == pytest.approx(twin)
         assert not violations(problem, found.stages, found.figures)
 
 
@@ -324,7 +324,7 @@ def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
         survival.append(share)
     plain = replace(problem, lengths=None, stayers_length_N=None, latency=latency, survival_N=tuple(survival))
     plain = replace(plain, bytes_per_sample_N=tuple(each / LONG for each in problem.bytes_per_sample_N))
-    asked = problem.asked_per_s
+    asked = problem.required_per_s
     return plain if asked is None else plain.with_rate(asked * lengths.mean)
 
 

@@ -10,10 +10,10 @@ from optimizer.ensemble import (
     best_accuracy,
     by_accuracy,
     by_likelihood,
-    fitted,
+    fit_weights,
     gain,
     held_out_gain,
-    together,
+    mix_networks,
 )
 from profiles.records import IntArray
 from profiles.scores import BoolArray, FloatArray
@@ -61,8 +61,8 @@ def test_the_interval_contains_0_where_mcnemars_exact_test_does_not_reject(fixed
 
 def test_what_networks_say_together_is_a_mean_by_their_weights() -> None:
     said = [of([1.0, 0.0]), of([0.0, 1.0]), of([0.5, 0.5])]
-    assert together(said, {5: 0.4, 11: 0.5}, ENDS) == pytest.approx(of([0.45, 0.55]))  # .2 of the first, .3, .5
-    assert together(said, {5: 0.4}, ENDS) == pytest.approx(of([0.5, 0.5]))
+    assert mix_networks(said, {5: 0.4, 11: 0.5}, ENDS) == pytest.approx(of([0.45, 0.55]))  # .2 of the first, .3, .5
+    assert mix_networks(said, {5: 0.4}, ENDS) == pytest.approx(of([0.5, 0.5]))
 
 
 def test_weights_are_in_proportion_to_accuracy_or_the_likeliest() -> None:
@@ -90,12 +90,12 @@ def test_a_network_that_adds_nothing_gets_no_weight(rule: Rule) -> None:
 def test_every_end_is_fitted_on_the_inputs_that_go_on_there(rule: Rule) -> None:
     said, truth_N = random_networks(1, 400, (1.0, 1.5, 2.0))
     goes_on = np.column_stack([np.arange(400) < 300, np.arange(400) < 100])
-    found = fitted(said, truth_N, goes_on, ENDS, rule)
+    found = fit_weights(said, truth_N, goes_on, ENDS, rule)
     first = rule([each[:300] for each in said[:2]], said[0][:300], truth_N[:300])
     assert found[5] == first
     some = [each[:100] for each in said]
-    assert found[11] == rule(some, together(some[:2], found, ENDS[:1]), truth_N[:100])
-    assert fitted(said, truth_N, np.zeros((400, 2), dtype=bool), ENDS, rule) == {5: 0.0, 11: 0.0}
+    assert found[11] == rule(some, mix_networks(some[:2], found, ENDS[:1]), truth_N[:100])
+    assert fit_weights(said, truth_N, np.zeros((400, 2), dtype=bool), ENDS, rule) == {5: 0.0, 11: 0.0}
 
 
 def test_networks_of_one_skill_with_errors_of_their_own_gain_together() -> None:

@@ -7,7 +7,7 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.decision import Binding, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.explain import answered_by, binds, compare, no_plan_text
+from optimizer.explain import answered_by, bottlenecks, compare, no_plan_text
 from optimizer.plan import Stage
 from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
@@ -23,14 +23,14 @@ def planned(problem: PlanProblem, stages: tuple[Stage, ...] = BEST, strategy: St
 
 
 def texts(problem: PlanProblem, stages: tuple[Stage, ...] = BEST) -> list[str]:
-    return [each.text for each in binds(problem, stages, evaluate(problem, stages))]
+    return [each.text for each in bottlenecks(problem, stages, evaluate(problem, stages))]
 
 
 def test_the_slowest_stage_a_slow_link_or_devices_that_are_all_used_bind() -> None:
-    [bind] = binds(PROBLEM, BEST, evaluate(PROBLEM, BEST))
+    [bind] = bottlenecks(PROBLEM, BEST, evaluate(PROBLEM, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 does at most 4000/s")
     slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
-    [bind] = binds(slow, BEST, evaluate(slow, BEST))
+    [bind] = bottlenecks(slow, BEST, evaluate(slow, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 does at most 2000/s")
     devices = {"V100": Supply(count=3), "T4": Supply(count=0)}
     three = replace(PROBLEM, devices=devices, latency=dict.fromkeys(devices, PROBLEM.latency["V100"]))

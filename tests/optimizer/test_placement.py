@@ -12,10 +12,10 @@ from earlyexit.network.boundary import Split
 from optimizer.placement import (
     PlacedPlan,
     deployment_name,
+    divide_replicas,
     parse_placed,
     placed_document,
     roles,
-    shares,
     slot_name,
 )
 from optimizer.plan import Plan, Stage
@@ -123,4 +123,4 @@ def test_roles_go_by_what_is_alive_alone() -> None:
     ],
 )
 def test_slots_share_replicas_in_proportion(number: int, held: dict[str, int], given: list[int]) -> None:
-    assert list(shares({"a": 4, "b": 2, "c": 1}, number, held).values()) == given
+    assert list(divide_replicas({"a": 4, "b": 2, "c": 1}, number, held).values()) == given

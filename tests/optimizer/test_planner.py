@@ -40,14 +40,14 @@ def answers(seed: int, strategy: Strategy) -> Answers:
     return Answers.to(random_problem(seed), strategy)
 
 
-def sought(problem: PlanProblem, figures: Evaluation) -> float:
+def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
     """More is better."""
     return -figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
 
 
 @each_chunk
 def test_the_planner_is_as_good_as_its_twin_and_proves_it(strategy: Strategy, seeds: range) -> None:
-    as_good_as_the_twin({seed: answers(seed, strategy) for seed in seeds}, strategy, sought)
+    as_good_as_the_twin({seed: answers(seed, strategy) for seed in seeds}, strategy, objective_value)
 
 
 @chunks({each: FEW[each] for each in FEW if each != "best"}, PROBLEMS)
@@ -58,7 +58,7 @@ def test_the_best_plan_is_never_below_a_strategy_of_today(strategy: Strategy, se
         if isinstance(other, Planned):
             assert isinstance(best, Planned), f"problem {seed}: {strategy} has a plan, best has none"
             problem, compared = answers(seed, strategy).problem, compared + 1
-            reached, below = sought(problem, best.figures), sought(problem, other.figures)
+            reached, below = objective_value(problem, best.figures), objective_value(problem, other.figures)
             assert reached >= below - AGREE * abs(below), f"problem {seed}: best {reached}, {strategy} {below}"
     assert compared
 

@@ -14,7 +14,7 @@ from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import ProblemFile, parse_problem
-from optimizer.rescore import by_networks, evaluate_on, joint_reach, rechosen, rescore
+from optimizer.rescore import apply_rescoring, by_networks, evaluate_on, joint_reach, rescore
 from tests.exit_records import exit_records
 from tests.optimizer.answers import told
 from tests.optimizer.plain_problem import DOCUMENT
@@ -133,7 +133,7 @@ def test_both_views_are_reported_and_the_candidate_of_the_records_is_chosen() ->
     nested = [each.nested.rate_per_s for each in rescoring.candidates]
     assert nested == pytest.approx([16 / 0.00225, 16 / 0.002])  # 0.001 + 0.5 * 0.002
     assert rescoring.chosen_index == 1
-    chosen = rechosen(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), rescoring)
+    chosen = apply_rescoring(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), rescoring)
     assert chosen.stages == EARLY
     assert chosen.figures.rate_per_s == pytest.approx(8000)
     assert chosen.gap == pytest.approx(0.2)
@@ -143,13 +143,13 @@ def test_the_planners_own_choice_stays_unless_a_cheaper_one_still_gives_the_rate
     own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
     rescoring = rescore(PROBLEM, own, REACH)
     assert (len(rescoring.candidates), rescoring.chosen_index) == (1, 0)
-    assert rechosen(PROBLEM, own, rescoring) is own
+    assert apply_rescoring(PROBLEM, own, rescoring) is own
     slo_s = evaluate(PROBLEM, LATE, REACH).latency_s
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s * 0.999, slack=0.0))
     rescoring = rescore(tight, planned(tight), REACH)
     assert rescoring.chosen is None
     assert rescoring.candidates[0].broken[0].startswith("takes ")
-    assert rechosen(tight, planned(tight), rescoring) == planned(tight)
+    assert apply_rescoring(tight, planned(tight), rescoring) == planned(tight)
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
     two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s by both views
     one = (replace(EARLY[0], replicas=1),)

@@ -13,7 +13,7 @@ from numpy.random import Generator, default_rng
 from earlyexit.tasks.regression import RegressionTask
 from optimizer.few_ramps import few_ramps
 from optimizer.risk import Guarantee
-from optimizer.thresholds import RiskModel, design_rows, divide, lay_path, learn_then_test
+from optimizer.thresholds import RiskModel, design_rows, lay_path, learn_then_test, split_rows
 from profiles.records import ExitRecords
 from profiles.scores import Score
 from tests.exit_records import exit_records
@@ -40,11 +40,11 @@ def constant(num_inputs: int, *, confidence: float, agrees: bool) -> ExitRecords
 
 
 def test_a_division_takes_every_input_once() -> None:
-    design, tested = divide(10, 3, seed=4)
+    design, tested = split_rows(10, 3, seed=4)
     assert (len(design), len(tested)) == (3, 7)
     assert sorted([*design, *tested]) == list(range(10))
-    assert [*divide(10, 3, seed=4)[0]] == [*design]
-    assert [*divide(10, 3, seed=5)[0]] != [*design]
+    assert [*split_rows(10, 3, seed=4)[0]] == [*design]
+    assert [*split_rows(10, 3, seed=5)[0]] != [*design]
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
@@ -115,7 +115,7 @@ def learned(population: ExitRecords, rng: Generator, design: int) -> list[dict[i
     guarantee, found = Guarantee(budget=0.05, confidence=0.9), []
     for seed in range(100):
         drawn = population.subset(rng.choice(20_000, 500, replace=False).astype(np.int64))
-        laid, tested = (drawn.subset(rows) for rows in divide(500, design, seed))
+        laid, tested = (drawn.subset(rows) for rows in split_rows(500, design, seed))
         found.append(learn_then_test(laid, tested, guarantee).thresholds)
     # Promised: 10 of 100 on average; 3 standard deviations of such a count are 9.
     assert sum(population.worst_losses_N(each).mean() > guarantee.budget for each in found) <= 19

@@ -243,7 +243,7 @@ def cheap(rate_per_s: float) -> PlanProblem:
 
 def rates_asked(stream: ObservedStream, now_s: float) -> list[float | None]:
     asked = asked_of(stream, now_s, {"cpu": 3})
-    return [each.asked_per_s for each in asked]
+    return [each.required_per_s for each in asked]
 
 
 def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
@@ -261,7 +261,7 @@ def test_early_answers_are_sought_at_the_forecast_rate_then_the_most_that_can_be
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     asked = asked_of(stream, START_S + PERIOD_S, {"cpu": 3})
     assert [type(each.objective) for each in asked] == [MinimizeLatency, MaximizeRate]
-    assert [each.asked_per_s for each in asked] == [pytest.approx(50.0), None]
+    assert [each.required_per_s for each in asked] == [pytest.approx(50.0), None]
     assert asked[0].ramp_budget == 0.02
 
 

@@ -31,7 +31,7 @@ from offramp.commands.plan import (
 from offramp.commands.plan_command import no_plan_tables, plan_tables, what_if_table
 from offramp.commands.recording import find_ensemble, mixed_outputs
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.ensemble import together
+from optimizer.ensemble import mix_networks
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec, Stage
 from optimizer.plan_file import read_plan, write_plan
@@ -289,7 +289,7 @@ def test_the_end_says_equation_6(network: ChainNetwork) -> None:
     outputs = outputs_of(network, inputs)
     alone = [outputs[end].double().softmax(-1).numpy() for end in network.chain.ends]
     mixed = mixed_outputs(outputs, network.chain, network.task, WEIGHTS)
-    expected_NC = together(alone, WEIGHTS, network.chain.end_ramps)
+    expected_NC = mix_networks(alone, WEIGHTS, network.chain.end_ramps)
     assert np.abs(mixed[4].softmax(-1).numpy() - expected_NC).max() < HALF
     assert torch.equal(mixed[0], outputs[0])
     assert torch.equal(mixed[1], outputs[1])

@@ -10,7 +10,7 @@ import pytest
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Planned, Strategy
-from optimizer.evaluate import evaluate, merit, sought, step_figures, violations
+from optimizer.evaluate import evaluate, merit, objective_value, step_figures, violations
 from optimizer.explain import no_plan_text
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.figures import running_sequences, sequence_figures
@@ -217,15 +217,13 @@ QUICK = (1, 2, 3, 4, 5, 7)
 def test_plans_are_the_best_of_all_by_brute_force(seed: int) -> None:
     problem = random_generation(seed)
     for strategy in STRATEGIES:
-        best = max(
-            (figures for _, figures in every_plan(problem, strategy)),
-            key=lambda each: merit(problem, each),
-            default=None,
-        )
+        plans = (figures for _, figures in every_plan(problem, strategy))
+        best = max(plans, key=lambda each: merit(problem, each), default=None)
         found = solve(problem, strategy)
         assert isinstance(found, Planned) == (best is not None), strategy
         if isinstance(found, Planned) and best is not None:
-            assert sought(problem, found.figures) == pytest.approx(sought(problem, best), rel=1e-9), strategy
+            value = objective_value(problem, best)
+            assert objective_value(problem, found.figures) == pytest.approx(value, rel=1e-9), strategy
             assert not violations(problem, found.stages, found.figures)
             assert found.gap == pytest.approx(0, abs=1e-9)
 
