@@ -22,10 +22,10 @@ from offramp.commands.jobs import CalibrateJob
 
 
 def make_cascade(runs: Path, validate: LabelledRows, job: CalibrateJob) -> Path:
-    """Write both models and their chain, calibrated, beside the demo's model; returns the chain's folder.
+    """Writes both models and their chain, all calibrated, next to the demo's model; returns the chain's folder.
 
-    The ramps of all six blocks would be those of the small model without its blocks being run twice, and the planner
-    would leave the small model out. So the large model has none.
+    The large model has no ramps. Its first ramps would equal those of the small model, at no extra cost, so the planner
+    would leave the small model out.
     """
     model = load_model(runs / "model")
     small = first_blocks(model, model.num_blocks // 2, name="demo-small")
@@ -34,13 +34,13 @@ def make_cascade(runs: Path, validate: LabelledRows, job: CalibrateJob) -> Path:
         save_model(member, folder)
         shutil.copyfile(runs / "model" / TOKENIZER_FILE, folder / TOKENIZER_FILE)
         calibrate(folder, validate, job)
-    chain_models([runs / "small", runs / "large"], runs / "cascade")  # named as the large one, of which it is a version
+    chain_models([runs / "small", runs / "large"], runs / "cascade")  # a version of the large model
     calibrate(runs / "cascade", validate, job)
     return runs / "cascade"
 
 
 def first_blocks(model: EarlyExitModel, num_blocks: int, *, name: str, ramps: bool = True) -> EarlyExitModel:
-    """Return a model of a model's first blocks, whose head is the exit after the last of them."""
+    """Returns a model of the first blocks of a model. Its head is the exit after the last of these blocks."""
     backbone = find_family(model.info.family).build({**model.backbone.to_config(), "num_blocks": num_blocks})
     known = model.backbone.state_dict()
     backbone.load_state_dict({tensor: known[tensor] for tensor in backbone.state_dict()})

@@ -1,4 +1,4 @@
-"""Writes a small CSV of made-up requests with their labels, to stand where your own file goes.
+"""Writes a small CSV of invented requests with labels, as an example of your own file.
 
 python examples/own_csv/make_csv.py runs/mine.csv
 """
@@ -14,7 +14,7 @@ from earlyexit.data.rows import read_labelled, write_labelled
 
 
 def main(path: Path, rows_per_label: int = 120, num_labels: int = 12) -> None:
-    """The columns text and label, in no order, as a file from real life might be."""
+    """Writes rows of every label, in random order, to the columns text and label."""
     texts = read_labelled(Path(offramp.__file__).with_name("demo") / "texts.csv")
     rows_of = {label: [row for row, each in enumerate(texts.labels) if each == label] for label in texts.label_names}
     kept = sorted(row for label in texts.label_names[:num_labels] for row in rows_of[label][:rows_per_label])

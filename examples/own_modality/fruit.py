@@ -1,7 +1,7 @@
-"""A modality of one's own: the ripeness of a fruit, of the light it sends back.
+"""An example of a custom input type: grades the ripeness of a fruit from the spectrum of the light that it reflects.
 
-A spectrum goes in (128 numbers), one of five grades comes out. A grade off by one costs little, one off by four is
-wholly wrong: that is what the task says, and what thresholds are found for.
+An input is a spectrum (128 numbers), and an answer is one of five grades. The loss grows with the distance of two
+grades: 0.25 for neighbours, 1 for the first and the last. Calibration bounds the mean of this loss.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")
 
 
 class Channels(nn.Module):
-    """A spectrum (B, L) as a map of channels, (B, C, L)."""
+    """Maps a spectrum (B, L) to channels (B, C, L)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Halving(nn.Module):
 
 
 def build(width: int = 16, depth: int = 4) -> TensorBackbone:
-    """Named on the command line as fruit:build; called without arguments to train, with `config` to load."""
+    """Returns the network; `--backbone fruit:build`. Training calls it without arguments, loading with `config`."""
     widths = [width + k * width // 2 for k in range(depth + 1)]
     return TensorBackbone(
         embed=Channels(width),
@@ -60,7 +60,7 @@ def build(width: int = 16, depth: int = 4) -> TensorBackbone:
 
 
 class Grades(LabelTask):
-    """Labels with an order: an answer costs the more, the further it is from that of the full model."""
+    """Ordered labels. The loss of an answer grows with its distance from the full model's answer."""
 
     name = "fruit:grades"
     zero_one = False
@@ -73,12 +73,12 @@ class Grades(LabelTask):
 
 
 def grades(**settings: Any) -> Grades:
-    """Named on the command line as fruit:grades."""
+    """Returns the task; `--task fruit:grades`."""
     return Grades(**settings)
 
 
 def spectra(count: int, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.str_]]:
-    """Made-up fruits: while they ripen a band of absorption fades, and another grows beside it."""
+    """Returns generated spectra and labels: as a fruit ripens, one absorption band fades and another one grows."""
     rng = np.random.default_rng(seed)
     age = rng.uniform(0, len(GRADES), count)
     at = np.linspace(0, 1, POINTS)[None]
@@ -89,7 +89,7 @@ def spectra(count: int, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray
 
 
 def main(path: Path, count: int = 6000) -> None:
-    """Write labelled spectra as `offramp train --data` reads them."""
+    """Writes labelled spectra in the format that `offramp train --data` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     spectrum, labels = spectra(count, seed=0)
     np.savez_compressed(path, spectrum=spectrum, labels=labels)

@@ -1,7 +1,7 @@
-"""A network of one's own: an embedding and four convolutions over words, plain PyTorch, cut and left after any of them.
+"""An example of a custom network in plain PyTorch: an embedding and four convolutions over words.
 
-What it takes: a function that makes it, `PaddedBackbone` around an embedding and a list of blocks, and blocks that
-keep the padding out of what they compute. Training refuses a network that does not.
+Offramp needs a function that returns a `PaddedBackbone` with an embedding and a list of blocks. A ramp may follow every
+block. No block may let padding change an input's values; training refuses a network that does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from earlyexit.families.own import PaddedBackbone
 
 
 class WordEmbedding(nn.Module):
-    """Token ids (B, T) to vectors (B, T, D)."""
+    """Maps token ids (B, T) to vectors (B, T, D)."""
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class WordEmbedding(nn.Module):
 
 
 class ConvolutionBlock(nn.Module):
-    """Every word looks at the two beside it; (B, T, D) to (B, T, D)."""
+    """Combines every word with its two neighbours: (B, T, D) to (B, T, D)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,8 +33,7 @@ class ConvolutionBlock(nn.Module):
         self.convolution = nn.Conv1d(width, width, kernel_size=3, padding=1)
 
     def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        # The word at an input's end looks at the padding behind it: what is there must be what is there when the
-        # input is alone, and that is nothing.
+        # The last word's neighbour is padding. It must count as zeros, as it does when the input runs alone.
         words_BTD = self.norm(hidden_BTD) * mask_BT[:, :, None]
         mixed_BTD = self.convolution(words_BTD.transpose(1, 2)).transpose(1, 2)
         result: Tensor = hidden_BTD + torch.relu(mixed_BTD)
@@ -42,7 +41,7 @@ class ConvolutionBlock(nn.Module):
 
 
 def build(vocab_size: int = 30522, width: int = 48, depth: int = 4, max_length: int = 64) -> PaddedBackbone:
-    """Named on the command line as word_network:build; called without arguments to train, with `config` to load."""
+    """Returns the network (`word_network:build`). Training calls it without arguments, loading with `config`."""
     return PaddedBackbone(
         embed=WordEmbedding(vocab_size, width),
         blocks=[ConvolutionBlock(width) for _ in range(depth)],
