@@ -17,7 +17,7 @@ from deployments.ingress.build import check_staying
 from deployments.ingress_deployment import Ingress
 from deployments.replica.build import check_emulated
 from deployments.replica.replica import StageReplica
-from deployments.settings import ServeSettings, first_replicas
+from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.router import AnnouncingRouter
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.placement import deployment_name
@@ -49,7 +49,7 @@ def build(settings: dict[str, Any]) -> Application:
     check_staying(plan)
     if checked.tracing is not None:
         checked.tracing.check()
-    replicas = first_replicas(checked)
+    replicas = initial_replicas(checked)
     for device in replicas:
         check_emulated(checked, device, card)
     types = [_replicas(settings, device, number, logging_config) for device, number in replicas.items()]

@@ -1,4 +1,4 @@
-"""What the Prometheus metrics of all parts share. They go through Ray; every name starts with `offramp_`."""
+"""Prometheus metrics that all parts of a service share. They go through Ray, and every name starts with `offramp_`."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from ray.serve.metrics import Counter, Gauge, Histogram
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Told:
-    """Metrics of one part of a service. Each is made when it is first told."""
+class LazyMetrics:
+    """The metrics of one process. Each counter, gauge or histogram is created when it is first used."""
 
     def __init__(self) -> None:
-        self.metrics: dict[str, Any] = {}
+        self.instruments: dict[str, Any] = {}
+        """Counters, gauges and histograms by name."""
         self.totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        """The last total by name and labels; without them, counts begin at zero again."""
+        """The last total by name and labels. After they are cleared, totals are expected to start at zero."""
 
-    def count(self, name: str, description: str, amount: float, **labels: str) -> None:
-        """Adds an amount."""
-        counter = self.metrics.get(name) or self._made(Counter, name, description, labels)
-        if amount > 0:  # a counter refuses zero
+    def add(self, name: str, description: str, amount: float, **labels: str) -> None:
+        """Adds an amount to a counter."""
+        counter = self.instruments.get(name) or self._create(Counter, name, description, labels)
+        if amount > 0:  # Ray's counters refuse zero
             counter.inc(amount, labels)
 
-    def total(self, name: str, description: str, total: float, **labels: str) -> None:
-        """Counts the difference to the last total."""
+    def set_total(self, name: str, description: str, total: float, **labels: str) -> None:
+        """Adds the difference to the last total to a counter."""
         key = name, *labels.values()
-        self.count(name, description, total - self.totals[key], **labels)
+        self.add(name, description, total - self.totals[key], **labels)
         self.totals[key] = max(total, self.totals[key])
 
-    def level(self, name: str, description: str, value: float | None, **labels: str) -> None:
-        """Shows a value; None leaves the one before."""
-        gauge = self.metrics.get(name) or self._made(Gauge, name, description, labels)
+    def set_gauge(self, name: str, description: str, value: float | None, **labels: str) -> None:
+        """Sets a gauge; None keeps its last value."""
+        gauge = self.instruments.get(name) or self._create(Gauge, name, description, labels)
         if value is not None:
             gauge.set(value, labels)
 
     def observe(self, name: str, description: str, boundaries: Sequence[float], value: float, **labels: str) -> None:
-        """Counts a value in a histogram."""
-        histogram = self.metrics.get(name) or self._made(Histogram, name, description, labels, list(boundaries))
+        """Adds a value to a histogram."""
+        histogram = self.instruments.get(name) or self._create(Histogram, name, description, labels, list(boundaries))
         histogram.observe(value, labels)
 
-    def _made(self, kind: Any, name: str, description: str, labels: dict[str, str], *more: Any) -> Any:
-        made = self.metrics[name] = kind(name, description, *more, tuple(labels))
-        return made
+    def _create(self, kind: Any, name: str, description: str, labels: dict[str, str], *options: Any) -> Any:
+        instrument = self.instruments[name] = kind(name, description, *options, tuple(labels))
+        return instrument

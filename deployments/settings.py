@@ -138,7 +138,7 @@ class ServeSettings(IngressSettings, ModelSettings):
         return self.plan.policy or (None if self.control is None else self.control.policy)
 
 
-def first_replicas(settings: ServeSettings) -> dict[str, int]:
+def initial_replicas(settings: ServeSettings) -> dict[str, int]:
     """Returns the replicas that every accelerator type starts with: those of the plan and of the controller's problem.
 
     Serve refuses to start with none: a type that the plan leaves idle has one, until the controller takes it away.
@@ -156,9 +156,9 @@ def first_replicas(settings: ServeSettings) -> dict[str, int]:
     return {device: replicas.get(device, 1) for device, supply in supplies.items() if supply.count}
 
 
-def accelerators(settings: ServeSettings) -> dict[str, int]:
+def max_accelerators(settings: ServeSettings) -> dict[str, int]:
     """Returns the number of accelerators of each type that the application may use at most."""
-    used = Counter(first_replicas(settings))
+    used = Counter(initial_replicas(settings))
     if settings.control is not None:
         supplies = settings.control.problem.devices
         used |= Counter({device: supply.count for device, supply in supplies.items()})

@@ -143,7 +143,7 @@ class SimulatedReplica:
             return
         assignment = trip.stage.assignment
         self.follow(assignment)
-        self.engine.submit(block, trip.members, self._events.time_s, assignment.known)
+        self.engine.submit(block, trip.members, self._events.time_s, assignment.allowed_splits)
         if not self._holds and self.engine.may_begin:
             self._start()
 

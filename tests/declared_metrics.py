@@ -13,10 +13,10 @@ from typing import Any
 from deployments.controller.controller import tell
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
-from deployments.ingress_deployment import IngressMetrics, VersionMetrics, tell_sequences
+from deployments.ingress_deployment import IngressMetrics, VersionMetrics, export_sequence_metrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.choice import Tally
-from deployments.wire.messages import COUNTED, IngressReport
+from deployments.wire.messages import COUNT_FIELDS, IngressReport
 from earlyexit.engine.device import Answered, MemoryUse
 from earlyexit.engine.engine import Batch
 from earlyexit.network.boundary import Answer, Split
@@ -31,12 +31,12 @@ DESCRIBED: dict[str, Any] = {
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    """Tells all metrics once, since each is made when it is told first."""
+    """Uses all metrics once, since each is created when it is first used."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(None)
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
-    kept: dict[str, Any] = {name: {0: 1} for name in COUNTED} | {"drops": {"late": 1}}
+    kept: dict[str, Any] = {name: {0: 1} for name in COUNT_FIELDS} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
-    ingress.tell(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque([("cpu-0", 0.1)]))
+    ingress.export(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque([("cpu-0", 0.1)]))
     versions, stage, tally = VersionMetrics(), StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
     stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])
@@ -46,11 +46,13 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     host: Any = SimpleNamespace(slot="cpu-0", device=device)
     stage.tell(host)
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
-    tell_sequences(ingress.told, loop)
-    tell(ingress.told, DESCRIBED)
+    export_sequence_metrics(ingress.metrics, loop)
+    tell(ingress.metrics, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.show(tally)
-    found = [each for told in (ingress.told, versions.told, stage.told) for each in told.metrics.values()]
+    found = [
+        each for metrics in (ingress.metrics, versions.metrics, stage.metrics) for each in metrics.instruments.values()
+    ]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 
 

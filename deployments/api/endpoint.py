@@ -31,7 +31,7 @@ from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
 from deployments.api.operations import ENDS_OF_GENERATION, JSON, MODEL, OPERATION_BY_NAME, TRACED, Handler, error_of
 from deployments.api.parsing import EXIT, InferRequest, OpenAiError, Signature, V2Error, V2Reply, packed
-from deployments.process_setup import WithoutWords
+from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import (
     AdmissionError,
     InputError,
@@ -78,7 +78,7 @@ OPENAI_CODES = {
 }
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(WithoutWords())
+logger.addFilter(HideExceptionMessages())
 
 
 class Served(Protocol):
@@ -92,7 +92,6 @@ class Served(Protocol):
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Returns the answers in the order of the inputs; raises what `InferService.infer` raises."""
-        ...
 
 
 class ServedVersions(Protocol):
@@ -102,7 +101,6 @@ class ServedVersions(Protocol):
 
     async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
         """Answers a request that names no version; returns also the version that answered it."""
-        ...
 
 
 class Backend(Served, Protocol):
@@ -123,11 +121,9 @@ class Backend(Served, Protocol):
 
     def count_request(self, route: str, status: int) -> None:
         """Counts a finished request."""
-        ...
 
     async def generate(self, request: GenerateRequest) -> Stream:
         """Starts a sequence; raises what `GenerateService.start` raises."""
-        ...
 
     async def stats(self) -> dict[str, Any]: ...
 

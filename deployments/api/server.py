@@ -26,7 +26,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from deployments.local_ray.private import with_middlewares
-from deployments.process_setup import WithoutWords
+from deployments.process_setup import HideExceptionMessages
 
 if TYPE_CHECKING:
     from ray.serve.config import HTTPOptions
@@ -142,7 +142,7 @@ Lane = Mapping[bytes, FastPath]
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(WithoutWords())
+logger.addFilter(HideExceptionMessages())
 
 IDLE, HEAD, BODY = "idle", "head", "body"
 

@@ -19,10 +19,10 @@ from deployments.controller.observe import Fleet, room
 from deployments.controller.remember import History
 from deployments.controller.settings import check_own_plan
 from deployments.local_ray.private import bind_calls, scale_deployment
-from deployments.metrics import Told
-from deployments.process_setup import Supervised
-from deployments.settings import ServeSettings, first_replicas
-from deployments.wire.controller_link import Handles
+from deployments.metrics import LazyMetrics
+from deployments.process_setup import BackgroundTasks
+from deployments.settings import ServeSettings, initial_replicas
+from deployments.wire.controller_link import DeploymentHandles
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_on
 from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
@@ -50,7 +50,7 @@ class Controller:
         os.nice(NICENESS)
         self._settings = ServeSettings.model_validate(settings)
         self._chain = read_card(Path(self._settings.model)).chain
-        self._told = Told()
+        self._told = LazyMetrics()
         control = self._settings.control
         assert control is not None, "settings with a controller"
         self._watch_s = control.watch_s
@@ -64,7 +64,7 @@ class Controller:
             sleep=asyncio.sleep,
             solve=_solve,
         )
-        self._background = Supervised()
+        self._background = BackgroundTasks()
         self._background.start("control loop", self._loop.run())
         self._background.start("show metrics", self._show())
 
@@ -125,10 +125,10 @@ class RayFleet(Fleet):
 
     def __init__(self, settings: ServeSettings) -> None:
         self._app = settings.app
-        self._devices = tuple(first_replicas(settings))
+        self._devices = tuple(initial_replicas(settings))
         """The accelerator types that the application may use."""
         self._node_labels = settings.node_labels
-        self._handles = Handles(settings.app)
+        self._handles = DeploymentHandles(settings.app)
 
     async def scale(self, device: str, replicas: int) -> None:
         try:
@@ -151,14 +151,14 @@ class RayFleet(Fleet):
         devices = dict.fromkeys(stage.device for stage in placed.plan.stages)
         mine = {deployment_name(device): assignments_on(device, [placed]) for device in devices}
         await asyncio.gather(
-            *(self._handles.tell(name, "prepare", each, timeout_s=PREPARE_S) for name, each in mine.items())
+            *(self._handles.broadcast(name, "prepare", each, timeout_s=PREPARE_S) for name, each in mine.items())
         )
 
     async def follow(self, placed: PlacedPlan) -> None:
-        await self._handles.tell("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
+        await self._handles.broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
 
     async def suspend(self, reason: str) -> None:
-        await self._handles.tell("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
+        await self._handles.broadcast("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
 
     async def ingress_reports(self) -> list[IngressReport]:
         return await self._reports("ingress")
@@ -181,12 +181,12 @@ class RayFleet(Fleet):
 
     async def _reports(self, deployment: str) -> list[Any]:
         """The reports of a deployment whose replica dies at that moment are missing until the next look."""
-        return await self._handles.ask(deployment, "report", REPORT_S) or []
+        return await self._handles.try_broadcast(deployment, "report", REPORT_S) or []
 
 
-def tell(told: Told, described: Mapping[str, Any]) -> None:
+def tell(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:
     """Tells Ray every figure that is known of what `describe` returns."""
-    level, tuning, observed = told.level, described["tuning"], described["observed"]
+    level, tuning, observed = metrics.set_gauge, described["tuning"], described["observed"]
     level("offramp_plan_epoch", "The plan in force", described["epoch"])
     level("offramp_stragglers", "Replicas that get no work because they are slow", len(described["stragglers"]))
     for phase, seconds in described["phases_s"].items():
@@ -209,4 +209,4 @@ def tell(told: Told, described: Mapping[str, Any]) -> None:
         for block, share in enumerate(survival or ()):
             level("offramp_survival", survives, share, block=str(block), kind=kind)
     for reason, changes in described["plan_changes"].items():
-        told.total("offramp_plan_changes", "Changes of the plan, by reason", changes, reason=reason)
+        metrics.set_total("offramp_plan_changes", "Changes of the plan, by reason", changes, reason=reason)

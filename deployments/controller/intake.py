@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from deployments.wire.messages import BUCKET, COUNTED, Counts, IngressReport, ReplicaReport
+from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import Chain
@@ -34,7 +34,7 @@ def total(intervals: Sequence[Interval]) -> Interval | None:
     """Returns several intervals as one, from the first begin to the last end; None for no intervals."""
     if not intervals:
         return None
-    counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNTED}
+    counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNT_FIELDS}
     since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
     return Interval(since_s=since_s, at_s=at_s, **counted)
 
@@ -114,7 +114,7 @@ def _key(time: TimesRun) -> Ran:
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:
     """Exits are counted anew under every epoch."""
     begin = before or Counts()
-    counted: dict[str, Any] = {name: _less(getattr(now, name), getattr(begin, name)) for name in COUNTED}
+    counted: dict[str, Any] = {name: _less(getattr(now, name), getattr(begin, name)) for name in COUNT_FIELDS}
     if before is not None and before.epoch != now.epoch:
         counted["exits"] = dict(now.exits)
     return Interval(since_s=since_s, at_s=at_s, **counted)

@@ -13,18 +13,18 @@ from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import (
     Address,
     Assignment,
-    Begin,
+    BeginCall,
+    CallRefused,
+    CancelCall,
     Chunk,
-    End,
-    Forget,
+    EndSequences,
     Frames,
-    Host,
+    HostStage,
     MalformedError,
-    Refused,
     StageCall,
     assignments_of,
+    decode_from_replica,
     encode,
-    from_replica,
 )
 from earlyexit.errors import PlanError
 from optimizer.placement import PlacedPlan
@@ -84,7 +84,7 @@ class ReplicaLink:
         self._serial = serial = self._serial + 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls[serial] = _Open(len(call.remaining_s), take, done)
-        self._frames.send(encode(Begin(serial, call)))
+        self._frames.send(encode(BeginCall(serial, call)))
         try:
             await done
         except asyncio.CancelledError:
@@ -97,12 +97,12 @@ class ReplicaLink:
     def end(self, sequences: Collection[int]) -> None:
         """Have the replica forget sequences; a replica whose connection broke has forgotten them already."""
         if self._frames is not None and sequences:
-            self._frames.send(encode(End(tuple(sequences))))
+            self._frames.send(encode(EndSequences(tuple(sequences))))
 
     def host(self, assignment: Assignment) -> None:
         """Have the replica host a stage from now on, until a call or another assignment says otherwise."""
         if self._frames is not None:
-            self._frames.send(encode(Host(assignment)))
+            self._frames.send(encode(HostStage(assignment)))
 
     def leave(self) -> None:
         """Close the connection as soon as the calls under way are done."""
@@ -111,7 +111,7 @@ class ReplicaLink:
 
     def _forget(self, serial: int) -> None:
         if self._frames is not None:
-            self._frames.send(encode(Forget(serial)))
+            self._frames.send(encode(CancelCall(serial)))
 
     def _close_if_left(self) -> None:
         if self._is_leaving and not self._calls:
@@ -139,7 +139,7 @@ class ReplicaLink:
             await asyncio.get_running_loop().create_connection(lambda: frames, self._address.host, self._address.port)
         if self._ended.is_set():
             raise ConnectionError("closed at once")
-        frames.send(self._address.word.encode())
+        frames.send(self._address.token.encode())
         self._frames = frames
         self._on_change()
 
@@ -152,7 +152,7 @@ class ReplicaLink:
 
     def _hear(self, frame: memoryview) -> None:
         try:
-            message = from_replica(frame)
+            message = decode_from_replica(frame)
         except MalformedError as error:  # of another version, say: nothing that follows can be trusted
             logger.warning("%s said what no replica says: %s", self.name, error)
             assert self._frames is not None
@@ -161,7 +161,7 @@ class ReplicaLink:
         call = self._calls.get(message.serial)
         if call is None:  # given up
             return
-        if isinstance(message, Refused):
+        if isinstance(message, CallRefused):
             _fail(call, RuntimeError(message.reason))
             return
         try:

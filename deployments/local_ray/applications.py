@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory, lacking
 from cluster.render import BUILDER, GRPC_SERVICE
-from deployments.settings import ServeSettings, accelerators
+from deployments.settings import ServeSettings, max_accelerators
 from earlyexit.errors import InputError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"
@@ -39,7 +39,7 @@ def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for config in _kept(each for name, each in serve["applications"].items() if name != but):
         if config.get("import_path") == BUILDER:
-            counts.update(accelerators(_settings(config)))
+            counts.update(max_accelerators(_settings(config)))
     return dict(counts)
 
 

@@ -40,7 +40,7 @@ from deployments.local_ray.private import (
     variable,
     without_watchers,
 )
-from deployments.settings import ServeSettings, accelerators, first_replicas
+from deployments.settings import ServeSettings, initial_replicas, max_accelerators
 from deployments.startup.sitecustomize import PR_SET_PDEATHSIG
 from earlyexit.errors import HeadLostError, InputError, OfframpError, PlanError
 
@@ -349,7 +349,7 @@ def _with_starts(settings: ServeSettings) -> ServeSettings:
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
     """Raises PlanError if the machine lacks accelerators: Serve would wait for them forever."""
-    first = first_replicas(settings)
+    first = initial_replicas(settings)
     needed = sum(count * find_device(device).actor_options.get("num_gpus", 0) for device, count in first.items())
     if needed > resources.get("GPU", 0):
         raise PlanError(f"the plan needs {needed:g} GPUs, this machine has {resources.get('GPU', 0):g}")
@@ -375,7 +375,7 @@ def _resources_needed(settings: ServeSettings) -> dict[str, float]:
     They are logical: a laptop may run more replicas than it has cores, and emulated accelerators are only counted.
     """
     needed: Counter[str] = Counter()
-    for device, count in accelerators(settings).items():
+    for device, count in max_accelerators(settings).items():
         options = find_device(device).actor_options
         asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
         for name, amount in asked.items():

@@ -54,7 +54,7 @@ def await_ports(
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Waits until all ports are free; raises OfframpError if one is taken by a process that will not soon end."""
-    is_free, holders = is_free or _is_free, holders or find_holders
+    is_free, holders = is_free or _is_free, holders or find_listeners
     patience_s = LINGER_S
     for address in wanted:
         while not is_free(address):
@@ -83,7 +83,7 @@ def is_taken(port: int) -> bool:
     return not _is_free(("0.0.0.0", port))
 
 
-def find_holders() -> dict[int, RunningProcess]:
+def find_listeners() -> dict[int, RunningProcess]:
     """Returns the listening processes by port, as far as this user may see them."""
     import psutil
 

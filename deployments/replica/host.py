@@ -24,26 +24,26 @@ from deployments.replica.build import policy_for, warm_up
 from deployments.settings import ServeSettings
 from deployments.wire.messages import (
     LENGTH_BYTES,
-    LONGEST,
+    MAX_FRAME_BYTES,
     Address,
     Assignment,
-    Begin,
+    BeginCall,
+    CallRefused,
+    CancelCall,
     Chunk,
-    End,
-    Forget,
+    EndSequences,
     Frames,
-    GoingOn,
-    Host,
+    HostStage,
     MalformedError,
-    Refused,
     ReplicaReport,
     SplitRun,
     StageCall,
     Timing,
+    WireSurvivors,
     assignments_on,
+    decode_from_ingress,
     encode,
     encode_parts,
-    from_ingress,
 )
 from earlyexit.clock import Clock
 from earlyexit.engine.device import (
@@ -117,7 +117,7 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
     for opened, mine in positions.items():
         piece = release.piece if len(positions) == 1 else release.piece.select(mine)
         members = [release.members[position] for position in mine]
-        going_on = GoingOn(piece=piece.to_wire(hop_dtype), timings=tuple(map(_timing, members)))
+        going_on = WireSurvivors(piece=piece.to_wire(hop_dtype), timings=tuple(map(_timing, members)))
         yield opened, Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
 
 
@@ -258,7 +258,7 @@ class StageHost:
         self.follow(call.assignment)
         members = self.device.admit(call.piece, self._members(call, opened))
         if members:
-            self.device.submit(call.piece.next_block, members, fallback=call.assignment.known)
+            self.device.submit(call.piece.next_block, members, fallback=call.assignment.allowed_splits)
 
     def check(self) -> None:
         """Raise RuntimeError if the replica must be replaced."""
@@ -414,7 +414,7 @@ class CallServer:
         """Take calls at a free port of this address until `close`; returns what an ingress must know."""
         server = await self._loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
         self._server = server
-        return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self.word)
+        return Address(host=ip, port=server.sockets[0].getsockname()[1], token=self.word)
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         """Send what the device released to the callers; called by the device's thread."""
@@ -465,7 +465,7 @@ class _Connection:
         if self._is_known:
             self._hear(frame)
         elif hmac.compare_digest(frame, self._server.word.encode()):
-            self._is_known, self.frames.longest = True, LONGEST
+            self._is_known, self.frames.longest = True, MAX_FRAME_BYTES
             self._deadline.cancel()
             self._server.unknown.discard(self)
         else:
@@ -474,19 +474,19 @@ class _Connection:
 
     def _hear(self, frame: memoryview) -> None:
         try:
-            message = from_ingress(frame)
+            message = decode_from_ingress(frame)
         except MalformedError as error:  # of another version, say: nothing that follows can be trusted
             logger.warning("a connection said what no ingress says: %s", error)
             self.frames.abort()
             return
         match message:
-            case Begin():
+            case BeginCall():
                 self._begin(message.serial, message.call)
-            case Forget():
+            case CancelCall():
                 self._forget(message.serial)
-            case End():
+            case EndSequences():
                 self._end_sequences(self._sequences.intersection(message.sequences))
-            case Host(assignment=assignment):
+            case HostStage(assignment=assignment):
                 try:
                     self._host.follow(assignment)
                 except Exception:  # each call of that plan is refused with the reason
@@ -503,7 +503,7 @@ class _Connection:
         except Exception as error:  # whatever it is, the caller must learn of it
             logger.exception("a call was refused")
             self._close(serial)
-            self._sender.send(encode(Refused(serial, repr(error))))
+            self._sender.send(encode(CallRefused(serial, repr(error))))
 
     def _reply(self, serial: int, chunk: Chunk) -> None:
         opened = self._calls.get(serial)

@@ -16,8 +16,8 @@ import ray
 from ray import serve
 
 from deployments.local_ray.private import bind_calls
-from deployments.metrics import SECONDS, Told
-from deployments.process_setup import Supervised, settle
+from deployments.metrics import SECONDS, LazyMetrics
+from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.replica.build import build_runner
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
@@ -60,9 +60,9 @@ class StageReplica:
         documents = [] if self._settings.control is None else await ControllerLink(self._settings.app).coming()
         plans = [parse_placed(each) for each in documents] or [PlacedPlan(plan=self._settings.plan)]
         await self._host.prepare_first(plans)
-        settle()
+        freeze_garbage_collection()
         self._host.threads.start()
-        self._background = Supervised()
+        self._background = BackgroundTasks()
         self._background.start("tell metrics", self._metrics.keep_telling(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
         self._address = await self._server.listen(self._host, ip)
@@ -118,7 +118,7 @@ class StageMetrics:
 
     def __init__(self, device: str) -> None:
         self._where = {"slot": "", "device": device}
-        self.told = Told()
+        self.metrics = LazyMetrics()
         self._spent_s: deque[tuple[float, float]] = deque()
         """Seconds of waiting and running, per input."""
         self._ran: deque[tuple[Split, int, int, bool, float]] = deque()
@@ -153,7 +153,7 @@ class StageMetrics:
             self._set_gauges(0, None if host.device.memory_use is None else MemoryUse())
         self._where = {**self._where, "slot": host.slot}
         self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
-        observe, count = self.told.observe, self.told.count
+        observe, count = self.metrics.observe, self.metrics.add
         while self._spent_s:
             queue_s, compute_s = self._spent_s.popleft()
             observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queue_s, **self._where)
@@ -172,7 +172,7 @@ class StageMetrics:
                 observe("offramp_batch_token_fill", of_tokens, SHARES, tokens / split.tokens, **where)
 
     def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
-        level, where = self.told.level, self._where
+        level, where = self.metrics.set_gauge, self._where
         level("offramp_stage_waiting", "Inputs queued in a stage's replica", num_waiting, **where)
         if memory is not None:
             level("offramp_sequences", "Sequences that a replica keeps keys and values of", memory.sequences, **where)

@@ -21,7 +21,7 @@ from deployments.api.endpoint import Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.local_ray.private import find_applications, put_applications
-from deployments.settings import ServeSettings, accelerators
+from deployments.settings import ServeSettings, max_accelerators
 from deployments.versions.versions import IndexRow, Listed, Versions
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card
@@ -112,7 +112,7 @@ class VersionRoutes:
         serve = await self._cluster.applications()
         self._check_new(settings, model, await self._versions.store.listed(), serve)
         others = claimed(serve, settings.app)
-        check_devices(accelerators(settings), await self._cluster.inventory(), others)
+        check_devices(max_accelerators(settings), await self._cluster.inventory(), others)
         config = application_config(json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT)
         config = with_application(serve, {"applications": [config]})
         await self._versions.store.put_listed(Listed(app=settings.app, model=model, version=settings.version))

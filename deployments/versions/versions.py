@@ -18,7 +18,7 @@ from deployments.api.parsing import Canary, InferRequest
 from deployments.local_ray.private import kv_get, kv_keys, kv_put
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Fork, Tally, Traffic
-from deployments.wire.controller_link import Handles
+from deployments.wire.controller_link import DeploymentHandles
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
 from earlyexit.errors import (
@@ -140,7 +140,7 @@ class IngressLink:
     """
 
     def __init__(self, app: str) -> None:
-        self._handles = Handles(app)
+        self._handles = DeploymentHandles(app)
         self.waiting: set[asyncio.Timeout] = set()
         """The timeouts of requests that have no answer yet."""
 
@@ -149,17 +149,17 @@ class IngressLink:
 
         Errors are returned as values, because Serve would wrap them in different ways.
         """
-        ingress = await self._handles.of("ingress")
+        ingress = await self._handles.handle("ingress")
         answered: list[Answer] | OfframpError = await ingress.answer.remote(request)
         return answered
 
     async def facts(self) -> list[VersionFacts]:
         """Asks all ingresses what they serve."""
-        return await self._handles.tell("ingress", "facts", timeout_s=ASK_S)
+        return await self._handles.broadcast("ingress", "facts", timeout_s=ASK_S)
 
     async def tallies(self) -> list[Tally]:
         """Asks all ingresses what they have counted."""
-        return await self._handles.tell("ingress", "tally", timeout_s=ASK_S)
+        return await self._handles.broadcast("ingress", "tally", timeout_s=ASK_S)
 
 
 class OtherVersion:

@@ -10,99 +10,99 @@ from earlyexit.errors import ControllerUnavailableError
 
 CONTROLLER = "controller"
 """The deployment's name."""
-PULL_S = 2.0
-"""How long an ingress that starts waits for the present plan before it goes by its settings'."""
-ASK_S = 5.0
-"""Timeout in seconds of a request for the plan."""
+STARTUP_TIMEOUT_S = 2.0
+"""Timeout in seconds of a starting process's request for the plan. Afterwards it follows the plan of its settings."""
+CALL_TIMEOUT_S = 5.0
+"""Timeout in seconds of any other call to the controller."""
 ANSWER_S = 4.0
-"""Timeout in seconds; less than the live page waits before it reports that there is no news."""
+"""Timeout in seconds of a broadcast, shorter than the live page's timeout for an update."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def find_deployment(name: str, app: str) -> Any:
-    """Returns a deployment's handle, whether it runs or not."""
+    """Returns a deployment's handle, even if the deployment does not run."""
     from ray import serve
 
     return serve.get_deployment_handle(name, app)
 
 
-class Handles:
+class DeploymentHandles:
     """Calls the replicas of one application's deployments, from inside one of them."""
 
     def __init__(self, app: str) -> None:
         self._app = app
         self._handles: dict[str, Any] = {}
 
-    async def of(self, deployment: str) -> Any:
-        """Returns a deployment's handle, which is made in a thread, because that waits for Serve."""
+    async def handle(self, deployment: str) -> Any:
+        """Returns a deployment's handle. It is created in a thread, because that blocks until Serve answers."""
         if deployment not in self._handles:
             self._handles[deployment] = await asyncio.to_thread(find_deployment, deployment, self._app)
         return self._handles[deployment]
 
-    async def tell(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Returns what every replica answers: nothing if none runs. Raises TimeoutError, and whatever Ray raises."""
+    async def broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """Returns each replica's answer, none if no replica runs. Raises TimeoutError, and any error of Ray's."""
         from ray.serve.exceptions import DeploymentUnavailableError
 
-        handle = await self.of(deployment)
+        handle = await self.handle(deployment)
         try:
             return list(await handle.broadcast(method, *arguments).results_async(timeout_s=timeout_s))
         except DeploymentUnavailableError:
             return []
 
-    async def ask(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any] | None:
-        """Returns what every replica answers, or None, with a warning, if one of them does not answer."""
+    async def try_broadcast(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any] | None:
+        """Returns each replica's answer; logs a warning and returns None if a replica does not answer."""
         from ray.exceptions import RayError
 
         try:
-            return await self.tell(deployment, method, timeout_s=timeout_s)
+            return await self.broadcast(deployment, method, timeout_s=timeout_s)
         except (TimeoutError, RayError) as error:
-            logger.warning("%s of %s is missing: %r", method, deployment, error)
+            logger.warning("the call of %s on %s failed: %r", method, deployment, error)
             return None
 
 
-class ControllerLink(Handles):
-    """Calls the controller of an application."""
+class ControllerLink(DeploymentHandles):
+    """Calls the controller of an application from its other processes."""
 
     async def current(self) -> dict[str, Any] | None:
         """Returns the placed plan in force as a document; None if there is none, or no controller."""
-        document: dict[str, Any] | None = await self._pull("current")
+        document: dict[str, Any] | None = await self._call_at_startup("current")
         return document
 
     async def coming(self) -> list[dict[str, Any]]:
-        """Returns the placed plans that a replica which starts now may serve, the coming one first; may be empty."""
-        return await self._pull("coming") or []
+        """Returns the placed plans that a starting replica may serve, the upcoming one first; may be empty."""
+        return await self._call_at_startup("coming") or []
 
     async def describe(self) -> dict[str, Any]:
-        """Returns its description of the plan in force; raises ControllerUnavailableError."""
+        """Returns the description of the plan in force; raises ControllerUnavailableError."""
         described: dict[str, Any] = await self._call("describe")
         return described
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
-        """Returns its plans so far; raises ControllerUnavailableError."""
+        """Returns the last plans; raises ControllerUnavailableError."""
         plans: list[dict[str, Any]] = await self._call("history", limit)
         return plans
 
-    async def _pull(self, method: str) -> Any:
-        """Returns what the controller says to a process that starts; None if it does not answer."""
+    async def _call_at_startup(self, method: str) -> Any:
+        """Returns the controller's answer, or None if it does not answer a starting process in time."""
         try:
-            return await self._call(method, timeout_s=PULL_S)
+            return await self._call(method, timeout_s=STARTUP_TIMEOUT_S)
         except ControllerUnavailableError as error:
-            logger.warning("%s; the settings' plan is followed", error)
+            logger.warning("%s; the plan of the settings is followed", error)
             return None
 
-    async def _call(self, method: str, *arguments: object, timeout_s: float = ASK_S) -> Any:
+    async def _call(self, method: str, *arguments: object, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                return await getattr(await self.of(CONTROLLER), method).remote(*arguments)
-        except Exception as error:  # whatever it is: the service does without
+                return await getattr(await self.handle(CONTROLLER), method).remote(*arguments)
+        except Exception as error:  # Ray raises many kinds; the service runs without a controller
             message = f"the controller does not answer: {str(error) or type(error).__name__}"
-            raise ControllerUnavailableError(message, retry_after_s=ASK_S) from error
+            raise ControllerUnavailableError(message, retry_after_s=CALL_TIMEOUT_S) from error
 
 
-def ask_controller(app: str, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
-    """Calls a controller's method from the process that started the service; returns {} where it answers nothing."""
+def call_controller(app: str, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """Calls a method of the controller from the process that started the service; returns {} for an empty answer."""
     handle = find_deployment(CONTROLLER, app)
-    if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on the caller's loop
+    if not handle.is_initialized:  # the throughput switches would run the handle's router on the caller's event loop
         handle._init(_run_router_in_separate_loop=True)
     return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s) or {}

@@ -1,6 +1,6 @@
 """The messages between ingresses, replicas and the controller, and their encoding as msgpack.
 
-They are typed on both sides, and nothing in them can run code.
+Both sides decode into typed objects, and decoding never runs code from a message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, Final, cast, get_origin
+from typing import Any, Final, TypeAlias, cast, get_origin
 
 import msgspec
 import numpy as np
@@ -29,36 +29,36 @@ from profiles.stream import Observations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a replica takes calls, and the secret that callers must send."""
+    """Where a replica accepts calls, and the secret token that callers must send first."""
 
     host: str
     port: int
-    word: str
+    token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a replica does under one plan. It travels with every call, so that no replica can miss it."""
+    """What a replica does under one plan. Every call carries it, so no replica can miss a new plan."""
 
     epoch: int
-    """The plan it belongs to; a replica follows the highest it has seen."""
+    """The epoch of its plan. A replica follows the highest epoch that it has seen."""
     slot: str
-    """The name of the stage: its place among the plan's stages on its accelerator type."""
+    """The name of the stage: its position among the plan's stages on its accelerator type."""
     stage: Stage
     policy: PolicySpec | None
     dispatch: Dispatch
     order: OrderSpec = DEFAULT
     detours: tuple[Split, ...] = ()
-    """Networks that the plan does not use. Only probes run their blocks, to observe what they would answer."""
+    """Networks that the plan does not use. Only probes run their blocks, to observe their answers."""
 
     @property
     def fills(self) -> bool:
-        """Whether inputs fill one replica's batch before another replica gets any."""
+        """Whether calls fill one replica's batch before another replica gets any."""
         return self.dispatch == "filling"
 
     @property
-    def known(self) -> tuple[Split, ...]:
-        """The splits that calls of this plan may ask for."""
+    def allowed_splits(self) -> tuple[Split, ...]:
+        """The splits that calls of this plan may run."""
         return (*self.stage.splits, *self.detours)
 
 
@@ -80,24 +80,25 @@ def assignments_of(placed: PlacedPlan) -> dict[str, Assignment]:
 
 
 def assignments_on(device: str, plans: Iterable[PlacedPlan]) -> list[Assignment]:
-    """Returns the assignments of some plans on an accelerator type; stages with equal splits appear once."""
-    found: dict[tuple[Split, ...], Assignment] = {}
-    for assignment in [each for placed in plans for each in assignments_of(placed).values()]:
-        if assignment.stage.device == device:
-            found.setdefault(assignment.stage.splits, assignment)
-    return list(found.values())
+    """Returns the plans' assignments on an accelerator type; of stages with equal splits, only the first."""
+    by_splits: dict[tuple[Split, ...], Assignment] = {}
+    for placed in plans:
+        for assignment in assignments_of(placed).values():
+            if assignment.stage.device == device:
+                by_splits.setdefault(assignment.stage.splits, assignment)
+    return list(by_splits.values())
 
 
 def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
-    """Returns the networks left out before a stage's, each as one split with the batches of the next network."""
-    found, end = [], 0
+    """Returns the networks that the plan skips before a stage, each as one split with the batch of the next split."""
+    detours, end = [], 0
     for split in plan.splits:
         if split in stage.splits:
             skipped = [bound for bound in plan.networks if end < bound <= split.first]
             for first, bound in pairwise((end, *skipped)):
-                found.append(replace(split, first=first, end=bound, ramps=()))
+                detours.append(replace(split, first=first, end=bound, ramps=()))
         end = split.end
-    return tuple(found)
+    return tuple(detours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +107,18 @@ class StageCall:
 
     piece: WirePiece
     remaining_s: tuple[float, ...]
-    """Per input, the seconds left until its deadline; durations, because machines do not share a clock."""
+    """Seconds until the deadline of each input. These are durations, because machines do not share a clock."""
     reserve_s: float
-    """The seconds that the stages after this one are expected to take, and the slack."""
+    """The expected seconds of the stages after this one, plus the slack."""
     assignment: Assignment
-    """What the stage does under the sender's plan."""
+    """The stage's assignment under the sender's plan."""
     probe: bool = False
-    """Whether its inputs are probes: every ramp looks at them, and they run to the model's end even when answered."""
+    """Whether its inputs are probes: they run every ramp and all blocks, even after they were answered."""
     traced: tuple[int, ...] = ()
-    """Positions of the inputs whose runs are to be reported."""
+    """Positions of the traced inputs, whose split runs the reply reports."""
     sequences: tuple[int, ...] = ()
-    """Per input, the number of its sequence, which the replica keeps until the sequence is ended; empty for inputs that
-    belong to no sequence."""
+    """The sequence number of each input; empty for inputs that belong to no sequence. The replica keeps the state of a
+    sequence until `EndSequences`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +131,23 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRun:
-    """One split that an input ran in a stage: its wait, then its batch."""
+    """One split that an input ran in a stage: the wait in the queue, then the batch."""
 
     first: int
     end: int
     batch: int
-    """Inputs of the batch."""
+    """Number of inputs in the batch."""
     tokens: int
-    """The tokens of these inputs together."""
+    """Total tokens of these inputs."""
     target: int
-    """The split's batch size."""
+    """The split's planned batch size."""
     queue_s: float
     compute_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoingOn:
-    """Survivors for the next stage."""
+class WireSurvivors:
+    """WireSurvivors for the next stage."""
 
     piece: WirePiece
     timings: tuple[Timing, ...]
@@ -156,23 +157,23 @@ class GoingOn:
 class Chunk:
     """One part of a stage's streamed reply.
 
-    Every input of the call is in exactly one part: answered, going on, or lost. Early answers and observations of
-    inputs that stay come in addition.
+    Every input of the call is in exactly one part: answered, a survivor, or lost. Parts may also hold early answers and
+    observations of inputs that continue after their answer.
     """
 
     answers: tuple[tuple[Answer, Timing], ...] = ()
     early: tuple[tuple[Answer, Timing], ...] = ()
-    """Answers of inputs that stay inside the model."""
+    """Answers of inputs that continue to run after their answer."""
     seen: tuple[ExitResult, ...] = ()
-    """What ramps and the full model say of inputs that stay."""
-    going_on: GoingOn | None = None
+    """Ramp scores and full-model answers of inputs that continue after their answer."""
+    going_on: WireSurvivors | None = None
     lost: tuple[tuple[str, OfframpError], ...] = ()
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
-    """The splits that traced inputs ran, which add up to their `Timing`."""
+    """The splits that traced inputs ran. Their times add up to the input's `Timing`."""
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The timings of the inputs that it settles, without lost ones."""
+        """The timings of the inputs that this part settles, except lost inputs."""
         return tuple(timing for _, timing in self.answers) if self.going_on is None else self.going_on.timings
 
     @property
@@ -183,12 +184,13 @@ class Chunk:
         return (*answered, *survivors, *(sample_id for sample_id, _ in self.lost))
 
     @property
-    def apart(self) -> list[Chunk]:
-        """The same as several parts: one per input, but one for all survivors."""
+    def separated(self) -> list[Chunk]:
+        """The same content divided into one part per input, and one part for all survivors."""
         names = "seen", "early", "answers", "lost"
-        alone: list[dict[str, Any]] = [{name: (each,)} for name in names for each in getattr(self, name)]
-        alone += [] if self.going_on is None else [{"going_on": self.going_on}]
-        return [Chunk(**part, runs=self.runs) for part in alone]
+        parts: list[dict[str, Any]] = [{name: (each,)} for name in names for each in getattr(self, name)]
+        if self.going_on is not None:
+            parts.append({"going_on": self.going_on})
+        return [Chunk(**part, runs=self.runs) for part in parts]
 
     @property
     def num_inputs(self) -> int:
@@ -199,73 +201,73 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of inputs at one or several ingresses."""
+    """Counts of the outcomes of inputs, at one or several ingresses."""
 
     arrived: int = 0
-    """Inputs of well-formed requests, including refused ones."""
+    """Inputs of well-formed requests, including refused inputs."""
     answered: int = 0
     answered_tokens: int = 0
-    """The tokens of answered inputs; 1 each where inputs have no tokens."""
+    """Tokens of answered inputs; inputs without tokens count as 1."""
     in_slo: int = 0
-    """Answers within the SLO; all of them where there is none."""
+    """Answers within the SLO; all answers if there is no SLO."""
     exits: Mapping[int, int] = field(default_factory=dict)
-    """Answers by the block they left after, under the present epoch."""
+    """Answers under the present epoch, by the block after which the input left."""
     drops: Mapping[str, int] = field(default_factory=dict)
     """Inputs without an answer, by reason."""
     latencies: Mapping[int, int] = field(default_factory=dict)
     """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
     crossings: Mapping[int, int] = field(default_factory=dict)
-    """Inputs that went on to another network of the chain, by its first block; the next three are by that block too."""
+    """Inputs that were passed to another network of the chain, by its first block (as the next three fields are)."""
     crossing_s: Mapping[int, float] = field(default_factory=dict)
-    """The total seconds that they waited at the ingress for it, including encoding."""
+    """Total seconds that these inputs waited at the ingress, including encoding."""
     words: Mapping[int, int] = field(default_factory=dict)
-    """The words of texts that could be pruned."""
+    """Words of texts that could be pruned."""
     pruned_words: Mapping[int, int] = field(default_factory=dict)
-    """The pruned words among them."""
+    """Words that were pruned."""
 
 
-COUNTED = tuple(each.name for each in fields(Counts))
+COUNT_FIELDS = tuple(each.name for each in fields(Counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressReport(Counts):
-    """Counts since the ingress started, and what was observed since the last report.
+    """Counts since the ingress started, and observations since the last report.
 
-    Counts only grow, so a lost report costs nothing but time. Observations are handed over once.
+    Counts only grow, so the next report makes up for a lost one. Each observation is reported once.
     """
 
     name: str
-    """Unique per ingress process: another name means that the counts begin at zero."""
+    """Unique per ingress process. After a restart the name is new, and counts start at zero."""
     epoch: int
-    """The plan it follows."""
+    """The epoch of the plan that it follows."""
     suspended: bool = False
-    """Whether it has no plan, and refuses everything."""
+    """Whether it has no plan, and therefore refuses all requests."""
     oldest_epoch: int
-    """The epoch by which its oldest call under way was sent; its own where there is none."""
+    """The epoch of its oldest call in flight; equal to `epoch` if there is no call."""
     at_s: float
-    """Wall clock."""
+    """Wall-clock time."""
     unanswered: int
-    """Inputs that wait here or are under way now."""
+    """Inputs that wait at the ingress or are in flight."""
     unanswered_tokens: int = 0
-    """The tokens of these inputs."""
+    """Tokens of these inputs."""
     waiting: int
-    """The inputs among them that were not sent to a stage yet."""
+    """Unanswered inputs that were not sent to any stage yet."""
     oldest_s: dict[int, float] = field(default_factory=dict)
-    """The longest wait so far, by length class: the most tokens of its inputs."""
+    """Longest wait of a present input by length class, named by the largest number of tokens in the class."""
     probes: Observations | None = None
-    """Records of probes, and of inputs that stayed, at wall-clock times; None where there were none."""
+    """Records of probes, and of inputs that continued after their answer, with wall-clock times; None without any."""
 
 
 BUCKET = 1.05
-"""Ratio of a latency bucket's ends: a quantile read from buckets is at most 5 % off."""
+"""Ratio of the upper to the lower bound of a latency bucket: a quantile from buckets is at most 5 % off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """What a replica has done since its start; counts only grow."""
+    """A replica's state, and its counts since it started, which only grow."""
 
     slot: str
-    """The stage that it hosts; empty before it follows a plan."""
+    """The stage that it hosts; empty until it follows a plan."""
     replica: str
     """Serve's unique id of the replica."""
     node: str
@@ -276,24 +278,23 @@ class ReplicaReport:
     waiting: int
     """Inputs queued in its engine now."""
     times: tuple[TimesRun, ...]
-    """The batches that ran, without probes, which do more work than other inputs."""
+    """The batches that ran. Probes are excluded, because they do more work than other inputs."""
     memory: MemoryUse | None = None
-    """The memory that sequences use; None where the network keeps nothing of sequences."""
+    """Memory that sequences use; None if the network keeps no state of sequences."""
 
 
-# Frames, and what they hold
-
+# Frames
 
 LENGTH_BYTES = 4
-LONGEST = 1 << 30
-"""The most bytes of a frame; a connection that announces more is ended."""
-SHORT_BYTES = 1 << 15
-"""Received at a time. What a frame has beyond them is received into memory of its own: hidden states of a batch of
-images are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
+MAX_FRAME_BYTES = 1 << 30
+"""Largest frame. A connection that announces a larger one is aborted."""
+BUFFER_BYTES = 1 << 15
+"""Size of the buffer for short frames. A longer frame is received directly into memory of its own, because hidden
+states of images are a hundred times as large, and an `asyncio.Protocol` would copy them three times."""
 
 
 class Frames(asyncio.BufferedProtocol):
-    """Either end of a connection: sends and receives frames of bytes, each behind its length."""
+    """Either end of a connection, which sends and receives frames. A frame is its length, then that many bytes."""
 
     def __init__(
         self,
@@ -301,37 +302,37 @@ class Frames(asyncio.BufferedProtocol):
         on_end: Callable[[], None],
         on_open: Callable[[asyncio.Transport], None] = lambda _: None,
         *,
-        longest: int = LONGEST,
+        longest: int = MAX_FRAME_BYTES,
     ) -> None:
-        """`on_frame` may keep its frame; it and `on_end`, which is called once, are called on the event loop."""
+        """All callbacks run on the event loop. `on_frame` may keep its frame; `on_end` is called once."""
         self.longest = longest
         self._on_frame = on_frame
         self._on_end = on_end
         self._on_open = on_open
-        self._short = memoryview(bytearray(SHORT_BYTES))
+        self._short = memoryview(bytearray(BUFFER_BYTES))
         self._memory = self._short
-        """What is received into: the short memory, or memory for one long frame and its length."""
+        """The receive buffer: the short one, or memory for one long frame and its length."""
         self._received = 0
-        """Bytes in this memory so far."""
+        """Bytes received into this buffer so far."""
         self._transport: asyncio.Transport | None = None
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; does nothing once the connection has ended."""
+        """Sends a frame; does nothing once the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines((len(frame).to_bytes(LENGTH_BYTES, "big"), frame))
 
     def close(self) -> None:
-        """End the connection after what was sent."""
+        """Closes the connection once everything is sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Closes the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the class
         self._on_open(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -343,25 +344,25 @@ class Frames(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._received += nbytes
         left = self._memory[: self._received]
-        while (whole := self._whole(left)) <= len(left) and self._is_open:
-            frame = left[LENGTH_BYTES:whole]
-            if self._memory is self._short:  # which the next frames overwrite
+        while (size := self._size_with_length(left)) <= len(left) and self._is_open:
+            frame = left[LENGTH_BYTES:size]
+            if self._memory is self._short:  # the next frames overwrite this buffer
                 frame = memoryview(bytes(frame))
             self._on_frame(frame.toreadonly())
-            left = left[whole:]
+            left = left[size:]
         if not self._is_open:
             left = left[:0]
-        elif whole <= len(self._memory) and len(left) == self._received:
-            return  # the rest of a frame is still to come
-        self._memory = memoryview(bytearray(whole)) if self._is_open and whole > SHORT_BYTES else self._short
+        elif size <= len(self._memory) and len(left) == self._received:
+            return  # the rest of the frame fits into this buffer
+        self._memory = memoryview(bytearray(size)) if self._is_open and size > BUFFER_BYTES else self._short
         self._received = len(left)
         self._memory[: self._received] = left
 
-    def _whole(self, begun: memoryview) -> int:
-        """Returns the bytes of a frame and its length, or of the length alone; aborts if the frame is too long."""
-        if len(begun) < LENGTH_BYTES:
+    def _size_with_length(self, received: memoryview) -> int:
+        """Returns the bytes of the next frame with its length, as far as known; aborts if the frame is too long."""
+        if len(received) < LENGTH_BYTES:
             return LENGTH_BYTES
-        length = int.from_bytes(begun[:LENGTH_BYTES], "big")
+        length = int.from_bytes(received[:LENGTH_BYTES], "big")
         if length > self.longest and self._is_open:
             self.abort()
         return LENGTH_BYTES + length
@@ -374,7 +375,7 @@ class Frames(asyncio.BufferedProtocol):
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 RAW = 0
-"""The extension code of an array's memory."""
+"""The msgpack extension code of an array's bytes."""
 
 
 ERRORS: Final[Mapping[str, type[OfframpError]]] = {
@@ -382,46 +383,46 @@ ERRORS: Final[Mapping[str, type[OfframpError]]] = {
     for each in vars(earlyexit.errors).values()
     if isinstance(each, type) and issubclass(each, OfframpError) and each is not MethodNotAllowedError
 }
-"""The project's errors that are built from a message, and a `retry_after_s` where the class has one.
+"""Errors that are built from a message, and from a `retry_after_s` if the class has one, by class name.
 
-MethodNotAllowedError takes more than a message; only the API raises it."""
+MethodNotAllowedError needs more than a message; only the API raises it."""
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """A call begins."""
+class BeginCall(msgspec.Struct, frozen=True, tag="begin"):
+    """Starts a call."""
 
     serial: int
-    """Names the call on its connection."""
+    """Identifies the call on its connection."""
     call: StageCall
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """A call was given up."""
+class CancelCall(msgspec.Struct, frozen=True, tag="forget"):
+    """Cancels a call."""
 
     serial: int
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
-    """Sequences are over: whatever the replica keeps of them is free."""
+class EndSequences(msgspec.Struct, frozen=True, tag="end"):
+    """Ends sequences: the replica frees their state."""
 
     sequences: tuple[int, ...]
 
 
-class Host(msgspec.Struct, frozen=True, tag="host"):
-    """The replica has another stage, or another plan, from now on. Calls say so too, but a replica may get none."""
+class HostStage(msgspec.Struct, frozen=True, tag="host"):
+    """Assigns a stage of a plan to the replica. Calls carry the assignment too, but a replica may get no calls."""
 
     assignment: Assignment
 
 
-class Part(msgspec.Struct, frozen=True, tag="part"):
-    """A part of a call's reply; the one that settles the last of its inputs ends it."""
+class ReplyPart(msgspec.Struct, frozen=True, tag="part"):
+    """A part of a call's reply. The call ends when its last input is settled."""
 
     serial: int
     chunk: Chunk
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A call that the replica could not begin."""
+class CallRefused(msgspec.Struct, frozen=True, tag="refused"):
+    """Reports that the replica could not start a call."""
 
     serial: int
     reason: str
@@ -434,20 +435,21 @@ def _encode_other(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, OfframpError):
-        known = next((each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each), None)
-        return known or ExecutionError.__name__, _encodable(str(value)), getattr(value, "retry_after_s", None)
-    raise NotImplementedError(f"a {type(value).__name__} does not travel")
+        names = [each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each]
+        name = names[0] if names else ExecutionError.__name__
+        return name, _encodable(str(value)), getattr(value, "retry_after_s", None)
+    raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
 
 
 def _encodable(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot hold, replaced."""
+    """Returns the text with lone surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _decode_raw(code: int, raw: memoryview) -> memoryview:
-    """In the frame, where bytes would be copied out of it."""
+    """Returns the array's bytes without a copy."""
     if code != RAW:
-        raise ValueError(f"there is no extension {code}")
+        raise ValueError(f"unknown msgpack extension {code}")
     return raw
 
 
@@ -459,44 +461,45 @@ def _decode_other(type_: type, value: Any) -> object:
     error = ERRORS.get(name)
     if error is None:
         return ExecutionError(message)
-    return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
+    return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # only some classes take it
 
 
 MalformedError = msgspec.MsgspecError
-encode: Callable[[Begin | Forget | End | Host | Part | Refused], bytes] = msgspec.msgpack.Encoder(
-    enc_hook=_encode_other
-).encode
-"""Returns a message's bytes; arrays are copied into them."""
-from_replica: Callable[[bytes | memoryview], Part | Refused] = msgspec.msgpack.Decoder(
-    Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw
+FromIngress: TypeAlias = BeginCall | CancelCall | EndSequences | HostStage
+FromReplica: TypeAlias = ReplyPart | CallRefused
+encode: Callable[[FromIngress | FromReplica], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
+"""Returns the bytes of a message, with copies of its arrays."""
+decode_from_replica: Callable[[bytes | memoryview], FromReplica] = msgspec.msgpack.Decoder(
+    FromReplica, dec_hook=_decode_other, ext_hook=_decode_raw
 ).decode
 """Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
-_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End | Host, dec_hook=_decode_other, ext_hook=_decode_raw)
+_INGRESS_DECODER = msgspec.msgpack.Decoder(FromIngress, dec_hook=_decode_other, ext_hook=_decode_raw)
 
 
 def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
-    """The bytes of a part, as one message, or as several where it cannot be sent whole.
+    """Encodes a part of a reply as one message, or as several if it cannot be sent as one.
 
-    Inputs whose answers or hidden states cannot be sent are lost, each with an ExecutionError: an own task, codec or
-    model may return values that have no encoding, or more than a frame holds.
+    Inputs whose answers or hidden states cannot be sent are lost with an ExecutionError: a user's task, codec or model
+    may return values that have no encoding, or that are too large for a frame.
     """
     try:
-        frame = encode(Part(serial, chunk))
-        if len(frame) > LONGEST:
-            raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
+        frame = encode(ReplyPart(serial, chunk))
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"the reply has {len(frame)} bytes; a frame holds at most {MAX_FRAME_BYTES}")
         return [frame]
-    except Exception as error:  # the values come from code that is not ours: any of it may raise
+    except Exception as error:  # values come from users' code, which may raise anything
         logger.warning("a part of a reply cannot be sent: %s", _encodable(repr(error)))
-        if len(parts := chunk.apart) > 1:
+        parts = chunk.separated
+        if len(parts) > 1:
             return [frame for part in parts for frame in encode_parts(serial, part)]
         lost = ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
-        return [encode(Part(serial, Chunk(lost=tuple((sample_id, lost) for sample_id in chunk.settled))))]
+        return [encode(ReplyPart(serial, Chunk(lost=tuple((sample_id, lost) for sample_id in chunk.settled))))]
 
 
-def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End | Host:
+def decode_from_ingress(frame: bytes | memoryview) -> FromIngress:
     """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
     try:
-        message: Begin | Forget | End | Host = _FROM_INGRESS.decode(frame)
-    except PlanError as error:  # what a stage or a split says of itself
+        message: FromIngress = _INGRESS_DECODER.decode(frame)
+    except PlanError as error:  # a stage or a split contradicts itself
         raise MalformedError(str(error)) from error
     return message

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
-from deployments.wire.controller_link import ask_controller
+from deployments.wire.controller_link import call_controller
 from offramp.client.client import Client
 from offramp.load.generator import LoadConfig, run_load
 from offramp.load.processes import Poisson
@@ -55,7 +55,7 @@ class RunningService:
     async def apply(self, plan: Plan, *, hold: bool = False) -> None:
         """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
         asked = "apply", plan_document(plan), hold
-        await asyncio.to_thread(ask_controller, self.app, *asked, timeout_s=APPLY_TIMEOUT_S)
+        await asyncio.to_thread(call_controller, self.app, *asked, timeout_s=APPLY_TIMEOUT_S)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from cluster.devices import find_device
 from cluster.memory import machine_memory
-from deployments.local_ray.ports import RunningProcess, find_holders, find_process, is_taken
+from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_taken
 from earlyexit.codecs import find_codec
 from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
@@ -96,7 +96,7 @@ def _ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
 
     beside = {what: int(os.environ.get(name, HAPROXY_PORTS[name])) for what, name in VARIABLES.items()}
     numbered = [*((port, SERVICE) for port in wanted), (beside[STATISTICS], STATISTICS), (beside[METRICS], METRICS)]
-    holders = find_holders()
+    holders = find_listeners()
     return tuple(
         Port(number=number, purpose=purpose, taken=is_taken(number), holder=holders.get(number))
         for number, purpose in [*numbered, (DASHBOARD_PORT, DASHBOARD)]

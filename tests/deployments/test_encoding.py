@@ -17,25 +17,25 @@ import pytest
 
 import earlyexit.errors
 from deployments.wire.messages import (
+    BUFFER_BYTES,
     LENGTH_BYTES,
-    SHORT_BYTES,
     Assignment,
-    Begin,
+    BeginCall,
+    CallRefused,
+    CancelCall,
     Chunk,
-    End,
-    Forget,
+    EndSequences,
     Frames,
-    GoingOn,
     MalformedError,
-    Part,
-    Refused,
+    ReplyPart,
     SplitRun,
     StageCall,
     Timing,
+    WireSurvivors,
+    decode_from_ingress,
+    decode_from_replica,
     encode,
     encode_parts,
-    from_ingress,
-    from_replica,
 )
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, MethodNotAllowedError, OfframpError, StageUnavailableError
@@ -85,7 +85,7 @@ CHUNK = Chunk(
         ExitResult(sample_id="b", block=1, score=0.75, value=2),
         ExitResult(sample_id="b", block=5, score=math.nan, value=1),
     ),
-    going_on=GoingOn(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
+    going_on=WireSurvivors(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
     runs=(("a", (SplitRun(first=0, end=2, batch=3, tokens=3, target=4, queue_s=0.25, compute_s=0.5),)), ("é", ())),
 )
@@ -140,27 +140,28 @@ WITH_POLICIES = {
 PARTS = {
     "everything": CHUNK,
     "nothing": Chunk(),
-    "float16": Chunk(going_on=GoingOn(piece=FLOAT16, timings=(TIMING, TIMING))),
-    "bfloat16": Chunk(going_on=GoingOn(piece=BFLOAT16, timings=(TIMING, TIMING))),
+    "float16": Chunk(going_on=WireSurvivors(piece=FLOAT16, timings=(TIMING, TIMING))),
+    "bfloat16": Chunk(going_on=WireSurvivors(piece=BFLOAT16, timings=(TIMING, TIMING))),
 }
 
 
 @pytest.mark.parametrize("call", [*CALLS.values(), *WITH_POLICIES.values()], ids=[*CALLS, *WITH_POLICIES])
 def test_a_call_arrives_as_it_was_sent(call: StageCall) -> None:
-    message = Begin(7, call)
-    assert plain(from_ingress(encode(message))) == plain(message)
+    message = BeginCall(7, call)
+    assert plain(decode_from_ingress(encode(message))) == plain(message)
 
 
 @pytest.mark.parametrize("chunk", PARTS.values(), ids=PARTS)
 def test_a_part_of_a_reply_arrives_as_it_was_sent(chunk: Chunk) -> None:
-    message = Part(2**40, chunk)
-    assert plain(from_replica(encode(message))) == plain(message)
+    message = ReplyPart(2**40, chunk)
+    assert plain(decode_from_replica(encode(message))) == plain(message)
 
 
 def test_what_ends_a_call_early_arrives_as_it_was_sent() -> None:
-    assert from_ingress(encode(Forget(7))) == Forget(7)
-    assert from_ingress(encode(End((7, 2**62 - 1)))) == End((7, 2**62 - 1))
-    assert from_replica(encode(Refused(7, "PlanError('no split')"))) == Refused(7, "PlanError('no split')")
+    assert decode_from_ingress(encode(CancelCall(7))) == CancelCall(7)
+    assert decode_from_ingress(encode(EndSequences((7, 2**62 - 1)))) == EndSequences((7, 2**62 - 1))
+    refusal = CallRefused(7, "PlanError('no split')")
+    assert decode_from_replica(encode(refusal)) == refusal
 
 
 def errors_that_travel() -> list[type[OfframpError]]:
@@ -180,14 +181,14 @@ def error_of(kind: type[Any]) -> OfframpError:
 
 def test_every_error_that_a_replica_may_tell_arrives_as_it_was_sent() -> None:
     for kind in errors_that_travel():
-        message = Part(1, Chunk(lost=(("a", error_of(kind)),)))
-        assert plain(from_replica(encode(message))) == plain(message)
+        message = ReplyPart(1, Chunk(lost=(("a", error_of(kind)),)))
+        assert plain(decode_from_replica(encode(message))) == plain(message)
 
 
 def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
-    frame = encode(Begin(1, replace(CALL, piece=FLOAT32)))
-    message = from_ingress(frame)
-    assert isinstance(message, Begin)
+    frame = encode(BeginCall(1, replace(CALL, piece=FLOAT32)))
+    message = decode_from_ingress(frame)
+    assert isinstance(message, BeginCall)
     piece = message.call.piece
     assert piece.state_BS is not None
     arrays = (piece.lengths_B, *piece.tensors, piece.state_BS)
@@ -195,7 +196,7 @@ def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
     assert [array.flags.writeable for array in arrays] == [False] * 3
 
 
-def changed(message: Begin | Part, *path: str | int, to: Any) -> bytes:
+def changed(message: BeginCall | ReplyPart, *path: str | int, to: Any) -> bytes:
     """A message with one thing in it replaced."""
     document = msgspec.msgpack.decode(encode(message))
     place = document
@@ -209,55 +210,55 @@ FROM_NO_INGRESS = {
     "nothing": b"",
     "noise": b"\xc1noise",
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
-    "cut short": encode(Begin(1, CALL))[:-1],
-    "too long": encode(Begin(1, CALL)) + b"\0",
+    "cut short": encode(BeginCall(1, CALL))[:-1],
+    "too long": encode(BeginCall(1, CALL)) + b"\0",
     "a list": msgspec.msgpack.encode(["begin"]),
     "unknown kind": msgspec.msgpack.encode({"type": "close", "serial": 1}),
     "field missing": msgspec.msgpack.encode({"type": "forget"}),
     "field of another type": msgspec.msgpack.encode({"type": "forget", "serial": "1"}),
-    "a replica's message": encode(Part(1, CHUNK)),
-    "no deadlines": changed(Begin(1, CALL), "call", "remaining_s", to=None),
-    "unknown dispatch": changed(Begin(1, CALL), "call", "assignment", "dispatch", to="lazy"),
-    "unknown answer": changed(Begin(1, CALL), "call", "assignment", "stage", "splits", 0, "after_answer", to="linger"),
-    "tensor too short": changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [5], b"123"]),
-    "tensor of another shape": changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]),
-    "tensor of objects": changed(Begin(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]),
-    "tensor without a dtype": changed(Begin(1, CALL), "call", "piece", "tensors", to=["spam", [1], b"1234"]),
-    "an unknown extension": changed(Begin(1, CALL), "call", "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
-    "no tensor": changed(Begin(1, CALL), "call", "piece", "tensors", to=5),
+    "a replica's message": encode(ReplyPart(1, CHUNK)),
+    "no deadlines": changed(BeginCall(1, CALL), "call", "remaining_s", to=None),
+    "unknown dispatch": changed(BeginCall(1, CALL), "call", "assignment", "dispatch", to="lazy"),
+    "unknown answer": changed(BeginCall(1, CALL), "call", "assignment", "stage", "splits", 0, "after_answer", to="go"),
+    "tensor too short": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["<i4", [5], b"123"]),
+    "tensor of another shape": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]),
+    "tensor of objects": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]),
+    "tensor without a dtype": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["spam", [1], b"1234"]),
+    "an unknown extension": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
+    "no tensor": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=5),
     # Where a PlanError of __post_init__ would come out instead.
-    "no replicas": changed(Begin(1, CALL), "call", "assignment", "stage", "replicas", to=0),
-    "no split": changed(Begin(1, CALL), "call", "assignment", "stage", "splits", 0, "end", to=0),
+    "no replicas": changed(BeginCall(1, CALL), "call", "assignment", "stage", "replicas", to=0),
+    "no split": changed(BeginCall(1, CALL), "call", "assignment", "stage", "splits", 0, "end", to=0),
 }
 FROM_NO_REPLICA = {
     "nothing": b"",
     "noise": b"\xc1noise",
-    "an ingress's message": encode(Begin(1, CALL)),
-    "cut short": encode(Part(1, CHUNK))[:-1],
-    "value of another type": changed(Part(1, CHUNK), "chunk", "answers", 0, 0, "value", to="yes"),
-    "no error": changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to="late"),
-    "half an error": changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to=["DeadlineError"]),
+    "an ingress's message": encode(BeginCall(1, CALL)),
+    "cut short": encode(ReplyPart(1, CHUNK))[:-1],
+    "value of another type": changed(ReplyPart(1, CHUNK), "chunk", "answers", 0, 0, "value", to="yes"),
+    "no error": changed(ReplyPart(1, CHUNK), "chunk", "lost", 0, 1, to="late"),
+    "half an error": changed(ReplyPart(1, CHUNK), "chunk", "lost", 0, 1, to=["DeadlineError"]),
 }
 
 
 @pytest.mark.parametrize("frame", FROM_NO_INGRESS.values(), ids=FROM_NO_INGRESS)
 def test_what_no_ingress_says_is_refused(frame: bytes) -> None:
     with pytest.raises(MalformedError):
-        from_ingress(frame)
+        decode_from_ingress(frame)
 
 
 @pytest.mark.parametrize("frame", FROM_NO_REPLICA.values(), ids=FROM_NO_REPLICA)
 def test_what_no_replica_says_is_refused(frame: bytes) -> None:
     with pytest.raises(MalformedError):
-        from_replica(frame)
+        decode_from_replica(frame)
 
 
 def test_an_answer_of_many_numbers_is_read_out_of_the_frame_it_came_in() -> None:
     array = np.arange(12, dtype=np.uint8).reshape(3, 4)
     answer = Answer(sample_id="a", value=PackedArray.of(array), score=0.5, exit=1)
-    frame = encode(Part(1, Chunk(answers=((answer, TIMING),))))
-    part = from_replica(memoryview(frame))
-    assert isinstance(part, Part)
+    frame = encode(ReplyPart(1, Chunk(answers=((answer, TIMING),))))
+    part = decode_from_replica(memoryview(frame))
+    assert isinstance(part, ReplyPart)
     [(read, _)] = part.chunk.answers
     assert read == answer
     assert isinstance(read.value, PackedArray)
@@ -271,15 +272,16 @@ class ForeignError(DeadlineError):
 
 @pytest.mark.parametrize("name", ["__delattr__", "annotations", "Exception", "ForeignError"])
 def test_an_error_that_the_table_does_not_hold_arrives_as_an_execution_error(name: str) -> None:
-    frame = encode(Part(1, Chunk(lost=(("a", DeadlineError("late")),)))).replace(
+    frame = encode(ReplyPart(1, Chunk(lost=(("a", DeadlineError("late")),)))).replace(
         b"\xad" + b"DeadlineError", bytes([0xA0 + len(name)]) + name.encode()
     )
-    [(sample_id, error)] = from_replica(frame).chunk.lost  # type: ignore[union-attr] # a part
+    [(sample_id, error)] = decode_from_replica(frame).chunk.lost  # type: ignore[union-attr] # a part
     assert (sample_id, type(error), str(error)) == ("a", ExecutionError, "late")
 
 
 def test_an_error_of_a_class_from_elsewhere_travels_as_the_class_that_it_extends() -> None:
-    [(_, error)] = from_replica(encode(Part(1, Chunk(lost=(("a", ForeignError("late \udc80")),))))).chunk.lost  # type: ignore[union-attr] # a part
+    frame = encode(ReplyPart(1, Chunk(lost=(("a", ForeignError("late \udc80")),))))
+    [(_, error)] = decode_from_replica(frame).chunk.lost  # type: ignore[union-attr] # a part
     assert (type(error), str(error)) == (DeadlineError, "late ?")
 
 
@@ -296,9 +298,9 @@ UNSENDABLE = {
 def test_an_answer_that_cannot_be_sent_is_lost_alone(value: Any) -> None:
     good = Answer(sample_id="good", value=3, score=0.5, exit=2)
     bad = Answer(sample_id="bad", value=value, score=0.5, exit=2)
-    whole, rest = map(from_replica, encode_parts(7, Chunk(answers=((good, TIMING), (bad, TIMING)))))
-    assert whole == Part(7, Chunk(answers=((good, TIMING),)))
-    assert isinstance(rest, Part)
+    whole, rest = map(decode_from_replica, encode_parts(7, Chunk(answers=((good, TIMING), (bad, TIMING)))))
+    assert whole == ReplyPart(7, Chunk(answers=((good, TIMING),)))
+    assert isinstance(rest, ReplyPart)
     [(sample_id, error)] = rest.chunk.lost
     assert (sample_id, type(error)) == ("bad", ExecutionError)
     assert str(error).startswith("the model's answer cannot be sent: ")
@@ -306,19 +308,19 @@ def test_an_answer_that_cannot_be_sent_is_lost_alone(value: Any) -> None:
 
 def test_numbers_of_numpy_are_answers_like_others() -> None:
     answer = Answer(sample_id="a", value=cast(Any, np.int64(3)), score=float(np.float32(0.5)), exit=2)
-    [part] = map(from_replica, encode_parts(7, Chunk(answers=((answer, TIMING),))))
-    assert isinstance(part, Part)
+    [part] = map(decode_from_replica, encode_parts(7, Chunk(answers=((answer, TIMING),))))
+    assert isinstance(part, ReplyPart)
     assert part.chunk.answers == ((replace(answer, value=3), TIMING),)
 
 
 def test_survivors_that_a_frame_does_not_hold_are_lost_and_answers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.wire.messages.LONGEST", 700)
+    monkeypatch.setattr("deployments.wire.messages.MAX_FRAME_BYTES", 700)
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
-    chunk = Chunk(answers=((answer, TIMING),), going_on=GoingOn(piece=wide, timings=(TIMING, TIMING)))
-    whole, rest = map(from_replica, encode_parts(7, chunk))
-    assert whole == Part(7, Chunk(answers=((answer, TIMING),)))
-    assert isinstance(rest, Part)
+    chunk = Chunk(answers=((answer, TIMING),), going_on=WireSurvivors(piece=wide, timings=(TIMING, TIMING)))
+    whole, rest = map(decode_from_replica, encode_parts(7, chunk))
+    assert whole == ReplyPart(7, Chunk(answers=((answer, TIMING),)))
+    assert isinstance(rest, ReplyPart)
     assert [sample_id for sample_id, _ in rest.chunk.lost] == ["a", "b"]
 
 
@@ -394,16 +396,16 @@ def test_frames_are_the_same_wherever_the_stream_is_cut() -> None:
 
 
 @pytest.mark.parametrize("beyond", [-LENGTH_BYTES - 1, -LENGTH_BYTES, 1 - LENGTH_BYTES, 0, 1])
-@pytest.mark.parametrize("first", [1, LENGTH_BYTES, 5, LENGTH_BYTES + len("before"), SHORT_BYTES, SHORT_BYTES + 9])
+@pytest.mark.parametrize("first", [1, LENGTH_BYTES, 5, LENGTH_BYTES + len("before"), BUFFER_BYTES, BUFFER_BYTES + 9])
 def test_frames_about_as_long_as_what_is_received_at_a_time_are_heard_among_others(beyond: int, first: int) -> None:
-    said = [b"before", (bytes(range(256)) * (SHORT_BYTES // 256) + b"x")[: SHORT_BYTES + beyond], b"", b"after"]
-    stream, end = stream_of(said), FedEnd(longest=2 * SHORT_BYTES)
+    said = [b"before", (bytes(range(256)) * (BUFFER_BYTES // 256) + b"x")[: BUFFER_BYTES + beyond], b"", b"after"]
+    stream, end = stream_of(said), FedEnd(longest=2 * BUFFER_BYTES)
     end.feed(stream[:first], stream[first:])
     assert end.heard == said
 
 
 def test_what_is_kept_of_a_frame_stays_as_it_was() -> None:
-    long = b"x" * (2 * SHORT_BYTES)
+    long = b"x" * (2 * BUFFER_BYTES)
     stream, end = stream_of([b"first", b"second", b"third", long]), FedEnd(longest=len(long))
     end.feed(stream[:7], stream[7:12], stream[12:])
     end.feed(stream_of([b"more", b"y" * len(long)]))

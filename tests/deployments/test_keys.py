@@ -91,13 +91,13 @@ def test_settings_that_contradict_themselves_are_refused(fields: dict[str, objec
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
 def test_labels_that_read_alike_together_are_counted_apart() -> None:
-    from deployments.metrics import Told
+    from deployments.metrics import LazyMetrics
 
     counted: Counter[tuple[str, ...]] = Counter()
     counter: Any = SimpleNamespace(inc=lambda value, labels: counted.update({tuple(labels.values()): int(value)}))
-    told = Told()
-    told.metrics["offramp_answers"] = counter
+    metrics = LazyMetrics()
+    metrics.instruments["offramp_answers"] = counter
     for small, large in ((5, 3), (6, 4)):
-        told.total("offramp_answers", "Answers", small, exit="1", network="11m")
-        told.total("offramp_answers", "Answers", large, exit="11", network="1m")
+        metrics.set_total("offramp_answers", "Answers", small, exit="1", network="11m")
+        metrics.set_total("offramp_answers", "Answers", large, exit="11", network="1m")
     assert counted == {("1", "11m"): 6, ("11", "1m"): 4}

@@ -12,7 +12,7 @@ import weakref
 import pytest
 
 from deployments.local_ray.cluster import loss_words, watched
-from deployments.process_setup import Supervised, settle
+from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from earlyexit.errors import HeadLostError
 
 
@@ -56,7 +56,7 @@ async def fail() -> None:
 
 
 async def test_a_background_task_that_ends_by_an_error_fails_the_health_check(caplog: pytest.LogCaptureFixture) -> None:
-    background, goes_on = Supervised(), asyncio.Event()
+    background, goes_on = BackgroundTasks(), asyncio.Event()
     background.start("wait", goes_on.wait())
     background.start("start", asyncio.sleep(0))
     await asyncio.sleep(0)
@@ -81,7 +81,7 @@ class Ring:
 def test_what_is_there_is_looked_at_no_more_what_comes_later_is_and_what_cannot_be_reached_is_not_kept() -> None:
     early: list[object] = []
     lost = weakref.ref(Ring())
-    settle()
+    freeze_garbage_collection()
     try:
         late: list[object] = [early]
         looked_at = {id(each) for each in gc.get_objects()}

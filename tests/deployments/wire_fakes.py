@@ -16,18 +16,18 @@ from deployments.replica.host import OpenCall
 from deployments.wire.messages import (
     Address,
     Assignment,
-    Begin,
+    BeginCall,
+    CallRefused,
+    CancelCall,
     Chunk,
-    Forget,
     Frames,
-    GoingOn,
-    Part,
-    Refused,
+    ReplyPart,
     StageCall,
     Timing,
+    WireSurvivors,
+    decode_from_ingress,
+    decode_from_replica,
     encode,
-    from_ingress,
-    from_replica,
 )
 from earlyexit.network.boundary import Answer, Split, WirePiece
 from optimizer.placement import PlacedPlan
@@ -88,7 +88,7 @@ def answered(sample_ids: Sequence[str]) -> Chunk:
 
 def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
     """A part with these survivors."""
-    return Chunk(going_on=GoingOn(piece=piece_of(sample_ids, next_block), timings=(TIMING,) * len(sample_ids)))
+    return Chunk(going_on=WireSurvivors(piece=piece_of(sample_ids, next_block), timings=(TIMING,) * len(sample_ids)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +105,14 @@ class Asked:
         return "".join(self.call.piece.sample_ids)
 
     def say(self, chunk: Chunk) -> None:
-        self.frames.send(encode(Part(self.serial, chunk)))
+        self.frames.send(encode(ReplyPart(self.serial, chunk)))
 
     def answer(self) -> None:
         """All of its inputs."""
         self.say(answered(self.names))
 
     def refuse(self, reason: str) -> None:
-        self.frames.send(encode(Refused(self.serial, reason)))
+        self.frames.send(encode(CallRefused(self.serial, reason)))
 
 
 class FakeReplica:
@@ -132,7 +132,7 @@ class FakeReplica:
         self._server: asyncio.Server | None = None
         self._socket = socket.socket()
         self._socket.bind((LOOPBACK, 0))
-        self.address = Address(host=LOOPBACK, port=self._socket.getsockname()[1], word=WORD)
+        self.address = Address(host=LOOPBACK, port=self._socket.getsockname()[1], token=WORD)
 
     async def listen(self) -> None:
         """Take connections."""
@@ -164,10 +164,10 @@ class FakeReplica:
                 first = False
                 self.words.put_nowait(bytes(frame).decode())
                 return
-            match from_ingress(frame):
-                case Begin(serial=serial, call=call):
+            match decode_from_ingress(frame):
+                case BeginCall(serial=serial, call=call):
                     self.asked.put_nowait(Asked(replica=self.name, serial=serial, call=call, frames=frames))
-                case Forget(serial=serial):
+                case CancelCall(serial=serial):
                     self.forgotten.put_nowait(serial)
 
         def end() -> None:
@@ -222,22 +222,22 @@ class Caller:
     """An ingress's end of a connection, by hand."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[Part | Refused] = asyncio.Queue()
+        self.heard: asyncio.Queue[ReplyPart | CallRefused] = asyncio.Queue()
         self.ended = asyncio.Event()
-        self.frames = Frames(lambda frame: self.heard.put_nowait(from_replica(frame)), self.ended.set)
+        self.frames = Frames(lambda frame: self.heard.put_nowait(decode_from_replica(frame)), self.ended.set)
 
     async def connect(self, address: Address, *first: bytes) -> None:
         """`first`: the frames that it begins with; without any, the replica's word."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.frames, address.host, address.port)
-        for frame in first or (address.word.encode(),):
+        for frame in first or (address.token.encode(),):
             self.frames.send(frame)
 
     def begin(self, serial: int, sample_ids: str) -> None:
-        self.frames.send(encode(Begin(serial, call_of(sample_ids))))
+        self.frames.send(encode(BeginCall(serial, call_of(sample_ids))))
 
     async def part(self) -> tuple[int, str]:
         """The next part: its call, and the inputs that it answers."""
         message = await soon(self.heard.get())
-        assert isinstance(message, Part), message
+        assert isinstance(message, ReplyPart), message
         return message.serial, "".join(answer.sample_id for answer, _ in message.chunk.answers)

@@ -28,7 +28,7 @@ from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response
 from deployments.api.events import Departure, EventStream
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import validated
-from deployments.process_setup import WithoutWords
+from deployments.process_setup import HideExceptionMessages
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError
@@ -36,7 +36,7 @@ from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(WithoutWords())
+logger.addFilter(HideExceptionMessages())
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = {}

@@ -35,7 +35,7 @@ from deployments.api.endpoint import (
 )
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.parsing import GivenTensor, InferRequest, Signature, V2Reply, packed, v2_checked
-from deployments.process_setup import WithoutWords
+from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
@@ -203,7 +203,7 @@ def _contents(tensor: Any, where: str) -> list[Any]:
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(WithoutWords())
+logger.addFilter(HideExceptionMessages())
 
 REQUEST_ID = "x-request-id"
 MOST_DETAILS = 1_000

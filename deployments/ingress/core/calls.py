@@ -20,7 +20,7 @@ import numpy as np
 from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, StageRoute, weight_of
-from deployments.wire.messages import BUCKET, COUNTED
+from deployments.wire.messages import BUCKET, COUNT_FIELDS
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 
 Answers = Sequence[Any]
@@ -344,7 +344,7 @@ class IngressCounts:
     def totals(self) -> dict[str, Any]:
         """Returns all counts, by the names that an `IngressReport` has for them."""
         self._count()
-        counted = {name: getattr(self, name) for name in COUNTED}
+        counted = {name: getattr(self, name) for name in COUNT_FIELDS}
         return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
 
     @property

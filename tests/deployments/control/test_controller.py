@@ -18,7 +18,7 @@ from deployments.controller.description import describe
 from deployments.controller.intake import Interval
 from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow, State, parse_state
 from deployments.controller.settings import check_control, check_own_plan
-from deployments.settings import EmulatedSettings, ServeSettings, accelerators, first_replicas
+from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame
@@ -137,7 +137,7 @@ def test_another_applications_memory_is_refused_before_anything_starts(tmp_path:
 
 def test_there_are_as_many_replicas_as_the_plan_needs_and_one_of_an_idle_type(tmp_path: Path) -> None:
     plain = settings(tmp_path, control=None, plan=HALVES)
-    assert (first_replicas(plain), accelerators(plain)) == ({"cpu": 4}, {"cpu": 4})
+    assert (initial_replicas(plain), max_accelerators(plain)) == ({"cpu": 4}, {"cpu": 4})
     asked = problem()
     wider = replace(
         asked,
@@ -146,8 +146,8 @@ def test_there_are_as_many_replicas_as_the_plan_needs_and_one_of_an_idle_type(tm
         latency=dict(asked.latency) | dict.fromkeys(("V100", "T4"), asked.latency["cpu"]),
     )
     controlled = settings(tmp_path, asked={"problem": problem_document(wider)})
-    assert first_replicas(controlled) == {"cpu": 2, "V100": 1}
-    assert accelerators(controlled) == {"cpu": 4, "V100": 3}
+    assert initial_replicas(controlled) == {"cpu": 2, "V100": 1}
+    assert max_accelerators(controlled) == {"cpu": 4, "V100": 3}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_there_are_as_many_replicas_as_the_plan_needs_and_one_of_an_idle_type(tm
 )
 def test_a_first_plan_that_cannot_be_is_refused(tmp_path: Path, stages: Sequence[Stage], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        first_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
+        initial_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
 
 
 def test_an_operators_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> None:

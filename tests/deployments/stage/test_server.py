@@ -12,7 +12,7 @@ import torch
 
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import CallServer, OpenCall, StageHost, chunks_by_call, split_runs
-from deployments.wire.messages import Address, Begin, Chunk, Host, Part, Refused, SplitRun, encode
+from deployments.wire.messages import Address, BeginCall, CallRefused, Chunk, HostStage, ReplyPart, SplitRun, encode
 from earlyexit.engine.device import Answered, Failed, Observed, Release, Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
@@ -28,7 +28,7 @@ class Scene:
     def __init__(self) -> None:
         self.host = FakeHost()
         self.server = CallServer(asyncio.get_running_loop())
-        self.address = Address(host="", port=0, word="")
+        self.address = Address(host="", port=0, token="")
         self._callers: list[Caller] = []
 
     async def listen(self) -> None:
@@ -87,12 +87,12 @@ def answers(sample_id: str, opened: OpenCall) -> Answered[EmulatedPiece]:
         pytest.param(b"", id="none"),
         pytest.param(b"short", id="short"),
         pytest.param(b"x" * 65, id="long"),
-        pytest.param(encode(Begin(1, call_of("a"))), id="a-call"),
+        pytest.param(encode(BeginCall(1, call_of("a"))), id="a-call"),
         pytest.param("wörd".encode("latin-1"), id="noise"),
     ],
 )
 async def test_a_connection_without_the_word_is_not_heard(scene: Scene, word: bytes) -> None:
-    caller = await scene.caller(word, encode(Begin(1, call_of("a"))))
+    caller = await scene.caller(word, encode(BeginCall(1, call_of("a"))))
     await soon(caller.ended.wait())
     assert (caller.heard.empty(), scene.host.submitted.empty()) == (True, True)
 
@@ -114,7 +114,7 @@ async def test_a_plan_that_the_host_cannot_follow_ends_no_connection(
 
     monkeypatch.setattr(scene.host, "follow", refuse)
     caller = await scene.caller()
-    caller.frames.send(encode(Host(call_of("a").assignment)))
+    caller.frames.send(encode(HostStage(call_of("a").assignment)))
     caller.begin(1, "a")
     await scene.opened()
     assert "cannot be followed" in caplog.text
@@ -127,7 +127,7 @@ async def test_a_call_that_the_host_refuses_is_told_why_and_others_go_on(scene: 
     caller = await scene.caller()
     scene.host.refuses = PlanError("no split holds block 2")
     caller.begin(1, "a")
-    assert await soon(caller.heard.get()) == Refused(1, "PlanError('no split holds block 2')")
+    assert await soon(caller.heard.get()) == CallRefused(1, "PlanError('no split holds block 2')")
     scene.host.refuses = None
     caller.begin(2, "b")
     await scene.release(answers("b", await scene.opened()))
@@ -145,7 +145,7 @@ async def test_a_reply_longer_than_the_connection_takes_at_once_is_whole_before_
     scene.server.deliver([Failed(member=member("a", opened), error=DeadlineError(reason))])
     await soon(scene.server.close())
     part = await soon(caller.heard.get())
-    assert isinstance(part, Part)
+    assert isinstance(part, ReplyPart)
     assert str(part.chunk.lost[0][1]) == reason
     await soon(caller.ended.wait())
 

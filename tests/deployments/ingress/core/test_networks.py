@@ -93,7 +93,7 @@ def probing(served_by: PlacedPlan = PRUNES, **rules: float) -> CoreWorld:
 def test_a_stage_knows_the_networks_that_are_left_out_before_its_own() -> None:
     def detours(served_by: PlacedPlan, stage: int = 0) -> list[tuple[int, int]]:
         assignment = list(assignments_of(served_by).values())[stage]
-        assert assignment.known == (*served_by.plan.stages[stage].splits, *assignment.detours)
+        assert assignment.allowed_splits == (*served_by.plan.stages[stage].splits, *assignment.detours)
         return [(each.first, each.end) for each in assignment.detours]
 
     assert detours(single()) == [(0, 2)]

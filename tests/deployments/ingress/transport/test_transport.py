@@ -353,7 +353,7 @@ async def test_a_controller_is_asked_by_its_name() -> None:
 async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(
     reply: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_link, "PULL_S", 0.01)
+    monkeypatch.setattr(controller_link, "STARTUP_TIMEOUT_S", 0.01)
     assert await link_to(reply).current() is None
     assert await link_to(reply).coming() == []
 
