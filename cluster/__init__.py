@@ -1,1 +1,1 @@
-"""Accelerator types, and what a replica on one needs from the cluster."""
+"""Accelerator types, inventories of clusters, prices, and emulated accelerators."""

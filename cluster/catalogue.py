@@ -1,4 +1,4 @@
-"""Defaults of accelerator types and links for inventories that leave them out: prices, memory, and their sources."""
+"""Default prices, memory sizes and link properties, with their sources, for inventories that leave them out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KnownDeviceDocument(StrictDocument):
 
 
 class KnownLinkDocument(StrictDocument):
-    """The link that is assumed for a hop that was not measured."""
+    """The link that is assumed between replicas unless an inventory has a measured one."""
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     delay_s: float = Field(ge=0)
@@ -51,7 +51,7 @@ class KnownDevice:
     usd_per_hour: float | None = None
     memory_bytes: int | None = None
     source: str | None = None
-    """The sources of both, in words."""
+    """Sources of price and memory, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +64,26 @@ class ClusterLink:
 
 
 def known_device(name: str) -> KnownDevice:
-    """Returns price and memory of an accelerator type; an emulated one has those of the emulated type."""
+    """Returns price and memory of an accelerator type. An emulated accelerator has those of the real type."""
     catalogue = read_cluster_catalogue()
-    found = catalogue.devices.get(name.removeprefix(EMULATED))
-    if found is None:
+    device = catalogue.devices.get(name.removeprefix(EMULATED))
+    if device is None:
         return KnownDevice()
-    words = [] if found.price is None else [f"price: {catalogue.sources[found.price]}"]
-    return KnownDevice(
-        usd_per_hour=found.usd_per_hour,
-        memory_bytes=found.memory_bytes,
-        source="; ".join([*words, f"memory: {catalogue.sources[found.memory]}"]),
-    )
+    sources = [] if device.price is None else [f"price: {catalogue.sources[device.price]}"]
+    sources.append(f"memory: {catalogue.sources[device.memory]}")
+    return KnownDevice(usd_per_hour=device.usd_per_hour, memory_bytes=device.memory_bytes, source="; ".join(sources))
 
 
 def known_link() -> ClusterLink:
-    """Returns the link for an inventory without one."""
+    """Returns the default link, for an inventory without one."""
     catalogue = read_cluster_catalogue()
     link = catalogue.link
     return ClusterLink(
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        delay_s=link.delay_s,
-        source=catalogue.sources[link.source],
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s, source=catalogue.sources[link.source]
     )
 
 
 @cache
 def read_cluster_catalogue() -> ClusterCatalogueDocument:
-    """Returns the figures of catalogue.yaml."""
+    """Returns the content of catalogue.yaml."""
     return read_source(CATALOGUE, DataError).parse(ClusterCatalogueDocument, called="the catalogue")

@@ -8,12 +8,12 @@ from typing import Any
 
 from earlyexit.errors import PlanError
 
-# Names by which Ray marks nodes (`accelerator_type`) and places; one with A6000s must be told to, Ray says RTX-A6000.
+# Values of Ray's `accelerator_type`. Ray detects an A6000 as RTX-A6000, so a node with one must set the type itself.
 RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "A6000", "L4", "L40S", "H100", "H200", "B200")
 EMULATED = "emulated:"
-"""Prefix of emulated accelerators, whose times are those of a latency profile."""
+"""Prefix of emulated accelerators, which take their times from a latency profile."""
 OWN_NAME = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
-"""Names are parts of names of deployments, and in lower case of Kubernetes' names."""
+"""Pattern of user-defined names, which become part of Serve deployment names and, in lower case, Kubernetes names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class DeviceType:
 
     name: str
     torch_device: str
-    """Torch's name of it, inside a replica that has one."""
+    """The torch device inside a replica that has this accelerator."""
     actor_options: dict[str, Any] = field(default_factory=dict)
-    """Ray's options for a replica."""
+    """Ray actor options of a replica."""
 
     @property
     def emulated(self) -> bool:
@@ -32,10 +32,10 @@ class DeviceType:
 
 
 def find_device(name: str) -> DeviceType:
-    """The accelerator type of that name; raises PlanError with the known names.
+    """Returns the accelerator type with a name; raises PlanError with the known names.
 
-    Nodes say how many emulated ones they have by a Ray resource of that name. An emulated one may have a name of its
-    own: nothing is known of it but what profiles and prices say.
+    The number of emulated accelerators on a node is a custom Ray resource with the same name. An emulated accelerator
+    may have a user-defined name: it is then described by its profile and price only.
     """
     if name == "cpu":
         return DeviceType(name=name, torch_device="cpu", actor_options={"num_cpus": 1})

@@ -1,4 +1,4 @@
-"""Accelerators that are not there: what leaves where is decided from exit records. Loads no torch."""
+"""Emulated accelerators: times come from latency profiles, and exits from exit records. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ from profiles.table import LatencyTable
 
 
 class Pace:
-    """Seconds of consecutive blocks at any number of inputs, up to the largest measured batch.
+    """Interpolates the seconds of consecutive blocks for any batch size, from a latency profile.
 
-    Where lengths count, a batch is as large as so many inputs of the profile's length hold its tokens; that is no whole
-    number. Interpolated once, here: a batch then costs its replica additions only.
+    If lengths count, the size of a batch is its tokens divided by the length of the profile's inputs, so it is not
+    always a whole number. The constructor interpolates all whole sizes, so that a lookup takes only additions.
     """
 
     def __init__(
         self, table: LatencyTable, ramps: tuple[int, ...], stretch: float, *, length: int | None = None
     ) -> None:
-        """`length`: tokens of the inputs that the profile was measured with; None: inputs cost alike."""
+        """`length`: tokens per input in the profile; None if the cost of an input does not depend on its length."""
         self.length = length
         sizes_X = np.arange(1, table.batches[-1] + 1, dtype=np.float64)
         block_s_NX = table.blocks_at(sizes_X) * stretch
-        # Per number of inputs, the seconds before every block and, last, those of all blocks.
+        # For each batch size: the seconds before every block, then the seconds of all blocks.
         self._before_s = np.vstack([np.zeros(len(sizes_X)), block_s_NX.cumsum(0)]).T.tolist()
         self._ramp_s = dict(zip(ramps, (table.ramps_at(sizes_X) * stretch).tolist(), strict=True))
         self._largest = table.batches[-1]
 
     def check_budget(self, budget: Budget) -> None:
-        """Raise PlanError for batches about which the profile says nothing."""
+        """Raise PlanError if batches may become larger than the profile's largest batch."""
         if self.length is None or budget.tokens is None:
             self.check_batch(budget.inputs)
         elif budget.tokens > self._largest * self.length:
             raise PlanError(
-                f"the profile knows no batch of {budget.tokens} tokens: its largest is {self._largest} inputs of "
-                f"{self.length}"
+                f"the profile has no batch of {budget.tokens} tokens: its largest is {self._largest} inputs of "
+                f"{self.length} tokens"
             )
 
     def check_batch(self, size: int) -> None:
-        """Raise PlanError for a batch of so many inputs about which the profile says nothing."""
+        """Raise PlanError if a batch of `size` inputs is larger than the profile's largest batch."""
         if size > self._largest:
-            raise PlanError(f"the profile knows no batch of {size}: its largest is {self._largest}")
+            raise PlanError(f"the profile has no batch of {size}: its largest is {self._largest}")
 
     def size_of(self, num_inputs: int, num_tokens: int) -> float:
-        """In inputs as the profile has them, how large a batch is."""
+        """Returns the size of a batch in inputs of the profile's length."""
         return num_inputs if self.length is None else num_tokens / self.length
 
     def seconds(self, first: int, end: int, size: float, ramps: Collection[int]) -> float:
-        """Of blocks first to end - 1 with `size` inputs inside, with those of the given ramps that are among them.
+        """Returns the seconds of blocks first to end - 1, and of those `ramps` that are after them, at a batch size.
 
-        Linear between whole numbers, as the profile is between its batch sizes; below 1 as at 1.
+        Sizes between whole numbers are interpolated linearly; sizes below 1 count as 1.
         """
         whole = int(size)
-        at_s = self._whole_s(first, end, max(1, whole), ramps)
+        lower_s = self._whole_s(first, end, max(1, whole), ramps)
         if whole == size or whole < 1:
-            return at_s
-        return at_s + (size - whole) * (self._whole_s(first, end, whole + 1, ramps) - at_s)
+            return lower_s
+        return lower_s + (size - whole) * (self._whole_s(first, end, whole + 1, ramps) - lower_s)
 
     def seconds_of_any(self, first: int, end: int, size: float, ramps: Collection[int]) -> float:
-        """The same for more inputs, too, than were ever measured: then as many times those of the largest batch."""
+        """Returns `seconds` also above the largest measured batch, where they grow in proportion to the size."""
         measured = min(size, self._largest)
         return self.seconds(first, end, measured, ramps) * (size / measured)
 
     def split_s(self, split: Split, size: float) -> tuple[float, float]:
-        """Seconds until a split's first active ramp or its end, and until its end, when no input leaves."""
+        """Returns the seconds until a split's first active ramp (or its end), and until its end if no input leaves."""
         first_end = split.segments()[0].end
         return (
             self.seconds_of_any(split.first, first_end, size, split.ramps),
@@ -92,33 +92,33 @@ class Pace:
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """Consecutive blocks that one batch runs now."""
+    """Consecutive blocks that one batch is running."""
 
     pace: Pace
     first: int
     end: int
     ramps: Collection[int]
     inside: float
-    """In inputs as the profile has them."""
+    """Size of the batch in inputs of the profile's length."""
     left_s: float
-    """Of its seconds, were it alone."""
+    """Remaining seconds if the batch were alone on the accelerator."""
 
 
 class Sharing:
-    """What batches that run at once have left to do.
+    """Tracks the remaining work of batches that run on one accelerator at the same time.
 
-    PAME says only that "the co-location may slow down the current batch" (section 4.2). Here each batch is as slow as
-    the latency profile has its blocks at the inputs of both together: where the profile is flat two small batches cost
-    nothing more than one, where it is steep they share the accelerator by their sizes, and never do they do better
-    than one batch of all of them would. Real devices may: two streams read the weights twice, but hide each other's
-    gaps between kernels.
+    PAME says only that "the co-location may slow down the current batch" (section 4.2). In this model, a batch runs as
+    slowly as the profile's time for the sum of all batches' sizes. Where the profile is flat, two small batches cost
+    no more than one. Where it is steep, they share the accelerator in proportion to their sizes. Concurrent batches are
+    never faster than one combined batch. Real devices may be faster: two streams read the weights twice, but each fills
+    the gaps between the other's kernels.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        """Until when all progress is counted."""
+        """The time up to which progress has been counted."""
         self._steps: dict[int, _Step] = {}
-        """By lane."""
+        """The running step of each lane."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -126,9 +126,9 @@ class Sharing:
     def step(
         self, lane: int, pace: Pace, first: int, end: int, ramps: Collection[int], *, inside: float, at_s: float
     ) -> None:
-        """Have a lane's batch begin blocks first to end - 1, with these active ramps, at `at_s`.
+        """Start blocks first to end - 1 with these active ramps in a lane's batch, at `at_s`.
 
-        Where that is before what is counted already, the batch has done as much since as it does now in that time.
+        If `at_s` is before `now_s`, the time between them counts as progress at the batch's present speed.
         """
         self.advance(at_s)
         alone_s = pace.seconds_of_any(first, end, inside, ramps)
@@ -138,45 +138,45 @@ class Sharing:
             step.left_s = max(0.0, alone_s - (self.now_s - at_s) * self._speed(step))
 
     def shrink(self, lane: int, inside: float, at_s: float) -> None:
-        """A lane's step is over, at `at_s`; so many inputs are still inside, for another."""
+        """End a lane's step at `at_s`. `inside`: the size of the batch that remains for the lane's next step."""
         self.advance(at_s)
         self._steps[lane].inside, self._steps[lane].left_s = inside, 0.0
 
     def leave(self, lane: int, at_s: float) -> None:
-        """A lane's batch is over, if one was there."""
+        """Remove a lane's batch, if there is one."""
         self.advance(at_s)
         self._steps.pop(lane, None)
 
     def due_s(self, lane: int) -> float:
-        """When a lane's step is over, if nothing changes until then."""
+        """Returns the time at which a lane's step ends if no batch starts, shrinks or ends before."""
         step = self._steps[lane]
         return self.now_s + step.left_s / self._speed(step)
 
     def advance(self, at_s: float) -> None:
-        """Count what was done until then; what lies before `now_s` is counted."""
+        """Count the progress of all lanes up to `at_s`. Does nothing if `at_s` is before `now_s`."""
         if at_s > self.now_s:
             for step in self._steps.values():
                 step.left_s = max(0.0, step.left_s - (at_s - self.now_s) * self._speed(step))
             self.now_s = at_s
 
     def _speed(self, step: _Step) -> float:
-        """Of a step, 1 while it is alone."""
-        together = sum(each.inside for each in self._steps.values())
-        if together == step.inside or not step.left_s:
+        """Returns the speed of a step relative to running alone, above 0 and at most 1."""
+        total = sum(each.inside for each in self._steps.values())
+        if total == step.inside or not step.left_s:
             return 1.0
         alone_s = step.pace.seconds_of_any(step.first, step.end, step.inside, step.ramps)
-        return alone_s / max(alone_s, step.pace.seconds_of_any(step.first, step.end, together, step.ramps))
+        return alone_s / max(alone_s, step.pace.seconds_of_any(step.first, step.end, total, step.ramps))
 
 
 P = TypeVar("P", bound=Payload)
 
 
 class PacedRunner(Runner[P]):
-    """Another runner's steps, each not before the time that the emulated accelerator would have needed for it.
+    """Delays the steps of another runner until the emulated accelerator would have finished them.
 
-    Blocks count at the inputs really inside them, or at their tokens where lengths count; ramps where they are
-    evaluated. A batch starts, for the emulated accelerator, as soon as the accelerator and the batch's last input were
-    there: what this process needs between two batches costs it nothing.
+    A block is charged for the inputs (or tokens) that are still in the batch, and a ramp only where it is evaluated. A
+    batch counts as started when the accelerator was free and the batch's last input had arrived, so this process's own
+    overhead between two batches is not charged.
     """
 
     def __init__(
@@ -191,24 +191,24 @@ class PacedRunner(Runner[P]):
         sleep: Callable[[float], None],
         wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
     ) -> None:
-        """`length`: tokens of the profile's inputs; None: inputs cost alike, however long they are.
+        """`length`: tokens per input in the profile; None if the cost of an input does not depend on its length.
 
-        `wait`: for so many seconds at most, or until the condition is told of a change.
+        `wait` waits on a condition, at most for the given seconds, and returns early if the condition is notified.
         """
         self.inner = inner
         self.memory = inner.memory
         self.pace = Pace(table, ramps, time_scale, length=length)
         self.dispatch: Dispatch = "work-conserving"
-        """Of the engine it runs for; a deferred batch that is not full was waited with, and starts when chosen."""
+        """The engine's dispatch mode. With "deferred", a partial batch waited on purpose and starts when chosen."""
         self._ramps = ramps
         self._clock = clock
         self._sleep = sleep
         self._wait = wait
         self._free_s = -math.inf
         self._stayed: dict[int, tuple[str, ...]] = {}
-        """By lane."""
+        """By lane: the sample ids of survivors of the latest step."""
         self._changed = threading.Condition()
-        """Of what follows: another batch began, shrank or ended."""
+        """Guards the fields above and `_sharing`; notified when a batch begins, shrinks or ends."""
         self._sharing = Sharing()
 
     def from_wire(self, wire: WirePiece) -> P:
@@ -218,7 +218,7 @@ class PacedRunner(Runner[P]):
         self.inner.follow(policy)
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        """Raises PlanError for batches above the profile's, too."""
+        """Raises PlanError also for batches that are larger than the profile's largest."""
         for split in splits:
             self.pace.check_budget(split.budget)
         self.inner.prepare(splits)
@@ -227,7 +227,7 @@ class PacedRunner(Runner[P]):
         return self.inner.warm_up_pieces(split, size)
 
     def run(self, batch: Batch[P]) -> Iterator[Step[P]]:
-        """With a batch in each of two threads, each is as slow as `Sharing` says."""
+        """Yields the steps of a batch. Batches of two threads at the same time slow each other down (see `Sharing`)."""
         if self.pace.length is None:
             self.pace.check_batch(len(batch.members))
         with self._changed:
@@ -263,28 +263,30 @@ class PacedRunner(Runner[P]):
                     self._changed.notify_all()
                 yield step
                 at_block, inside = end, size_of(stay)
-        finally:  # whether it ended, failed, or is not wanted any more
+        finally:  # the batch ended or failed, or the caller stopped the iteration
             with self._changed:
                 self._sharing.leave(lane, due_s)
                 self._changed.notify_all()
 
     def _wait_shared(self, lane: int) -> float:
-        """Until a lane's step is over, however the other's changes meanwhile; gives when that was."""
+        """Waits until a lane's step is over, and returns its end. Changes in the other lane move the end."""
         self._changed.notify_all()
-        while (left_s := (due_s := self._sharing.due_s(lane)) - self._clock.now_s()) > 0:
+        due_s = self._sharing.due_s(lane)
+        while (left_s := due_s - self._clock.now_s()) > 0:
             self._wait(self._changed, left_s)
+            due_s = self._sharing.due_s(lane)
         return due_s
 
     def _evaluated(self, batch: Batch[P]) -> tuple[int, ...]:
         return self._ramps if batch.probe else batch.split.ramps
 
     def _start_s(self, batch: Batch[P]) -> float:
-        with self._changed:  # another lane writes them
+        with self._changed:  # another lane writes these fields
             free_s, stayed = self._free_s, {each for sample_ids in self._stayed.values() for each in sample_ids}
-        # A batch that tokens filled waited too: for an input that may not be in it.
+        # A batch that is full by tokens also waited, for an input that may have gone into another batch.
         if self.dispatch == "deferred" and len(batch.members) < batch.split.batch:
             return max(free_s, batch.started_s)
-        # An input that stayed on the device was here when the batch before ended, whenever it was queued again.
+        # Survivors of the previous batch were on the device when it ended, although they were queued again later.
         return max([free_s, *[member.since_s for member in batch.members if member.sample_id not in stayed]])
 
     def _sleep_until(self, due_s: float) -> None:
@@ -294,12 +296,12 @@ class PacedRunner(Runner[P]):
 
 
 def _end_of(step: Step[Any]) -> int:
-    """The block that a step's survivors wait for, or would."""
+    """Returns the block after the last one that a step ran."""
     return step.answers[-1].exit + 1 if step.survivors is None else step.survivors.next_block
 
 
 def _sizes_in(batch: Batch[Any], pace: Pace) -> Callable[[Sequence[str]], float]:
-    """How large some of a batch's inputs are together, by their sample ids, as the profile counts."""
+    """Returns a function from sample ids of a batch to their total size, in inputs of the profile's length."""
     if pace.length is None:
         return len
     tokens_of = {member.sample_id: member.tokens for member in batch.members}
@@ -311,13 +313,13 @@ def _ids_of(batch: Batch[Any]) -> list[str]:
 
 
 IntArray = npt.NDArray[np.int64]
-NOWHERE = -1
-"""The ramp of an input that none lets leave."""
+NO_EXIT = -1
+"""Stands for the ramp of an input that leaves at none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedPiece:
-    """Inputs on their way through a model that is not computed: their ids, without a hidden state."""
+    """Inputs of a model that is not computed: sample ids and lengths, without hidden states."""
 
     sample_ids: tuple[str, ...]
     next_block: int
@@ -327,18 +329,18 @@ class EmulatedPiece:
         return len(self.sample_ids)
 
     def select(self, keep: Sequence[int]) -> EmulatedPiece:
-        """The inputs at the given positions, in the given order."""
+        """Returns the inputs at the given positions, in the given order."""
         return self.at(self.next_block, keep)
 
     def singles(self) -> list[EmulatedPiece]:
-        """One piece per input."""
+        """Returns one piece per input."""
         return [
             EmulatedPiece(sample_ids=(sample_id,), next_block=self.next_block, lengths_B=self.lengths_B[k : k + 1])
             for k, sample_id in enumerate(self.sample_ids)
         ]
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
-        """For another process, without values."""
+        """Returns the piece in the form for another process, without tensors."""
         return WirePiece(
             sample_ids=self.sample_ids,
             next_block=self.next_block,
@@ -348,7 +350,7 @@ class EmulatedPiece:
         )
 
     def at(self, next_block: int, keep: Sequence[int]) -> EmulatedPiece:
-        """The inputs at the given positions, further on."""
+        """Returns the inputs at the given positions, which next run block `next_block`."""
         return EmulatedPiece(
             sample_ids=tuple([self.sample_ids[k] for k in keep]),
             next_block=next_block,
@@ -356,7 +358,7 @@ class EmulatedPiece:
         )
 
 
-def _together(members: Sequence[Member[EmulatedPiece]]) -> EmulatedPiece:
+def _concatenated(members: Sequence[Member[EmulatedPiece]]) -> EmulatedPiece:
     return EmulatedPiece(
         sample_ids=tuple([member.sample_id for member in members]),
         next_block=members[0].payload.next_block,
@@ -365,10 +367,13 @@ def _together(members: Sequence[Member[EmulatedPiece]]) -> EmulatedPiece:
 
 
 class RecordedRunner(Runner[EmulatedPiece]):
-    """Decides from exit records, by sample id (up to its last `#`, so that one record can be asked many times)."""
+    """Takes exits and answers from exit records, by sample id.
+
+    The part of a sample id after its last `#` is ignored, so that several inputs can use the same record.
+    """
 
     def __init__(self, records: ExitRecords, num_blocks: int, *, has_tokens: bool = True) -> None:
-        """`has_tokens`: whether inputs have lengths; images, say, have none."""
+        """`has_tokens`: whether inputs have lengths in tokens. Images, for example, have none."""
         self._records = records
         self._answers_NE = records.answers()
         self._num_blocks = num_blocks
@@ -382,9 +387,9 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return EmulatedPiece(sample_ids=wire.sample_ids, next_block=wire.next_block, lengths_B=wire.lengths_B)
 
     def follow(self, policy: Mapping[int, float] | float | None) -> None:
-        """Take the thresholds, one per ramp or one for all, in the records' unit; None where no ramp is active."""
-        given = policy if isinstance(policy, Mapping) else dict.fromkeys(self._records.ramps, policy)
-        thresholds = {ramp: limit for ramp in self._records.ramps if (limit := given.get(ramp)) is not None}
+        """Set the thresholds in the records' unit: one per ramp, one for all ramps, or None if no ramp is active."""
+        by_ramp = policy if isinstance(policy, Mapping) else dict.fromkeys(self._records.ramps, policy)
+        thresholds = {ramp: limit for ramp in self._records.ramps if (limit := by_ramp.get(ramp)) is not None}
         if thresholds != self._thresholds:
             self._sure_NR = self._records.sure_NR(thresholds)
             self._thresholds = thresholds
@@ -404,89 +409,87 @@ class RecordedRunner(Runner[EmulatedPiece]):
         )
 
     def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
-        """One step for every ramp where an input leaves, or that looks, and one for the split's end.
+        """Yields one step for every ramp where an input leaves or that is observed, and one for the split's end.
 
-        Where inputs stay the active ramps look; where they are probes, all that were recorded. At a ramp without a
-        threshold, of a plan that another has replaced, no input leaves. Raises UnprocessableInputError for ids without
-        records.
+        Probes observe all recorded ramps, and batches of inputs that stay observe the active ramps. No input leaves at
+        a ramp without a threshold, as in a plan that was replaced. Raises UnprocessableInputError for unknown ids.
         """
         rows_B = np.array([self._row(member.sample_id) for member in batch.members], dtype=np.int64)
-        asked = self._records.ramps if batch.probe else batch.split.ramps if batch.stays else ()
-        looks = self._column_of.keys() & asked
-        return self._steps(batch, looks, rows_B, self._exits(batch.split.ramps, rows_B))
+        observed: Sequence[int] = batch.split.ramps if batch.stays else ()
+        if batch.probe:
+            observed = self._records.ramps
+        return self._steps(batch, self._column_of.keys() & observed, rows_B, self._exits(batch.split.ramps, rows_B))
 
     def _exits(self, ramps: Sequence[int], rows_B: IntArray) -> list[int]:
-        """The first of the ramps where each input is sure enough; NOWHERE for those that leave nowhere."""
+        """Returns the first ramp at which each input leaves, or NO_EXIT."""
         active = [ramp for ramp in ramps if ramp in self._thresholds]
         if not active:
-            return [NOWHERE] * len(rows_B)
+            return [NO_EXIT] * len(rows_B)
         sure_BA = self._sure_NR[rows_B[:, None], [self._column_of[ramp] for ramp in active]]
-        exits_B = np.where(sure_BA.any(1), np.array(active)[sure_BA.argmax(1)], NOWHERE)
+        exits_B = np.where(sure_BA.any(1), np.array(active)[sure_BA.argmax(1)], NO_EXIT)
         exits: list[int] = exits_B.tolist()
         return exits
 
     def _steps(
-        self, batch: Batch[EmulatedPiece], looks: set[int], rows_B: IntArray, exits: list[int]
+        self, batch: Batch[EmulatedPiece], observed: set[int], rows_B: IntArray, exits: list[int]
     ) -> Iterator[Step[EmulatedPiece]]:
-        split, all_of_it = batch.split, _together(batch.members)
-        inside = list(range(len(all_of_it)))
-        for ramp in sorted(ramp for ramp in looks.union(exits) if split.first <= ramp < split.end):
-            left = [k for k in inside if exits[k] == ramp]
+        split, piece = batch.split, _concatenated(batch.members)
+        inside = list(range(len(piece)))
+        for ramp in sorted(ramp for ramp in observed.union(exits) if split.first <= ramp < split.end):
+            leaving = [k for k in inside if exits[k] == ramp]
             if not batch.stays:
                 inside = [k for k in inside if exits[k] != ramp]
             yield Step(
-                answers=self._early(ramp, all_of_it, left, rows_B),
-                survivors=all_of_it.at(ramp + 1, inside) if inside else None,
-                seen=self._seen(ramp, all_of_it, rows_B) if ramp in looks else (),
+                answers=self._early(ramp, piece, leaving, rows_B),
+                survivors=piece.at(ramp + 1, inside) if inside else None,
+                seen=self._seen(ramp, piece, rows_B) if ramp in observed else (),
             )
             if not inside or ramp + 1 == split.end:
                 return
-        end = self._end(split, all_of_it, inside, rows_B)
+        end = self._end(split, piece, inside, rows_B)
         yield replace(end, seen=tuple(map(_full_model, end.answers))) if batch.stays else end
 
-    def _early(self, ramp: int, inside: EmulatedPiece, left: Sequence[int], rows_B: IntArray) -> tuple[Answer, ...]:
-        if not left:
+    def _early(self, ramp: int, piece: EmulatedPiece, leaving: Sequence[int], rows_B: IntArray) -> tuple[Answer, ...]:
+        if not leaving:
             return ()
-        said = self._said(ramp, rows_B[left])
+        recorded = self._recorded(ramp, rows_B[leaving])
         return tuple(
             [
-                Answer(sample_id=inside.sample_ids[k], value=value, score=score, exit=ramp)
-                for k, (value, score) in zip(left, said, strict=True)
+                Answer(sample_id=piece.sample_ids[k], value=value, score=score, exit=ramp)
+                for k, (value, score) in zip(leaving, recorded, strict=True)
             ]
         )
 
-    def _seen(self, ramp: int, inside: EmulatedPiece, rows_B: IntArray) -> tuple[ExitResult, ...]:
+    def _seen(self, ramp: int, piece: EmulatedPiece, rows_B: IntArray) -> tuple[Seen, ...]:
         return tuple(
-            ExitResult(sample_id=sample_id, block=ramp, score=score, value=value)
-            for sample_id, (value, score) in zip(inside.sample_ids, self._said(ramp, rows_B), strict=True)
+            Seen(sample_id=sample_id, block=ramp, score=score, value=value)
+            for sample_id, (value, score) in zip(piece.sample_ids, self._recorded(ramp, rows_B), strict=True)
         )
 
-    def _said(self, ramp: int, rows_X: IntArray) -> list[tuple[Value, float]]:
+    def _recorded(self, ramp: int, rows_X: IntArray) -> list[tuple[Value, float]]:
+        """Returns the recorded answers and scores of some rows at a ramp."""
         column = self._column_of[ramp]
         answers = values_of(self._answers_NE[rows_X, column])
         return list(zip(answers, self._records.scores_NR[rows_X, column].tolist(), strict=True))
 
-    def _end(self, split: Split, inside: EmulatedPiece, stay: Sequence[int], rows_B: IntArray) -> Step[EmulatedPiece]:
+    def _end(self, split: Split, piece: EmulatedPiece, inside: Sequence[int], rows_B: IntArray) -> Step[EmulatedPiece]:
         if split.end < self._num_blocks:
-            return Step(answers=(), survivors=inside.at(split.end, stay))
-        answers = values_of(self._answers_NE[rows_B[list(stay)], -1])
-        return Step(
-            answers=tuple(
-                [
-                    Answer(sample_id=inside.sample_ids[k], value=value, score=1.0, exit=split.end - 1)
-                    for k, value in zip(stay, answers, strict=True)
-                ]
-            ),
-            survivors=None,
-        )
+            return Step(answers=(), survivors=piece.at(split.end, inside))
+        values = values_of(self._answers_NE[rows_B[list(inside)], -1])
+        answers = [
+            Answer(sample_id=piece.sample_ids[k], value=value, score=1.0, exit=split.end - 1)
+            for k, value in zip(inside, values, strict=True)
+        ]
+        return Step(answers=tuple(answers), survivors=None)
 
     def _row(self, sample_id: str) -> int:
         known = sample_id.rpartition("#")[0] or sample_id
         row = self._row_of.get(known)
         if row is None:
-            raise UnprocessableInputError(f"no exit records of the id {known!r}; send the `ids` of recorded inputs")
+            raise UnprocessableInputError(f"no exit record for the id {known!r}; send the `ids` of recorded inputs")
         return row
 
 
-def _full_model(answer: Answer) -> ExitResult:
-    return ExitResult(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)
+def _full_model(answer: Answer) -> Seen:
+    """Returns the full model's answer as an observation, which has no score."""
+    return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)

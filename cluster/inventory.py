@@ -1,4 +1,4 @@
-"""The accelerators of a cluster by type, with price and memory, and the link between them."""
+"""Inventories: the accelerators of a cluster by type, with price and memory, and the link between them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Accelerators:
 
     count: int
     usd_per_hour: float | None = None
-    """Of one; None if unknown."""
+    """Price of one accelerator; None if unknown."""
     memory_bytes: int | None = None
-    """Of one; None if unknown, and then it is not checked."""
+    """Memory of one accelerator; None if unknown, in which case memory is not checked."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Ray's labels of the nodes that have them."""
+    """Ray labels of the nodes that have these accelerators."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    """Kubernetes' labels of the nodes that have them."""
+    """Kubernetes labels of the nodes that have these accelerators."""
     source: str | None = None
     """The source of price and memory."""
 
@@ -41,13 +41,13 @@ class Accelerators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """A whole cluster; real accelerators allow no time scale but 1."""
+    """The accelerators and the link of a cluster. A time scale other than 1 requires that all devices are emulated."""
 
     devices: Mapping[str, Accelerators]
-    """By their names in `cluster.devices`."""
+    """By the name of the accelerator type; see `cluster.devices`."""
     link: ClusterLink
     time_scale: float = 1.0
-    """How many seconds an emulated second takes, for the link and for latencies."""
+    """Real seconds per emulated second, for the link and for latencies."""
 
     def __post_init__(self) -> None:
         real = [name for name in self.devices if not name.startswith(EMULATED)]
@@ -58,7 +58,7 @@ class Inventory:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns the number of accelerators by type, without types of which there is none."""
+        """The number of accelerators by type, without types whose number is 0."""
         return {name: each.count for name, each in self.devices.items() if each.count}
 
 
@@ -68,58 +68,58 @@ def accelerators(
     usd_per_hour: float | None = None,
     memory_bytes: int | None = None,
     source: str | None = None,
-    **said: Any,
+    **fields: Any,
 ) -> Accelerators:
-    """Returns the accelerators of a type; price and memory are the catalogue's unless given."""
+    """Returns the accelerators of a type. Price and memory default to the catalogue's."""
     known = known_device(name)
     return Accelerators(
         usd_per_hour=known.usd_per_hour if usd_per_hour is None else usd_per_hour,
         memory_bytes=memory_bytes or known.memory_bytes,
         source=source or known.source,
-        **said,
+        **fields,
     )
 
 
 def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
-    """Returns the inventory of a live cluster, from the list that `ray.nodes()` returns; only live nodes count.
+    """Returns the inventory of a running cluster from the result of `ray.nodes()`. Only live nodes count.
 
-    GPUs of a type that Ray did not tell are `cuda`. Prices and memory are the catalogue's, and so is the link.
+    GPUs whose type Ray did not detect are `cuda`. Prices, memory and the link are the catalogue's.
     """
     counts: Counter[str] = Counter()
     labels: dict[str, dict[str, str]] = {}
     for node in nodes:
         if not node["Alive"]:
             continue
-        here = {key: value for key, value in (node.get("Labels") or {}).items() if key != NODE_ID}
+        node_labels = {key: value for key, value in (node.get("Labels") or {}).items() if key != NODE_ID}
         for name, count in on_node(node["Resources"]).items():
             counts[name] += count
-            labels[name] = _common(labels[name], here) if name in labels else here
+            labels[name] = _common(labels[name], node_labels) if name in labels else node_labels
     devices = {name: accelerators(name, count=count, labels=labels[name]) for name, count in sorted(counts.items())}
     return Inventory(devices=devices, link=known_link())
 
 
-def lacking(wanted: Mapping[str, int], there: Inventory) -> dict[str, int]:
-    """Returns how many accelerators of each type are missing, without types that are complete.
+def lacking(wanted: Mapping[str, int], available: Inventory) -> dict[str, int]:
+    """Returns the number of missing accelerators by type, without types that have enough.
 
-    `cuda` takes any GPU that is not wanted by its name.
+    A GPU of any type can serve as `cuda` unless `wanted` names its type.
     """
-    counts = there.counts
+    counts = available.counts
     missing = {name: count - counts.get(name, 0) for name, count in wanted.items() if name != "cuda"}
     if "cuda" in wanted:
-        left = sum(max(0, counts[name] - wanted.get(name, 0)) for name in RAY_ACCELERATORS if name in counts)
-        missing["cuda"] = wanted["cuda"] - left - counts.get("cuda", 0)
+        spare = sum(max(0, counts[name] - wanted.get(name, 0)) for name in RAY_ACCELERATORS if name in counts)
+        missing["cuda"] = wanted["cuda"] - spare - counts.get("cuda", 0)
     return {name: count for name, count in missing.items() if count > 0}
 
 
 def on_node(resources: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the accelerators of a Ray node by type; GPUs of a type that Ray did not tell are `cuda`."""
-    found = {name: int(amount) for name, amount in resources.items() if name.startswith(EMULATED)}
-    found["cpu"] = int(resources.get("CPU", 0))
+    """Returns the number of accelerators of a Ray node by type. GPUs whose type Ray did not detect are `cuda`."""
+    counts = {name: int(amount) for name, amount in resources.items() if name.startswith(EMULATED)}
+    counts["cpu"] = int(resources.get("CPU", 0))
     known = [name for name in RAY_ACCELERATORS if f"{ACCELERATOR_TYPE}{name}" in resources]
-    found[known[0] if known else "cuda"] = int(resources.get("GPU", 0))
-    return {name: count for name, count in found.items() if count}
+    counts[known[0] if known else "cuda"] = int(resources.get("GPU", 0))
+    return {name: count for name, count in counts.items() if count}
 
 
 def _common(labels: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    """Returns the labels that all nodes of a type share."""
+    """Returns the labels that have the same value in both mappings."""
     return {key: value for key, value in labels.items() if others.get(key) == value}

@@ -1,4 +1,4 @@
-"""Reads inventories in YAML or JSON, from their own file or a part of another; errors name file and line."""
+"""Reads inventories from YAML or JSON: a cluster file, or the part of another file. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.errors import InputError
 
 MAX_COUNT = 1_000_000
-"""As a plan problem's: the most accelerators of one type."""
+"""Maximum number of accelerators of one type, the same as in problem files."""
 
 
 class AcceleratorsDocument(StrictDocument):
@@ -24,15 +24,15 @@ class AcceleratorsDocument(StrictDocument):
     usd_per_hour: float | None = Field(default=None, ge=0)
     memory_bytes: int | None = Field(default=None, gt=0)
     labels: dict[str, str] = Field(default_factory=dict)
-    """Ray's labels of the nodes that their replicas run on."""
+    """Ray labels of the nodes on which the replicas run."""
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """For KubeRay: Kubernetes' labels of the nodes."""
+    """Kubernetes labels of the nodes, for KubeRay."""
     source: str | None = None
     """The source of price and memory."""
 
 
 class ClusterLinkDocument(StrictDocument):
-    """The network between replicas; the default is that of `cluster/catalogue.yaml`."""
+    """The network between replicas. It defaults to the link of `cluster/catalogue.yaml`."""
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     delay_s: float = Field(default=0.0, ge=0)
@@ -46,17 +46,17 @@ class InventoryDocument(StrictDocument):
     devices: dict[str, AcceleratorsDocument] = Field(min_length=1)
     link: ClusterLinkDocument | None = None
     time_scale: float = Field(default=1.0, gt=0)
-    """Real seconds that one emulated second takes."""
+    """Real seconds per emulated second."""
 
 
 def read_inventory(path: Path) -> Inventory:
-    """Reads a cluster file; raises InputError with the file, the line, the mistake, and what is allowed."""
+    """Returns the inventory of a cluster file; raises InputError with file, line, mistake and what is allowed."""
     source = read_source(path, InputError)
     return build_inventory(source.parse(InventoryDocument, called="the cluster"), source)
 
 
 def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, ...] = ()) -> Inventory:
-    """Returns the inventory of a document at a place of its source; raises the source's error with the line."""
+    """Returns the inventory of a document that stands at the path `at` of its source; raises the source's error."""
     devices = {}
     for name, each in document.devices.items():
         with source.said_at((*at, "devices", name)):

@@ -1,4 +1,4 @@
-"""Makes the documents that other systems read: Serve's config and KubeRay's manifest. Pure."""
+"""Renders the configuration of Ray Serve and the manifest of KubeRay. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from cluster.inventory import Accelerators, Inventory
 BUILDER = "deployments.app:build"
 GRPC_SERVICE = "deployments.api.grpc.server:add_inference_service"
 LEAST_MESSAGE_BYTES = 4 * 2**20
-"""Ray Serve's limit of messages between its processes; its own part of them is small."""
+"""Lower bound of the gRPC message limit between Serve's processes."""
 ProxyLocation = Literal["HeadOnly", "EveryNode"]
 NODE_LABEL = "offramp/accelerator"
-"""Kubernetes' label of nodes with accelerators of a type, unless the cluster file names another."""
+"""Kubernetes label of nodes with accelerators of a type, unless the cluster file has a `node_selector`."""
 VOLUME = "offramp"
 MOUNT = "/offramp"
-"""The path of the volume with the model and the controller's state."""
+"""Mount path of the volume with the model and the controller's state."""
 GIBIBYTE = 2**30
 EMULATED_BYTES = 256 * 2**20
-"""Memory of one emulated replica, which computes nothing."""
+"""Memory of one replica on an emulated accelerator. It loads no model."""
 FRONT, FRONT_PODS, FRONT_CPUS = "front", 2, 2
-"""Pods for ingresses and controller if these must survive the loss of the head, and their cores; some are room for
-cores of other pods that they fragment."""
+"""Group name, number and cores of the pods for ingresses and controller, if these must survive the loss of the head.
+The cores include spare ones, because placement by whole actors leaves fragments."""
 PASSWORD_KEY = "password"
-"""The key of the password in Redis' secret."""
+"""The key of the password in the Redis secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redis:
-    """The Redis in which Ray keeps the state of its head."""
+    """The Redis server in which Ray keeps the state of its head."""
 
     address: str
-    """`host:port`, or a URL of Redis."""
+    """`host:port` or a Redis URL."""
     secret: str | None = None
-    """The Kubernetes secret with its `password`; None for no password."""
+    """The Kubernetes secret that has the `password`; None for no password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
-    """The parts of a RayService besides the application."""
+    """Settings of a RayService besides the application."""
 
     image: str
-    """An image with this repository, its model runtime and Ray."""
+    """Container image with this repository, its model runtime and Ray."""
     ray_version: str
-    """The release of Ray in the image."""
+    """The Ray version in the image."""
     claim: str = "offramp"
-    """A volume claim that all pods mount (ReadWriteMany), with the model and the controller's state."""
+    """PersistentVolumeClaim (ReadWriteMany) with the model and the controller's state, which all pods mount."""
     mount: str = MOUNT
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of all containers, because Ray reads Serve's switches when it starts."""
+    """Environment variables of all containers, because Ray reads Serve's variables when it starts."""
     pod_memory_bytes: int = 4 * GIBIBYTE
-    """Resources of the head, and of a worker with one accelerator."""
+    """Memory of the head pod, and of a worker pod with one accelerator."""
     redis: Redis | None = None
-    """With Redis, the service survives the loss of the head, and no part of it runs there."""
+    """If set, the service survives the loss of the head, and no part of the service runs on the head."""
 
 
 def serve_config(
@@ -72,7 +72,7 @@ def serve_config(
     grpc_port: int | None = None,
     proxy_location: ProxyLocation = "HeadOnly",
 ) -> dict[str, Any]:
-    """Returns the config for `serve deploy` with one application; `args` are its settings as plain data."""
+    """Returns the config for `serve deploy` with one application. `args`: the application's settings as plain data."""
     return {
         "proxy_location": proxy_location,
         "http_options": {"host": host, "port": port},
@@ -83,14 +83,14 @@ def serve_config(
 
 def grpc_options(port: int) -> dict[str, Any]:
     """Returns Serve's options for a gRPC port."""
-    # Reflection would only give names: the messages are in a descriptor pool of their own.
+    # Reflection could list names only, because the messages are in a separate descriptor pool.
     return {"port": port, "grpc_servicer_functions": [GRPC_SERVICE], "enable_reflection": False}
 
 
 def grpc_environment(max_body_bytes: int) -> dict[str, str]:
-    """Returns environment variables: Serve takes larger messages than the service, which refuses them itself."""
-    most = str(max(LEAST_MESSAGE_BYTES, 2 * max_body_bytes))
-    return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": most, "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": most}
+    """Returns the variables for Serve's message limits, above the service's own limit so that the service refuses."""
+    limit = str(max(LEAST_MESSAGE_BYTES, 2 * max_body_bytes))
+    return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": limit, "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": limit}
 
 
 def application_config(args: Mapping[str, Any], *, name: str, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -101,15 +101,15 @@ def application_config(args: Mapping[str, Any], *, name: str, environment: Mappi
         "import_path": BUILDER,
         "args": dict(args),
         "runtime_env": {"env_vars": dict(environment)},
-        "external_scaler_enabled": True,  # the controller scales accelerator types; Serve's own autoscaling never does
+        "external_scaler_enabled": True,  # the controller scales the deployments; Serve's own autoscaler is off
     }
 
 
 def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kubernetes: Kubernetes) -> dict[str, Any]:
     """Returns a KubeRay manifest: one worker group per accelerator type, one pod per accelerator.
 
-    Emulated accelerators of a type share one pod. With Redis there are pods without accelerators besides, and the head
-    has no cores for replicas.
+    All emulated accelerators of a type share one pod. With Redis, a further group has pods without accelerators, and
+    the head offers no cores to actors.
     """
     groups = [_worker_group(device, each, kubernetes) for device, each in inventory.devices.items() if each.count]
     if kubernetes.redis is not None:
@@ -131,15 +131,15 @@ def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kube
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """Returns YAML for people: rows of numbers on one line, and texts of several lines as blocks."""
+    """Returns readable YAML: lists of numbers on one line, and texts of several lines as blocks."""
     return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=118)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML with texts of several lines as blocks."""
+    """Writes texts of several lines as YAML blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Returns True: a second copy is easier to read and to change than a reference."""
+        """Returns True, because a second copy is easier to read and to edit than a YAML alias."""
         return True
 
 
@@ -151,12 +151,12 @@ _Dumper.add_representer(str, _text)
 
 
 def kubernetes_name(name: str) -> str:
-    """Returns a name in Kubernetes' form: lower-case letters, digits and dashes."""
+    """Returns a valid Kubernetes name: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _served_ports(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the ports, with the names by which KubeRay finds them; before March 2026 it found only the first."""
+    """Returns the ports under the names that KubeRay expects. Versions before March 2026 use the first one only."""
     ports = [{"containerPort": config["http_options"]["port"], "name": "serve"}]
     if "grpc_options" in config:
         ports.append({"containerPort": config["grpc_options"]["port"], "name": "serve-grpc"})
@@ -175,7 +175,7 @@ def _head_group(kubernetes: Kubernetes, served_ports: list[dict[str, Any]]) -> d
 
 
 def _fault_tolerance(redis: Redis | None) -> dict[str, Any]:
-    """Returns the options from which KubeRay sets Ray's variables; nodes then wait ten minutes for a new head."""
+    """Returns KubeRay's options for GCS fault tolerance, with which nodes wait ten minutes for a new head."""
     if redis is None:
         return {}
     options: dict[str, Any] = {"redisAddress": redis.address}
@@ -197,7 +197,7 @@ def _worker_group(device: str, accelerators: Accelerators, kubernetes: Kubernete
     pods, memory_bytes = accelerators.count, kubernetes.pod_memory_bytes
     if emulated:
         pods, memory_bytes = 1, GIBIBYTE + accelerators.count * EMULATED_BYTES
-    # Beside a model on a GPU there is room for an ingress: one that Ray puts there must not take the model's core.
+    # A pod with a GPU has a second core, because Ray may place an ingress there, which must not take the model's core.
     container = _container("ray-worker", kubernetes, cpus=2 if emulated or on_gpu else 1, memory_bytes=memory_bytes)
     if on_gpu:
         container["resources"]["limits"]["nvidia.com/gpu"] = 1
@@ -217,9 +217,9 @@ def _pods(count: int) -> dict[str, int]:
 
 
 def _start_params(device: str, num_emulated: int | None) -> dict[str, str]:
-    """Returns the custom resources of a pod: KubeRay reads CPUs, memory and GPUs off the container's limits.
+    """Returns the `ray start` parameters with a pod's custom resources. KubeRay derives CPUs, memory and GPUs itself.
 
-    `ray start` takes them as JSON, and KubeRay passes it through a shell: quoted twice.
+    The resources are JSON that is quoted twice, because KubeRay passes it through a shell.
     """
     options = find_device(device).actor_options
     resources = {device: num_emulated} if num_emulated is not None else {}

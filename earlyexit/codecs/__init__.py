@@ -1,4 +1,4 @@
-"""Codecs: from a request's rows to what a network takes; `base.py` holds the contract, one file per kind beside it."""
+"""Codecs: from the inputs of a request to the tensors of a network. `base.py` has the contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from earlyexit.named import NamedSpec, make_named
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
 
-# Name -> where its Codec is. A codec is one file beside this one and one line here.
+# Name -> import path of its Codec. To add a codec, write one file in this folder and add one line here.
 CODECS = {
     "text": "earlyexit.codecs.text:TextCodec",
     "text_pair": "earlyexit.codecs.text:TextPairCodec",
@@ -23,9 +23,10 @@ CODECS = {
 
 
 def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
-    """Returns the codec that a card names, `{"name": "text", "max_length": 128}`, or a user's own, `module:function`.
+    """Returns the codec of a model card, such as `{"name": "text", "max_length": 128}`, loaded from the model's folder.
 
-    `folder` is the model's. Raises ModelFolderError for unknown names, settings that do not fit, and missing files.
+    The name can also be a user's own `module:function`. Raises ModelFolderError for unknown names, invalid settings,
+    and missing files.
     """
     codec = make_codec(spec)
     codec.load(folder)
@@ -33,10 +34,10 @@ def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
 
 
 def make_codec(spec: NamedSpec) -> Codec[Any]:
-    """Returns a codec as `find_codec` does, before it has read a model's folder: it cannot encode yet."""
+    """Returns a codec that has not been loaded from a model's folder, so that it cannot encode yet."""
     from earlyexit.codecs.base import Codec
 
     codec = make_named(spec, CODECS, called="codec")
     if not isinstance(codec, Codec):
-        raise ModelFolderError(f"{spec['name']!r} gave {type(codec).__name__}; a Codec is needed")
+        raise ModelFolderError(f"{spec['name']!r} returned {type(codec).__name__}; a Codec is needed")
     return codec

@@ -1,4 +1,4 @@
-"""Inputs of a chain: callers see the first network's codec, and every network gets what its own makes of a row."""
+"""The codec of a chain: callers use the first network's input format, and each network's codec encodes the row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from earlyexit.network.boundary import Boundary, Encoded, mismatch
 
 @dataclass(frozen=True, slots=True)
 class CutRow:
-    """A row as one network is given it, words pruned."""
+    """A row without its pruned words, and its encoding for one network."""
 
     row: Any
     encoded: Encoded
@@ -29,38 +29,38 @@ class CutRow:
 
 @dataclass(frozen=True, slots=True)
 class ChainEncoded(Encoded):
-    """An input as the network that it enters takes it, and its row, from which the other networks' are made."""
+    """The encoding of an input for the first network that it runs, and its row, to encode it for other networks."""
 
     row: Any
     network: int
-    """The network of the chain that `length` and `tensors` are for."""
+    """The number of the network that `length` and `tensors` are for."""
     others: dict[int, Encoded] = field(default_factory=dict)
-    """By network: encodings for other networks, so that each is made once."""
+    """Network -> cached encoding for that network."""
     cut: dict[int, CutRow] = field(default_factory=dict)
-    """By network: the row without pruned words, for this attempt only; networks without pruning get the whole row."""
+    """Network -> the row without pruned words, in this attempt. Networks without pruning get the whole row."""
 
     def of(self, network: int) -> Encoded | None:
-        """Returns the input as a network takes it; None while that has not been made."""
+        """Returns the encoding for a network; None if the row has not been encoded for it yet."""
         return self if network == self.network else self.others.get(network)
 
 
 class ChainCodec(Codec[Any]):
     """The codecs of a chain's networks.
 
-    A row is accepted only if all of them accept it, even networks that the plan leaves out: a plan may change while the
-    row is under way, and a later network must not be the first to find it too long.
+    A row is accepted only if all networks accept it, even those that the plan does not use. The plan may change while
+    the input is in the system, and an input must not fail after it was accepted.
     """
 
     name = "chain"
 
     def __init__(self, members: Sequence[NamedSpec], models: Sequence[str], max_length: int | None = None) -> None:
-        """`members`: their codecs, as their cards have them; `models`: their folders, relative to the chain's.
+        """`members`: the codecs in the networks' cards. `models`: the networks' folders, relative to the chain's.
 
-        `max_length`: in tokens, of the longest row that all take; what is here for a card's readers is checked by the
-        members. Raises ValueError.
+        `max_length`: the longest row in tokens that all networks accept, for readers of the card only, because the
+        members check lengths. Raises ValueError.
         """
         if len(members) < 2 or len(members) != len(models):
-            raise ValueError(f"{len(members)} codecs for {len(models)} models; a chain has several, with one each")
+            raise ValueError(f"{len(members)} codecs for {len(models)} models; a chain has two or more, one codec each")
         self.members: tuple[Codec[Any], ...] = tuple(map(make_codec, members))
         self.inputs = self.members[0].inputs
         self.content_types = self.members[0].content_types
@@ -70,37 +70,36 @@ class ChainCodec(Codec[Any]):
         self._alike = tuple(range(len(models)))
 
     def load(self, folder: Path) -> None:
-        from earlyexit.network.store import read_card  # the store knows all codecs
+        from earlyexit.network.store import read_card  # not at the top: the store imports all codecs
 
         folders = [folder / model for model in self._models]
-        cards = [read_card(each) for each in folders]
-        self.members = tuple(find_codec(card.codec, each) for card, each in zip(cards, folders, strict=True))
+        cards = [read_card(path) for path in folders]
+        self.members = tuple(find_codec(card.codec, path) for card, path in zip(cards, folders, strict=True))
         self.inputs = self.members[0].inputs
         self._inputs = tuple(card.inputs for card in cards)
-        made = [_fingerprint(codec, each) for codec, each in zip(self.members, folders, strict=True)]
-        self._alike = tuple(map(made.index, made))
+        fingerprints = [_fingerprint(codec, path) for codec, path in zip(self.members, folders, strict=True)]
+        self._alike = tuple(map(fingerprints.index, fingerprints))
 
     def of(self, network: int) -> Codec[Any]:
         return self.members[network]
 
     def alike(self, network: int) -> int:
-        """Returns the first network whose codec encodes every row alike; such networks share encodings."""
+        """Returns the first network with an equivalent codec. Networks with equivalent codecs share encodings."""
         return self._alike[network]
 
     def pruned_for(
         self, network: int, before: int, row: Any, importance_N: npt.NDArray[np.floating], alpha: float
     ) -> CutRow:
-        """Returns what a network gets of a row after the network `before`, words pruned by that network's attention.
+        """Returns the row for a network, without the words that got little attention in the network `before`.
 
-        The part that the codec of `before` cut off goes on only to a network that may take more tokens.
+        The part of a text that the codec of `before` truncated is kept only if `network` accepts more tokens.
         """
-        of_before, of_this = self.members[before], self.members[network]
-        rest = getattr(of_this, "max_length", math.inf) > getattr(of_before, "max_length", 0)
-        left = of_before.pruned(row, importance_N, alpha, rest=rest)
-        return self.cut_row(network, left)
+        codec_before, codec = self.members[before], self.members[network]
+        rest = getattr(codec, "max_length", math.inf) > getattr(codec_before, "max_length", 0)
+        return self.cut_row(network, codec_before.pruned(row, importance_N, alpha, rest=rest))
 
     def cut_row(self, network: int, row: Any) -> CutRow:
-        """Returns a row that has lost words, as a network takes it."""
+        """Returns a pruned row with its encoding for a network."""
         return CutRow(row, self.encoded([row], network, truncate=True)[0])
 
     def spec(self) -> dict[str, Any]:
@@ -128,65 +127,67 @@ class ChainCodec(Codec[Any]):
         return all(codec.surely_takes(row) for codec in self.members)
 
     def encode(self, rows: Sequence[Any], *, truncate: bool = False) -> list[Encoded]:
-        """As `encode_for` the first network."""
+        """Returns the encodings for the first network; see `encode_for`."""
         return list(self.encode_for(rows, range(len(self.members)), truncate=truncate))
 
     def encode_for(self, rows: Sequence[Any], used: Sequence[int], *, truncate: bool = False) -> list[ChainEncoded]:
-        """Returns what the first of the networks `used` takes, one per row; slow rows are encoded for all of them.
+        """Returns the encoding of each row for the first of the networks `used`; slow rows are encoded for all of them.
 
-        Raises UnprocessableInputError naming the row that one of the chain's networks cannot take, used or not.
+        Raises UnprocessableInputError that names a row which one of the chain's networks, used or not, cannot process.
         """
         entry = self._alike[used[0]]
-        arrived = [
-            ChainEncoded(each.length, each.tensors, row, entry)
-            for row, each in zip(rows, self.encoded(rows, entry, truncate=truncate), strict=True)
+        inputs = [
+            ChainEncoded(encoded.length, encoded.tensors, row, entry)
+            for row, encoded in zip(rows, self.encoded(rows, entry, truncate=truncate), strict=True)
         ]
-        wanted = {self._alike[network] for network in used} if self.is_slow(rows) else set()
+        eager = {self._alike[network] for network in used} if self.is_slow(rows) else set()
         for network in sorted(set(self._alike) - {entry}):
-            asked = range(len(rows)) if network in wanted else self._unsure(rows, network, truncate)
-            for k, each in zip(asked, self._made(rows, asked, network, truncate), strict=True):
-                arrived[k].others[network] = each
-        return arrived
+            positions = range(len(rows)) if network in eager else self._unsure(rows, network, truncate)
+            for k, encoded in zip(positions, self._encoded_at(rows, positions, network, truncate), strict=True):
+                inputs[k].others[network] = encoded
+        return inputs
 
     def encoded(self, rows: Sequence[Any], network: int, *, truncate: bool) -> list[Encoded]:
-        """Returns what one network takes; raises UnprocessableInputError, also for tensors that would fail a batch."""
-        made = self.members[network].encode(rows, truncate=truncate)
-        inputs = self._inputs[network]
-        for k, each in enumerate(made if inputs is not None else ()):
-            said = mismatch(inputs or (), each)
-            if said is not None:
-                raise UnprocessableInputError(f"input {k}: {said}")
-        return made
+        """Returns the encodings for one network. Raises UnprocessableInputError, also if a tensor has a wrong shape."""
+        encodings = self.members[network].encode(rows, truncate=truncate)
+        boundary = self._inputs[network]
+        if boundary is not None:
+            for k, encoded in enumerate(encodings):
+                mistake = misfit(boundary, encoded)
+                if mistake is not None:
+                    raise UnprocessableInputError(f"input {k}: {mistake}")
+        return encodings
 
     def _unsure(self, rows: Sequence[Any], network: int, truncate: bool) -> list[int]:
-        """Returns the places of rows that must be encoded to know whether they fit."""
+        """Returns the positions of rows that must be encoded to check whether the network accepts them."""
         if truncate and isinstance(self.members[network], TokenizedCodec):
-            return []  # rows that are too long are cut
-        takes = self.members[network].surely_takes
-        return [k for k, row in enumerate(rows) if not takes(row)]
+            return []  # rows that are too long are truncated
+        surely_takes = self.members[network].surely_takes
+        return [k for k, row in enumerate(rows) if not surely_takes(row)]
 
-    def _made(self, rows: Sequence[Any], asked: Sequence[int], network: int, truncate: bool) -> list[Encoded]:
-        if not asked:
+    def _encoded_at(self, rows: Sequence[Any], positions: Sequence[int], network: int, truncate: bool) -> list[Encoded]:
+        """Returns the encodings of the rows at some positions. Errors name a row by its position in the request."""
+        if not positions:
             return []
         try:
-            return self.encoded([rows[k] for k in asked], network, truncate=truncate)
+            return self.encoded([rows[k] for k in positions], network, truncate=truncate)
         except UnprocessableInputError:
-            for place in asked:  # name the row by its place in the request
+            for k in positions:  # find the row that failed
                 try:
-                    self.encoded([rows[place]], network, truncate=truncate)
+                    self.encoded([rows[k]], network, truncate=truncate)
                 except UnprocessableInputError as error:
-                    said, model = str(error).replace("input 0", f"input {place}", 1), Path(self._models[network]).name
-                    raise UnprocessableInputError(f"{said}; the chain goes on with {model}") from error
+                    reason, model = str(error).replace("input 0", f"input {k}", 1), Path(self._models[network]).name
+                    raise UnprocessableInputError(f"{reason}; {model} is a later network of the chain") from error
             raise
 
 
 def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:
-    """Equal where two codecs make the same of every row."""
+    """Returns a value that is equal for two codecs only if they encode every row alike."""
     path = folder / TOKENIZER_FILE
     try:
         tokenizer = path.read_bytes() if codec.reads_tokenizer else b""
     except OSError as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
-    # A user's own codec may read other files of its model's folder.
-    whose = None if type(codec).load in (Codec.load, TokenizedCodec.load) else folder
-    return type(codec), repr(codec.spec()), tokenizer, whose
+    # A codec with its own `load` may read other files of the folder.
+    depends_on = None if type(codec).load in (Codec.load, TokenizedCodec.load) else folder
+    return type(codec), repr(codec.spec()), tokenizer, depends_on

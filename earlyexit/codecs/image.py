@@ -1,4 +1,4 @@
-"""Image files to pixels of one size; the files are not trusted."""
+"""Decoding and resizing of image files, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP")
 INTERPOLATIONS: Mapping[str, Image.Resampling] = {each.name.lower(): each for each in Image.Resampling}
 MAX_PIXELS = 50_000_000
-"""Largest file in pixels, as large cameras make; decoding takes 3 or 4 bytes per pixel."""
+"""Maximum pixels of a file, enough for large cameras. Decoding needs 3 or 4 bytes per pixel."""
 MAX_SCANS = 100
-"""Most scans of a JPEG file, each of which covers all of it; usual are 1 and 10."""
+"""Maximum scans of a progressive JPEG file. Each scan takes time for the whole image; files usually have 1 or 10."""
 START_OF_SCAN = b"\xff\xda"
 TURNED, SIDEWAYS = range(2, 9), range(5, 9)
-"""EXIF's orientations that are not upright, and those in which width and height change places."""
-TAKEN = f"JPEG, PNG and WebP files are taken, of one frame, at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side"
+"""EXIF orientations that are not upright, and those that exchange width and height."""
+SUPPORTED = f"JPEG, PNG and WebP files of one frame are supported, up to {MAX_PIXELS} pixels and {MAX_SIDE} on a side"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSize:
-    """How an image gets its size, in the terms of timm and transformers; raises ValueError for impossible sizes."""
+    """The size to which images are resized, in the terms of timm and transformers. Raises ValueError."""
 
     height: int
     width: int
     shortest_edge: int | None = None
-    """Resize so that the shorter side is this, keeping proportions, and cut the middle out; None: resize to height and
-    width, whatever the proportions."""
+    """Length to which the shorter side is resized, with the aspect ratio kept, before the centre is cropped. None:
+    images are resized to height and width without regard to the aspect ratio."""
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
@@ -53,10 +53,9 @@ class ImageSize:
             raise ValueError(f"interpolation {self.interpolation!r}; known: {', '.join(INTERPOLATIONS)}")
 
     def source_box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Returns left, top, right and bottom of the part of an image that is kept, in its pixels.
+        """Returns left, top, right and bottom of the part of an image that is kept, in pixels of the image.
 
-        The resized long side is cut to whole pixels, and the middle begins at a whole pixel, rounded half to even; both
-        as in torchvision.
+        As in torchvision, the longer side after resizing is rounded down, and the crop's offset half to even.
         """
         if self.shortest_edge is None:
             return 0.0, 0.0, float(width), float(height)
@@ -68,19 +67,19 @@ class ImageSize:
 
 
 def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
-    """Returns an image file's pixels, upright, in the given size.
+    """Returns an image file's pixels, upright and resized.
 
-    Grey and palettes become RGB, 16 bits 8, transparency is dropped. Raises UnprocessableInputError that calls the
-    image by `name`.
+    Greyscale and palettes are converted to RGB, and 16 bits to 8. Transparency is dropped. Raises
+    UnprocessableInputError, whose message calls the image `name`.
     """
     with _refusing(name):
         image = _opened(content)
         image.load()
-        with suppress(Exception):  # the EXIF block is broken; the image may be fine
+        with suppress(Exception):  # a broken EXIF block does not make the image invalid
             ImageOps.exif_transpose(image, in_place=True)
-        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        if image.mode.startswith("I"):  # 16-bit greyscale, which Pillow's conversion would clip at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        image.info.pop("transparency", None)  # of a palette, which Pillow warns of
+        image.info.pop("transparency", None)  # Pillow warns about the transparency of palettes
         if image.mode != "RGB":
             image = image.convert("RGB")
         box = size.source_box(*image.size)
@@ -89,16 +88,16 @@ def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
 
 
 class UprightSides(NamedTuple):
-    """Sides of an image file, upright, in pixels."""
+    """Width and height of an image in pixels, after its EXIF orientation was applied."""
 
     width: int
     height: int
     turned: bool
-    """Whether the file's pixels lie otherwise."""
+    """Whether the pixels in the file are rotated or mirrored."""
 
 
 def sides(content: bytes, name: str) -> UprightSides:
-    """Returns an image file's sides as `decode` sees them, mostly by its header; raises as `decode`."""
+    """Returns the sides of an image file without decoding its pixels. Raises as `decode` does."""
     with _refusing(name):
         image, orientation = _opened(content), 1
         with suppress(Exception):  # as in `decode`
@@ -112,13 +111,14 @@ def _refusing(name: str) -> Iterator[None]:
     try:
         yield
     except UnprocessableInputError as error:
-        raise UnprocessableInputError(f"{name}: {error}; {TAKEN}") from None
-    except Exception as error:  # Pillow's readers raise anything at all on broken files
-        raise UnprocessableInputError(f"{name} cannot be decoded: {type(error).__name__}: {error}; {TAKEN}") from error
+        raise UnprocessableInputError(f"{name}: {error}; {SUPPORTED}") from None
+    except Exception as error:  # Pillow's decoders raise many kinds of errors for broken files
+        reason = f"{type(error).__name__}: {error}"
+        raise UnprocessableInputError(f"{name} cannot be decoded: {reason}; {SUPPORTED}") from error
 
 
 def _opened(content: bytes) -> Image.Image:
-    """Returns the first frame after reading the header only."""
+    """Returns the image's first frame, of which only the header has been read."""
     if content.startswith(b"\xff\xd8") and content.count(START_OF_SCAN) > MAX_SCANS:
         raise UnprocessableInputError(f"it has more than {MAX_SCANS} scans")
     try:
@@ -126,37 +126,37 @@ def _opened(content: bytes) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise UnprocessableInputError("it has too many pixels") from None
     except UnidentifiedImageError:
-        raise UnprocessableInputError("it is no image, or a broken one") from None
+        raise UnprocessableInputError("it is not an image, or a broken one") from None
     width, height = image.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise UnprocessableInputError(f"it has {width} x {height} pixels")
-    # A camera may put several pictures in one JPEG file (MPO); the first is the photo.
+    # A JPEG file of a camera may have several images (MPO). The first one is the photo.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise UnprocessableInputError("it is an animation")
     return image
 
 
 def to_pixels(array: npt.NDArray[Any], name: str) -> Pixels:
-    """Returns a tensor's pixels: uint8 as they are, floating point times 255, rounded; raises as `decode`."""
+    """Returns pixels as uint8. Floating point values are multiplied by 255 and rounded. Raises as `decode` does."""
     if array.dtype == np.uint8:
         return array
-    if not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
+    if not (array.min() >= 0 and array.max() <= 1):  # also refuses NaN
         raise UnprocessableInputError(
-            f"{name}: pixels in floating point are from 0 to 1, the value divided by 255; mean and standard deviation "
-            "are the network's affair"
+            f"{name}: floating point pixels must be from 0 to 1, the value divided by 255; the network itself "
+            "normalises by mean and standard deviation"
         )
     return np.rint(array.astype(np.float32) * 255).astype(np.uint8)
 
 
 ImageRow: TypeAlias = bytes | npt.NDArray[np.generic]
-"""A file's bytes, or pixels (height, width, 3): uint8, or floating point from 0 to 1."""
+"""The bytes of a file, or pixels (height, width, 3): uint8, or floating point from 0 to 1."""
 LARGE_BYTES = 1_000_000
-"""Bytes of a request's pixels above which reading each takes a millisecond."""
+"""Pixels of a request in bytes above which encoding takes a millisecond."""
 FILE: Mapping[str, Any] = {"type": "string", "contentEncoding": "base64", "minLength": 1}
 
 
 class ImageCodec(Codec[ImageRow]):
-    """Images to pixels of one size, uint8, per input; the network normalises them."""
+    """Encodes images to uint8 pixels of one size. The network normalises them."""
 
     name = "image"
     content_types = ("image/jpeg", "image/png", "image/webp")
@@ -167,7 +167,7 @@ class ImageCodec(Codec[ImageRow]):
     def __init__(
         self, height: int, width: int, shortest_edge: int | None = None, interpolation: str = "bilinear"
     ) -> None:
-        """See `ImageSize`; raises ValueError."""
+        """See `ImageSize` for the arguments and errors."""
         self.size = ImageSize(height=height, width=width, shortest_edge=shortest_edge, interpolation=interpolation)
         self.inputs = (
             Column(name="image", datatypes=("BYTES",)),
@@ -190,11 +190,11 @@ class ImageCodec(Codec[ImageRow]):
         return _file(body, "the body")
 
     def is_slow(self, rows: Sequence[ImageRow]) -> bool:
-        """Files are always slow: a small one may hold a large image."""
+        """Returns True for files of any size, because a small file may have a large image."""
         return sum(LARGE_BYTES + 1 if isinstance(row, bytes) else row.nbytes for row in rows) > LARGE_BYTES
 
     def surely_takes(self, row: ImageRow) -> bool:
-        """A file that could be read can have any size; pixels have one."""
+        """Returns True for files, which can be resized, and for pixels of the right size."""
         return isinstance(row, bytes) or row.shape[:2] == (self.size.height, self.size.width)
 
     def encode(self, rows: Sequence[ImageRow], *, truncate: bool = False) -> list[Encoded]:
@@ -206,7 +206,7 @@ class ImageCodec(Codec[ImageRow]):
 
 
 def _file(element: object, where: str) -> bytes:
-    """Returns a file's bytes, which are base64 in JSON."""
+    """Returns the bytes of a file. In JSON, they are base64."""
     if isinstance(element, str):
         try:
             element = binascii.a2b_base64(element, strict_mode=True)

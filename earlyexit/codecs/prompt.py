@@ -1,7 +1,7 @@
-"""Prompts of models that generate: a text, tokens, or messages by the model's chat template. This needs no torch.
+"""The codec of generative models: prompts as text or tokens, and chat templates. Does not import torch.
 
-Templates are programs by the publisher of the model. They run in jinja2's sandbox, in the environment that
-`transformers` gives them (its `utils/chat_template_utils.py`), so that one template makes the same text in both.
+Templates are programs by the publisher of the model, so they run in jinja2's sandbox. Their environment is that of
+`transformers` (`utils/chat_template_utils.py`), so that a template renders the same text in both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
 from earlyexit.codecs.text import LONG_CHARS, TEXT, read_tokenizer
@@ -30,18 +29,18 @@ from earlyexit.sequences.sequence import step_of
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_FILES = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
-"""What of a checkpoint's folder says how messages are written, under the names that `transformers` gives them."""
+"""Files of a checkpoint that define its chat template, with the names that `transformers` uses."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""What templates may call tokens by."""
+"""Variables of templates whose values are special tokens."""
 
 Message = Mapping[str, str]
-"""At least a `role` and its `content`."""
+"""A chat message with at least a `role` and a `content`."""
 
 
 def read_chat_template(folder: Path) -> Callable[..., str] | None:
-    """Returns what writes `messages` and the beginning of the answer, by the template in a model's folder, or None.
+    """Returns a function that renders `messages` and the generation prompt by the template in a model's folder.
 
-    Raises ModelFolderError for an invalid template.
+    Returns None if there is no template. Raises ModelFolderError for an invalid template.
     """
     config_path, template_path = folder / TOKENIZER_CONFIG_FILE, folder / TEMPLATE_FILE
     try:
@@ -58,14 +57,14 @@ def read_chat_template(folder: Path) -> Callable[..., str] | None:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         template = environment.from_string(source)
     except TemplateError as error:
-        raise ModelFolderError(f"{folder}: its chat template is none: {error}") from error
-    named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # each a text or an object
-    texts = {name: str(each["content"] if isinstance(each, dict) else each) for name, each in named.items()}
+        raise ModelFolderError(f"{folder}: its chat template is invalid: {error}") from error
+    named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # values are strings or objects
+    texts = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in named.items()}
     return partial(template.render, add_generation_prompt=True, **texts)
 
 
 def _default(config: Mapping[str, Any]) -> str | None:
-    """Returns the template in a tokenizer's configuration; of several templates the default one."""
+    """Returns the template in a tokenizer's configuration. If there are several, it is the one named `default`."""
     found = config.get("chat_template")
     if isinstance(found, list):
         found = next((each["template"] for each in found if each["name"] == "default"), None)
@@ -73,7 +72,7 @@ def _default(config: Mapping[str, Any]) -> str | None:
 
 
 def _to_json(value: object, **options: Any) -> str:
-    """Returns JSON without jinja2's own escaping, which is for HTML; options as those of `json.dumps`."""
+    """Returns JSON without jinja2's HTML escaping. `options`: those of `json.dumps`."""
     return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
@@ -89,7 +88,7 @@ def copy_chat_files(source: Path, folder: Path) -> None:
 
 
 def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
-    """Write the template and named tokens of a tokenizer that `transformers` has loaded, such as from a GGUF file."""
+    """Write the chat files of a tokenizer that `transformers` has loaded, for example from a GGUF file."""
     template = hf_tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -101,13 +100,13 @@ def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
 
 
 Prompt: TypeAlias = str | tuple[int, ...]
-"""A text, or its tokens."""
+"""A text, or its token ids."""
 LEFT, RIGHT = "\ue00b", "\ue00c"
-"""Characters of Unicode's private use, put around text that looks like a special token; removed from texts."""
+"""Private-use characters that mark text in messages which looks like a special token. They are removed afterwards."""
 
 
 class PromptCodec(Codec[Prompt]):
-    """Prompts to token ids, int32 per token, and the run that they are, see `run_of`."""
+    """Encodes prompts to int32 token ids, as steps of a sequence; see `step_of`."""
 
     name = "prompt"
     reads_tokenizer = True
@@ -117,15 +116,11 @@ class PromptCodec(Codec[Prompt]):
     needed = "a prompt or a list of prompts, none of them empty,"
 
     def __init__(self, max_length: int) -> None:
-        """`max_length`: of prompt and answer together, in tokens; raises ValueError below 2."""
+        """`max_length`: tokens of prompt and answer together; raises ValueError below 2."""
         if max_length < 2:
-            raise ValueError(f"max_length is {max_length}; a prompt and its answer have 2 tokens at least")
+            raise ValueError(f"max_length is {max_length}; a prompt and its answer have at least 2 tokens")
         self.max_length = max_length
         self._template: Callable[..., str] | None = None
-        self.tokenizer: Tokenizer
-        self._literal: Tokenizer
-        self._special: Mapping[str, int]
-        self._special_re: re.Pattern[str]
 
     def load(self, folder: Path) -> None:
         self.tokenizer, self._literal = read_tokenizer(folder), read_tokenizer(folder)
@@ -142,43 +137,42 @@ class PromptCodec(Codec[Prompt]):
         return self._template is not None
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Returns a text's tokens, with the tokenizer's marks; the text itself cannot contain special tokens."""
+        """Returns a text's token ids, with added special tokens. Special tokens in the text become plain text."""
         return tuple(self._literal.encode(text).ids)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Returns the tokens of messages and of the beginning of the answer, as `transformers`' `apply_chat_template`.
+        """Returns the tokens of messages and of the generation prompt, as `apply_chat_template` of `transformers`.
 
-        The template writes all special tokens, the first one too; text like a special token in a message stays text.
-        Raises InputError without a template, or for messages that it refuses.
+        All special tokens come from the template. Text in a message that looks like a special token is encoded as plain
+        text. Raises InputError if there is no template, and for messages that the template refuses.
         """
         if self._template is None:
             raise InputError(
                 "messages: this model has no chat template; send a prompt to /v1/completions", param="messages"
             )
-        marked = [{name: self._marked(value) for name, value in each.items()} for each in messages]
+        marked = [{name: self._marked(value) for name, value in message.items()} for message in messages]
         try:
             text = self._template(messages=marked)
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
-            raise InputError(
-                f"messages: the model's chat template does not take them: {error}", param="messages"
-            ) from error
+            raise InputError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
         if LEFT not in text:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
         return tuple(token for piece in self._pieces(text) for token in piece)
 
     def _marked(self, text: str) -> str:
-        """Returns a text with marks around everything that looks like a special token."""
+        """Returns a text with marks around every part that looks like a special token."""
         clean = text.replace(LEFT, "").replace(RIGHT, "")
         return self._special_re.sub(f"{LEFT}\\g<0>{RIGHT}", clean)
 
     def _pieces(self, text: str) -> list[list[int]]:
-        """Returns tokens of a text whose special tokens are the template's, except those between marks."""
-        pieces, begun = [], 0
-        own = (found for found in self._special_re.finditer(text) if text[found.start() - 1 : found.start()] != LEFT)
-        for found in own:
-            pieces += [self._plain(text[begun : found.start()]), [self._special[found.group()]]]
-            begun = found.end()
-        return [*pieces, self._plain(text[begun:])]
+        """Returns the tokens of a rendered text. Special tokens between marks are encoded as plain text."""
+        pieces, start = [], 0
+        for found in self._special_re.finditer(text):
+            if text[found.start() - 1 : found.start()] == LEFT:
+                continue
+            pieces += [self._plain(text[start : found.start()]), [self._special[found.group()]]]
+            start = found.end()
+        return [*pieces, self._plain(text[start:])]
 
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = self._literal.encode(text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False).ids
@@ -196,7 +190,7 @@ class PromptCodec(Codec[Prompt]):
         return sum(map(len, rows)) > LONG_CHARS
 
     def encode(self, rows: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
-        """Returns inputs of no sequence, for a single token; `TokenSequence` makes answers of several tokens."""
+        """Returns inputs that belong to no sequence, for one token each. `TokenSequence` generates several tokens."""
         return [self._encoded(k, row, truncate=truncate) for k, row in enumerate(rows)]
 
     def _encoded(self, k: int, row: Prompt, *, truncate: bool) -> Encoded:

@@ -1,4 +1,4 @@
-"""Arrays of declared datatypes and shapes, unchanged."""
+"""The codec of arrays, which passes them to the network unchanged."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.boundary import DATATYPES, Column, Encoded, parse_numbers
 
 Arrays: TypeAlias = tuple[npt.NDArray[np.generic], ...]
-"""A row: one array per column, in their order."""
+"""A row: one array per column, in the order of the columns."""
 LARGE_BYTES = 1_000_000
-"""Bytes of a request's rows above which checking every number takes a millisecond."""
+"""Size of a request's rows in bytes above which checking every number takes a millisecond."""
 
 
 class TensorCodec(Codec[Arrays]):
-    """Rows of one or several columns to the network's tensors, one per input each."""
+    """Encodes rows of one or more columns. Each column is one input tensor of the network."""
 
     name = "tensor"
     needed = "at least one row"
 
     def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:
-        """`columns`: `{"name": ..., "datatype": "FP32", "shape": [...]}` each; raises ValueError."""
+        """`columns`: mappings such as `{"name": "x", "datatype": "FP32", "shape": [3]}`. Raises ValueError."""
         self.inputs = tuple(_column(**column) for column in columns)
         if not columns or len({column.name for column in self.inputs}) < len(columns):
-            raise ValueError("at least one column is needed, each of another name")
+            raise ValueError("at least one column is needed, and all names must differ")
         schemas = {column.name: _schema(column.datatype, column.shape) for column in self.inputs}
-        several = {"properties": schemas, "required": list(schemas), "additionalProperties": False}
-        self.row_schema = {"type": "object", **several} if len(schemas) > 1 else schemas[columns[0]["name"]]
+        row = {"type": "object", "properties": schemas, "required": list(schemas), "additionalProperties": False}
+        self.row_schema = row if len(schemas) > 1 else schemas[columns[0]["name"]]
 
     def spec(self) -> dict[str, Any]:
         columns = [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in self.inputs]
@@ -41,7 +41,7 @@ class TensorCodec(Codec[Arrays]):
         return list(zip(*(columns[column.name] for column in self.inputs), strict=True))
 
     def is_row(self, inputs: object) -> bool:
-        """Rows are nested lists for one column, objects with an array by column name for several."""
+        """Returns whether a value is one row: a nested list for one column, an object of arrays for several columns."""
         depth = 0
         while isinstance(inputs, list):
             depth += 1
@@ -51,12 +51,12 @@ class TensorCodec(Codec[Arrays]):
     def is_slow(self, rows: Sequence[Arrays]) -> bool:
         return sum(array.nbytes for row in rows for array in row) > LARGE_BYTES
 
-    def surely_takes(self, row: Arrays) -> bool:  # its contract
-        """Codecs of one kind have the same columns."""
+    def surely_takes(self, row: Arrays) -> bool:
+        """Returns True, because codecs of this kind in a chain have the same columns."""
         return True
 
     def encode(self, rows: Sequence[Arrays], *, truncate: bool = False) -> list[Encoded]:
-        """Returns every array as (1, *shape); raises UnprocessableInputError for NaN and infinite numbers."""
+        """Returns each row's arrays as (1, *shape). Raises UnprocessableInputError for NaN and infinite numbers."""
         for k, row in enumerate(rows):
             for column, array in zip(self.inputs, row, strict=True):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -82,19 +82,18 @@ def _column(*, name: str, datatype: str, shape: Sequence[int]) -> Column:
 
 
 def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]:
-    """Returns numbers of JSON as a column's array; raises InputError for other values or another shape."""
+    """Returns the array of a JSON value. Raises InputError if the datatype or the shape is not the column's."""
     needed = f"{column.datatype} of the shape {list(column.shape)} is needed"
     try:
-        given = parse_numbers(value, column.datatype)
+        array = as_numbers(value, column.datatype)
     except ValueError as error:
         raise InputError(f"{where}: {needed}: {error}") from error
-    if given.shape != column.shape:
-        raise InputError(f"{where}: {needed}, not {list(given.shape)}")
-    return given
+    if array.shape != column.shape:
+        raise InputError(f"{where}: {needed}, not {list(array.shape)}")
+    return array
 
 
 def _schema(datatype: str, shape: Sequence[int]) -> Mapping[str, Any]:
     if shape:
         return {"type": "array", "items": _schema(datatype, shape[1:]), "minItems": shape[0], "maxItems": shape[0]}
-    kind = DATATYPES[datatype].kind
-    return {"type": "boolean" if kind == "b" else "number" if kind == "f" else "integer"}
+    return {"type": {"b": "boolean", "f": "number"}.get(DATATYPES[datatype].kind, "integer")}

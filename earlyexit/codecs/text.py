@@ -1,8 +1,8 @@
-"""Texts, or pairs of texts such as a question and a sentence, to token ids. This needs neither torch nor transformers.
+"""The codecs of texts and of pairs of texts. Does not import torch or transformers.
 
-BERT's tokenizers (Devlin et al., section 4.1; WordPiece) clean and lower a text, cut it at spaces and punctuation, and
-give every word its pieces, whatever stands around it. `WordPieces` does this for printable ASCII by one regular
-expression and a look-up per word. Other texts, and those that may hold special tokens, are left to the tokenizer.
+BERT's tokenizers (Devlin et al., section 4.1; WordPiece) clean a text, split it at spaces and punctuation, and split
+every word into pieces independently of its neighbours. `WordPieces` does this faster for printable ASCII, with one
+regular expression and a dictionary of words. The tokenizer encodes other texts, and texts that may have special tokens.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words
 
 LONG_CHARS = 20_000
-"""Characters of a request's texts above which tokenizing takes milliseconds."""
+"""Characters of a request above which tokenizing takes milliseconds."""
 TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
 TOKENIZER_FILE = "tokenizer.json"
 TextOrPair = str | tuple[str, str]
 CHARACTERS_PER_TOKEN = 16
-"""Characters per token of the model's length limit that are tokenized first, of a text that cannot fit."""
+"""Length of the prefix of a long text that is tokenized first, in characters per token of `max_length`."""
 MARGIN = 64
-"""Tokens beyond the limit that a prefix must have: the last tokens may change where a text is cut."""
+"""Tokens beyond `max_length` that a prefix must have, because the last tokens depend on where the text is cut."""
 LONG = 2048
-"""Characters from which a text is encoded by a call that releases the interpreter's lock; short texts are slower so."""
+"""Characters from which texts are encoded by a batch call, which releases the GIL but is slower for short texts."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -43,21 +43,21 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises this class alone
-        raise ModelFolderError(f"{path} holds no fast tokenizer that can be read: {first_line(error)}") from error
+    except Exception as error:  # tokenizers raises no other class
+        raise ModelFolderError(f"{path} cannot be read as a fast tokenizer: {first_line(error)}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
 class TokenizedCodec(Codec[Row]):
-    """A codec by the tokenizer in the model's folder, up to `max_length` tokens."""
+    """Base of codecs that encode texts with the tokenizer in the model's folder."""
 
     prunes = True
     reads_tokenizer = True
 
     def __init__(self, max_length: int) -> None:
-        """`max_length`: of an input, in tokens; raises ValueError below 1."""
+        """`max_length`: maximum tokens of an input; raises ValueError below 1."""
         if max_length < 1:
             raise ValueError(f"max_length is {max_length}; at least 1 is needed")
         self.max_length = max_length
@@ -66,17 +66,17 @@ class TokenizedCodec(Codec[Row]):
         self.use(read_tokenizer(folder))
 
     def use(self, tokenizer: Tokenizer) -> None:
-        """Encode by this tokenizer from now on; it neither pads nor truncates."""
+        """Set the tokenizer, which must neither pad nor truncate."""
         self._tokenizer = tokenizer
-        # Truncation is a state of a tokenizer, and other threads encode at the same time: so there are two.
-        self._cutting = Tokenizer.from_str(tokenizer.to_str())
-        self._cutting.enable_truncation(self.max_length)
+        # A second tokenizer, because truncation is a state of the object, and other threads encode at the same time.
+        self._truncating = Tokenizer.from_str(tokenizer.to_str())
+        self._truncating.enable_truncation(self.max_length)
         self._words = word_pieces_of(tokenizer)
         self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
-        """Special tokens of a text, and of a pair."""
+        """Number of special tokens that are added to a text, and to a pair."""
 
     def texts(self, row: Row) -> tuple[str, ...]:
-        """Returns the texts of a row, which is one text or several."""
+        """Returns the texts of a row, which is one text or a tuple of texts."""
         return (row,) if isinstance(row, str) else cast(tuple[str, ...], row)
 
     def row_of(self, texts: Sequence[str]) -> Row:
@@ -86,36 +86,39 @@ class TokenizedCodec(Codec[Row]):
         return sum(len(text) for row in rows for text in self.texts(row)) > LONG_CHARS
 
     def surely_takes(self, row: Row) -> bool:
-        """A token of ASCII has at least one character, except special tokens and one that some tokenizers put first."""
+        """Returns True for ASCII texts that are short enough for any tokenizer."""
         texts = self.texts(row)
-        special = self._special[len(texts) - 1]
-        most = special + sum(map(len, texts)) + len(texts)
-        return special > 0 and most <= self.max_length and all(map(str.isascii, texts))
+        num_special = self._special[len(texts) - 1]
+        # Other tokens have at least one character, except one per text that some tokenizers put first.
+        most_tokens = num_special + sum(map(len, texts)) + len(texts)
+        return num_special > 0 and most_tokens <= self.max_length and all(map(str.isascii, texts))
 
     def words(self, row: Row) -> tuple[Words, ...]:
         shortened = self._shortened(row)
         [encoding] = _encode(self._tokenizer, shortened, with_offsets=True)
         if len(encoding.ids) > self.max_length:
-            [encoding] = _encode(self._cutting, shortened, with_offsets=True)
-        text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
-        offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)  # special tokens are of no text
-        own = (np.where((text_N == k)[:, None], offsets_N2, 0) for k in range(len(self.texts(row))))
-        return tuple(map(Words.of, self.texts(row), own))
+            [encoding] = _encode(self._truncating, shortened, with_offsets=True)
+        text_index_N = np.array([-1 if k is None else k for k in encoding.sequence_ids], dtype=np.int64)
+        offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return tuple(  # offsets of special tokens and of the other text are set to 0
+            Words.of(text, np.where((text_index_N == k)[:, None], offsets_N2, 0))
+            for k, text in enumerate(self.texts(row))
+        )
 
     def encodings(self, rows: Sequence[Row], *, truncate: bool = False) -> list[Encoding]:
         """Returns the tokenizer's encoding of every row.
 
-        One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
-        Without `truncate` it raises UnprocessableInputError, which names the input. A text that the tokenizer cannot
-        encode raises it too: for example an unknown word, if the vocabulary has no token for unknown words.
+        With `truncate`, a row that is too long is truncated. Its special tokens are kept, and of a pair the longer text
+        is shortened first. Raises UnprocessableInputError that names a row which is too long without `truncate`, or
+        which the tokenizer cannot encode, such as an unknown word if the vocabulary has no token for unknown words.
         """
         shortened = list(map(self._shortened, rows))
         encodings = _encode(self._tokenizer, *shortened) if rows else []
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
         for k in too_long:
             if truncate:
-                [encodings[k]] = _encode(self._cutting, shortened[k])
-            if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
+                [encodings[k]] = _encode(self._truncating, shortened[k])
+            if len(encodings[k].ids) > self.max_length:  # even if truncated: special tokens alone can be too many
                 count = f"{'' if shortened[k] is rows[k] else 'at least '}{len(encodings[k].ids)} tokens"
                 raise UnprocessableInputError(
                     f"input {k} has {count}, the model takes {self.max_length}"
@@ -127,10 +130,10 @@ class TokenizedCodec(Codec[Row]):
         return encodings
 
     def _shortened(self, row: Row) -> TextOrPair:
-        """Returns the row, or prefixes of its texts that still have more tokens than the model takes.
+        """Returns the row, or prefixes of its texts that still have more than `max_length` tokens.
 
-        Tokenizing takes time for characters that are cut off afterwards too. The first `max_length` tokens of a long
-        enough prefix are the text's own.
+        It saves the time of tokenizing the part that is truncated anyway. The first `max_length` tokens of a prefix
+        that is long enough are equal to those of the text.
         """
         if isinstance(row, str):
             return self._prefix(row)
@@ -145,12 +148,12 @@ class TokenizedCodec(Codec[Row]):
             prefix = text[: space if 2 * space > size else size]
             if len(_encode(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
                 return prefix
-            size *= 4  # long words, or much white space
+            size *= 4  # the prefix has few tokens, because of long words or much white space
         return text
 
 
 class TextCodec(TokenizedCodec[str]):
-    """Texts to token ids, int32 per token."""
+    """Encodes texts to int32 token ids."""
 
     name = "text"
     inputs = (Column(name="text", datatypes=("BYTES",)),)
@@ -168,11 +171,11 @@ class TextCodec(TokenizedCodec[str]):
         return value
 
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
-        # Most requests hold one short text. The tokenizer encodes long ones without the interpreter's lock.
+        # Most requests have one short text. The tokenizer encodes long texts without the GIL.
         if len(rows) == 1 and self._words is not None and type(rows[0]) is str and len(rows[0]) < LONG:
-            plain = self._words.ids(rows[0])
-            if plain is not None and 0 < len(plain) <= self.max_length:
-                return [_encoded(plain)]
+            ids = self._words.ids(rows[0])
+            if ids is not None and 0 < len(ids) <= self.max_length:
+                return [_encoded(ids)]
         return [_encoded(encoding.ids) for encoding in self.encodings(rows, truncate=truncate)]
 
 
@@ -180,7 +183,7 @@ PAIR: Mapping[str, Any] = {"type": "array", "items": TEXT, "minItems": 2, "maxIt
 
 
 class TextPairCodec(TokenizedCodec[tuple[str, str]]):
-    """Pairs of texts to token ids and, where the network takes them, token types, both int32 per token."""
+    """Encodes pairs of texts to int32 token ids and, if the network uses them, int32 token types."""
 
     name = "text_pair"
     inputs = (Column(name="text", datatypes=("BYTES",)), Column(name="text_pair", datatypes=("BYTES",)))
@@ -189,7 +192,7 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
     needed = "a pair of texts, or a list of pairs,"
 
     def __init__(self, max_length: int, token_types: bool = True) -> None:
-        """`token_types`: whether the network tells the texts apart by them; the tokenizer's marks do in any case."""
+        """`token_types`: whether the network has token types as a second input, to distinguish the texts."""
         super().__init__(max_length)
         self.token_types = token_types
 
@@ -216,16 +219,16 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
 
 
 MOST_WORDS = 20_000
-"""Words that are remembered, about 4 MB; then all are forgotten."""
+"""Size of the cache in words, about 4 MB. A full cache is cleared."""
 LONGEST_TEXT = 2_000
-"""Characters; the tokenizer encodes longer texts in threads, where it does not block the event loop."""
+"""Maximum characters of a text. The tokenizer encodes longer texts in threads, to not block the event loop."""
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _PLAIN = re.compile(r"[ -~]*")
-_PROBES = ("", "a", "a-b", "The CAT's 3.5!")
+_SAMPLES = ("", "a", "a-b", "The CAT's 3.5!")
 
 
 class WordPieces:
-    """The pieces of one tokenizer's words; several threads may use it, and at worst learn a word twice."""
+    """A cache of the pieces of words, which encodes plain texts like one WordPiece tokenizer. It is thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, first: Sequence[int], last: Sequence[int], *, lowers: bool) -> None:
         self._tokenizer = tokenizer
@@ -237,37 +240,34 @@ class WordPieces:
         self._may_be_special = re.compile("[" + re.escape("".join(sorted(special))) + "]") if special else None
 
     def ids(self, text: str) -> list[int] | None:
-        """Returns token ids with special tokens; None for a text that is not plain."""
+        """Returns token ids with special tokens; None if the text is long, not ASCII, or may have special tokens."""
         if len(text) > LONGEST_TEXT or _PLAIN.fullmatch(text) is None:
             return None
         if self._may_be_special is not None and self._may_be_special.search(text) is not None:
             return None
         pieces, ids = self._pieces, self._first.copy()
         for word in _WORDS.findall(text.lower() if self._lowers else text):
-            known = pieces.get(word)
-            if known is None:
+            word_ids = pieces.get(word)
+            if word_ids is None:
                 if len(pieces) >= MOST_WORDS:
                     pieces.clear()
-                known = pieces[word] = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
-            ids += known
+                word_ids = pieces[word] = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
+            ids += word_ids
         ids += self._last
         return ids
 
 
 def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:
-    """Returns None for a tokenizer that works otherwise, or gives some texts other ids."""
-    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
-    if not all(
-        isinstance(part, kind) for part, kind in zip(parts, (BertNormalizer, BertPreTokenizer, WordPiece), strict=True)
-    ):
+    """Returns the word pieces of a BERT tokenizer; None for other tokenizers, and if sample texts get other ids."""
+    normalizer = tokenizer.normalizer
+    if not (isinstance(normalizer, BertNormalizer) and isinstance(tokenizer.pre_tokenizer, BertPreTokenizer)):
         return None
-    alone, within = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
-    if len(alone) != 1 or within.count(alone[0]) != 1:
+    alone, with_special = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
+    if not isinstance(tokenizer.model, WordPiece) or len(alone) != 1 or with_special.count(alone[0]) != 1:
         return None
-    at = within.index(alone[0])
-    lowers = bool(cast(BertNormalizer, tokenizer.normalizer).lowercase)
-    found = WordPieces(tokenizer, within[:at], within[at + 1 :], lowers=lowers)
-    return found if all(found.ids(text) in (None, tokenizer.encode(text).ids) for text in _PROBES) else None
+    at = with_special.index(alone[0])
+    found = WordPieces(tokenizer, with_special[:at], with_special[at + 1 :], lowers=bool(normalizer.lowercase))
+    return found if all(found.ids(text) in (None, tokenizer.encode(text).ids) for text in _SAMPLES) else None
 
 
 def _encoded(ids: list[int]) -> Encoded:
@@ -275,7 +275,7 @@ def _encoded(ids: list[int]) -> Encoded:
 
 
 def _encode(tokenizer: Tokenizer, *rows: TextOrPair, with_offsets: bool = False) -> list[Encoding]:
-    # A batch wakes the tokenizer's thread pool, which a single short text does not repay.
+    # A batch call starts the tokenizer's thread pool, which does not pay off for a single short text.
     row = rows[0]
     is_short = len(rows) == 1 and (len(row) if isinstance(row, str) else len(row[0]) + len(row[1])) < LONG
     try:
@@ -283,6 +283,6 @@ def _encode(tokenizer: Tokenizer, *rows: TextOrPair, with_offsets: bool = False)
             return [tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)]
         encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
         encodings: list[Encoding] = encode(list(rows))
-    except Exception as error:  # the library raises this class alone
+    except Exception as error:  # tokenizers raises no other class
         raise UnprocessableInputError(f"the tokenizer cannot encode a text: {first_line(error)}") from error
     return encodings

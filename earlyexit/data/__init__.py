@@ -1,1 +1,1 @@
-"""Rows of data from files: texts, images, arrays, and source files with line numbers."""
+"""Reading of data files (texts, images, arrays), and of YAML and JSON files with line numbers in errors."""

@@ -1,4 +1,4 @@
-"""Image files of a folder or a zip archive, in the order of their names. Each is read when it is asked for."""
+"""Image files of a folder or a zip archive, sorted by name. Each file is read on demand."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from earlyexit.errors import DataError, InputError
 
 
 def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = "") -> None:
-    """Raise `raises` if the file does not exist, with `hint` at the end; if it is a folder; or if it cannot be read."""
+    """Raise `raises` for a folder, a path that cannot be read, and a missing file, with `hint` after the message."""
     try:
         if path.is_dir():
             raise raises(f"{path}: is a folder, not a file")
-        if not path.exists():  # pipes and devices are read, too
+        if not path.exists():  # not `is_file`, because pipes and devices are allowed
             raise raises(f"{path}: no such file{hint}")
-    except OSError as error:  # a name that is too long, a folder that may not be entered
+    except OSError as error:  # for example, the name is too long, or the folder is not accessible
         raise raises(f"{path}: cannot be read: {error.strerror}") from error
 
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 ALLOWED = "JPEG, PNG and WebP files (.jpg, .jpeg, .png, .webp)"
 LARGEST_BYTES = 100_000_000
-"""Most bytes of one file. An archive's member may claim to be small and unpack to any size."""
+"""Maximum size of a file. A member of an archive may declare a small size and unpack to a larger one."""
 UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-"""The exceptions that reading a file or a member of an archive may raise."""
+"""Exceptions from reading a file or a member of an archive."""
 IGNORED = ("__MACOSX", ".")
-"""Prefixes of files that archivers and file managers leave behind."""
+"""Prefixes of names of files that archivers and file managers create."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ImageFiles:
 
     source: Path
     names: tuple[str, ...]
-    """Paths inside the folder or archive, with `/`."""
+    """Paths inside the folder or archive, with `/` as the separator."""
     read_file: Callable[[str], bytes]
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class ImageFiles:
         return (self.read(k) for k in range(len(self)))
 
     def read(self, index: int) -> bytes:
-        """Returns the bytes of one file; raises DataError if they cannot be read."""
+        """Returns the bytes of one file; raises DataError if it cannot be read."""
         name = self.names[index]
         try:
             return self.read_file(name)
@@ -59,28 +59,28 @@ class ImageFiles:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The name of each image's folder.
+        """The label of each image, which is the name of its folder.
 
-        Raises DataError if an image is in no folder, or if class folders are in different folders (train, test).
+        Raises DataError if an image is in no folder, or if class folders are in several folders (train, test).
         """
         paths = [PurePosixPath(name) for name in self.names]
-        loose = next((path for path in paths if len(path.parts) < 2), None)
-        if loose is not None:
-            raise DataError(f"{self.source}: {str(loose)!r} lies in no class folder; one folder per label is needed")
+        outside = next((path for path in paths if len(path.parts) < 2), None)
+        if outside is not None:
+            raise DataError(f"{self.source}: {str(outside)!r} is in no class folder; one folder per label is needed")
         parts = sorted({str(path.parent.parent) for path in paths})
         if len(parts) > 1:
-            raise DataError(f"{self.source}: class folders in {', '.join(parts[:5])}; name one of them as the part")
+            raise DataError(f"{self.source}: class folders in {', '.join(parts[:5])}; choose one of them as the part")
         return tuple(path.parent.name for path in paths)
 
 
 @contextmanager
 def open_images(path: Path, *, part: str | None = None) -> Iterator[ImageFiles]:
-    """Opens the images of a folder or a zip archive, or a single image; `part` names a folder inside.
+    """Opens the images of a folder or a zip archive, or a single image. `part`: a folder inside; None for all files.
 
-    Raises DataError for any other path, for other files among the images, and if there are no images.
+    Raises DataError for other paths, for files that are not images, and if there are no images.
     """
     if path.is_dir():
-        files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
+        files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
         yield _of(path, files, lambda name: _read_file(path / name), part)
     elif path.suffix.lower() in SUFFIXES and path.is_file():
         yield _of(path, [path.name], lambda name: _read_file(path.parent / name), part)
@@ -92,29 +92,29 @@ def open_images(path: Path, *, part: str | None = None) -> Iterator[ImageFiles]:
         except (OSError, zipfile.BadZipFile) as error:
             raise DataError(f"{path}: neither a folder nor a zip archive of images: {error}") from error
         with opened as archive:
-            sizes = {each.filename: each.file_size for each in archive.infolist() if not each.is_dir()}
+            sizes = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
 
             def read(name: str) -> bytes:
                 _check_size(sizes[name])
-                with archive.open(name) as member:  # unlike `archive.read`, unpacks no more than it is asked for
+                with archive.open(name) as member:  # `archive.read` would unpack more than the declared size
                     return member.read(sizes[name])
 
             yield _of(path, sorted(sizes), read, part)
 
 
 def is_images(path: Path) -> bool:
-    """Whether `open_images` reads a path: a folder, an archive, or an image."""
+    """Returns whether a path is a folder, a zip archive, or an image, which `open_images` reads."""
     return path.is_dir() or path.suffix.lower() in (".zip", *SUFFIXES)
 
 
 def _of(path: Path, files: list[str], read: Callable[[str], bytes], part: str | None) -> ImageFiles:
-    names = [name for name in files if not any(each.startswith(IGNORED) for each in PurePosixPath(name).parts)]
+    names = [name for name in files if not any(part.startswith(IGNORED) for part in PurePosixPath(name).parts)]
     other = next((name for name in names if PurePosixPath(name).suffix.lower() not in SUFFIXES), None)
     if other is not None:
-        raise DataError(f"{path}: {other!r} is no image; taken are {ALLOWED}")
+        raise DataError(f"{path}: {other!r} is not an image; allowed are {ALLOWED}")
     inside = [name for name in names if part is None or name.startswith(f"{part.rstrip('/')}/")]
     if not inside:
-        raise DataError(f"{path}: no images{'' if part is None else f' in {part!r}'}; taken are {ALLOWED}")
+        raise DataError(f"{path}: no images{'' if part is None else f' in {part!r}'}; allowed are {ALLOWED}")
     return ImageFiles(path, tuple(inside), read)
 
 
@@ -125,4 +125,4 @@ def _read_file(path: Path) -> bytes:
 
 def _check_size(size_bytes: int) -> None:
     if size_bytes > LARGEST_BYTES:
-        raise OSError(f"{size_bytes} bytes; at most {LARGEST_BYTES} are taken")
+        raise OSError(f"{size_bytes} bytes; at most {LARGEST_BYTES} are allowed")

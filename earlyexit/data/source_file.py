@@ -1,6 +1,6 @@
-"""Files that users write (plans, problems, profiles): plain data, and the line of each value.
+"""Reading of YAML and JSON files that users write (plans, problems, profiles), with line numbers in errors.
 
-Errors have the form `file:line: what is wrong` and the error class of the file's reader.
+Errors have the form `file:line: what is wrong`, and the class that the caller chooses.
 """
 
 from __future__ import annotations
@@ -23,62 +23,61 @@ from earlyexit.data.strict import fields_of as fields_of
 from earlyexit.errors import InputError
 
 MOST_REPEATED = 100_000
-"""Most values that aliases may add to those that are written out."""
+"""Maximum number of values that aliases may add to the values of a document."""
 
 
-def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
-    """Returns the number of values in a node, aliases expanded, by the counts of nodes that were counted before.
+def _count(node: yaml.Node, counts: dict[int, int | None]) -> int:
+    """Returns the number of values in a node with aliases expanded, without expanding them.
 
-    None marks a node that is being counted. Time and memory depend on what is written out, not on the expanded
-    document. Raises yaml.MarkedYAMLError if an alias stands inside what it names, if aliases repeat too many values, or
-    at the second of two equal keys of a mapping, of which PyYAML would use the last.
+    `counts`: the counts of nodes by `id`; None marks a node that is being counted. Raises yaml.MarkedYAMLError for an
+    alias inside its own anchor, for aliases that repeat too many values, and for a repeated key of a mapping.
     """
-    if id(node) in says:
-        known = says[id(node)]
+    if id(node) in counts:
+        known = counts[id(node)]
         if known is None:
-            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="an alias is inside its own anchor", problem_mark=node.start_mark)
         return known
-    says[id(node)] = None
+    counts[id(node)] = None
     count = 1
     keys: set[str] = set()
-    for key, inner in _inside(node):
+    for key, inner in _items(node):
         if isinstance(key, yaml.ScalarNode):
             if key.value in keys:
-                words = f"{_shortened(key.value)} stands twice in one mapping"
-                raise yaml.MarkedYAMLError(problem=words, problem_mark=key.start_mark)
+                problem = f"{_shortened(key.value)} occurs twice in one mapping"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             keys.add(key.value)
-        count += sum(_count(each, says) for each in (key, inner) if each is not None)
-        if count > len(says) + MOST_REPEATED:
-            words = f"aliases repeat more than {MOST_REPEATED:,} values; so many are allowed"
-            raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark)
-    says[id(node)] = count
+        count += sum(_count(child, counts) for child in (key, inner) if child is not None)
+        if count > len(counts) + MOST_REPEATED:
+            problem = f"aliases repeat more than {MOST_REPEATED:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    counts[id(node)] = count
     return count
 
 
-def _inside(node: yaml.Node) -> list[tuple[yaml.Node | None, yaml.Node]]:
-    """Returns the keys and values of a mapping, or the items of a list, which have no keys."""
+def _items(node: yaml.Node) -> list[tuple[yaml.Node | None, yaml.Node]]:
+    """Returns the keys and values of a mapping, or the items of a list with None for keys."""
     if isinstance(node, yaml.MappingNode):
         return list(node.value)
-    return [(None, each) for each in node.value] if isinstance(node, yaml.SequenceNode) else []
+    return [(None, item) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 Document = TypeVar("Document", bound=StrictDocument)
 MOST_MISTAKES = 50
-"""Most mistakes that are examined to find the first and those inside it; a long list may be wrong throughout."""
+"""Maximum number of mistakes that are examined to find the first one, because a long list may be wrong throughout."""
 SHOWN_CHARACTERS = 60
-"""Characters of a wrong text that are shown in a message."""
+"""Maximum characters of a wrong text in a message."""
 SHOWN_BITS = 128
-"""Largest integer that is shown in a message; of larger ones the number of bits is shown."""
+"""Maximum size of an integer in a message. For larger integers, the message has the number of bits."""
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads all of JSON's numbers: PyYAML alone reads 1e-05 and 1.25e9 as text."""
+    """A YAML loader that reads all JSON numbers. PyYAML alone reads 1e-05 and 1.25e9 as strings."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Raise yaml.MarkedYAMLError with the line where PyYAML raises Python's own error."""
+        """Raise yaml.MarkedYAMLError with the line, where PyYAML raises an error without it."""
         try:
             return super().construct_object(node, deep)
-        except (ValueError, KeyError, IndexError, AttributeError) as error:  # a date that is none, `!!bool 7`, `!!int`
+        except (ValueError, KeyError, IndexError, AttributeError) as error:  # invalid dates, `!!bool 7`, `!!int`
             reason = str(error).partition(";")[0] if isinstance(error, ValueError) else f"no {node.tag.split(':')[-1]}"
             raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
 
@@ -89,9 +88,9 @@ _Loader.add_implicit_resolver(
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
-    """Returns the line, from 1, of the value at `path` in YAML or JSON, or of the nearest value above it.
+    """Returns the line, from 1, of the value at `path` in YAML or JSON, or of its nearest existing parent.
 
-    Raises yaml.YAMLError where the text is no YAML, has aliases that cannot be expanded, or a key stands twice.
+    Raises yaml.YAMLError if the text is not YAML, has aliases that cannot be expanded, or repeats a key.
     """
     loader = _Loader(text)
     try:
@@ -102,27 +101,27 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
         return 1
     _count(node, {})
     for part in map(str, path):
-        inside = enumerate(_inside(node))
-        found = [inner for k, (key, inner) in inside if part == str(k if key is None else key.value)]
-        if not found:
+        children = {str(k if key is None else key.value): child for k, (key, child) in enumerate(_items(node))}
+        if part not in children:
             break
-        node = found[0]
+        node = children[part]
     return node.start_mark.line + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Plain data, and the places of its values for error messages."""
+    """Plain data from a file, with the text of the file to find the lines of values for error messages."""
 
     document: object
     where: str
-    """The file, or a description if there is no file."""
+    """The path of the file, or a description if there is no file."""
     raises: type[InputError]
+    """The class of errors."""
     text: str = ""
-    """What the file holds, in which the lines of values are looked up."""
+    """The content of the file."""
 
     def parse(self, shape: type[Document], *, called: str) -> Document:
-        """Returns the data as a pydantic model; raises `raises`. `called`: the name of the document in messages."""
+        """Returns the data as a pydantic model; raises `raises`. `called`: name of the document in messages."""
         try:
             return shape.model_validate(self.document)
         except ValidationError as error:
@@ -131,7 +130,7 @@ class Source:
 
     @contextmanager
     def said_at(self, path: Sequence[str | int]) -> Iterator[None]:
-        """Add file and line to the message of an error of the class `raises` that is raised inside."""
+        """Adds the file and the line of `path` to errors of the class `raises` that are raised in the block."""
         try:
             yield
         except self.raises as error:
@@ -140,23 +139,23 @@ class Source:
     def _place(self, path: Sequence[str | int]) -> str:
         try:
             return f"{self.where}:{line_of(self.text, path)}"
-        except (yaml.YAMLError, RecursionError):  # JSON may nest deeper, and has characters that YAML has not
+        except (yaml.YAMLError, RecursionError):  # JSON can nest deeper than YAML, and allows more characters
             return self.where
 
 
 def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Source:
-    """Reads a file as JSON if its name ends in .json, else as YAML; raises `raises` with file and line.
+    """Reads a file as JSON if its suffix is .json, else as YAML. Raises `raises` with file and line.
 
-    `hint`: the end of the message "no such file", such as the command that makes the file.
+    `hint`: appended to the message for a missing file, such as the command that creates the file.
     """
     check_file(path, raises, hint=hint)
     try:
-        stored = path.read_bytes()
-        text = stored.decode("utf-8")
-    except OSError as error:  # a file that may not be read
+        content = path.read_bytes()
+        text = content.decode("utf-8")
+    except OSError as error:  # for example, no permission
         raise raises(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        line = stored.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise raises(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
     try:
         return _read_json(text, path, raises) if path.suffix == ".json" else _read_yaml(text, path, raises)
@@ -165,41 +164,41 @@ def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Sour
 
 
 def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
-    # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
+    # The YAML reader finds the lines of values. JSON is YAML except for tabs, which occur only between values.
     as_yaml = text.replace("\t", " ")
     try:
         document = json.loads(text, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
         raise raises(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    except ValueError as error:  # a key that stands twice, or an integer of more digits than Python reads
-        raise raises(f"{path}{_line_of_second(as_yaml)}: not JSON: {str(error).partition('; use sys.')[0]}") from error
+    except ValueError as error:  # a repeated key, or an integer with more digits than Python converts
+        raise raises(f"{path}{_line_of_repeat(as_yaml)}: not JSON: {str(error).partition('; use sys.')[0]}") from error
     return Source(document=document, where=str(path), raises=raises, text=as_yaml)
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON mapping; raises ValueError where a key occurs twice, of which Python would use the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Returns a JSON mapping; raises ValueError for a repeated key, for which Python would use the last value."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
-        second = next(key for index, key in enumerate(keys) if key in keys[:index])
-        raise ValueError(f"{_shortened(second)} stands twice in one mapping")
-    return found
+        repeated = next(key for index, key in enumerate(keys) if key in keys[:index])
+        raise ValueError(f"{_shortened(repeated)} occurs twice in one mapping")
+    return mapping
 
 
-def _line_of_second(text: str) -> str:
-    """Returns the line of a key that occurs twice, found by the YAML reader, as `:LINE`."""
+def _line_of_repeat(text: str) -> str:
+    """Returns the line of the first repeated key as `:LINE`; empty if the YAML reader does not find it."""
     try:
         line_of(text, ())
     except yaml.MarkedYAMLError as error:
         return f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    except (yaml.YAMLError, RecursionError):  # as in Source
-        return ""
+    except (yaml.YAMLError, RecursionError):  # see Source._place
+        pass
     return ""
 
 
 def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
     try:
-        line_of(text, ())  # an alias inside what it names would not end when loaded, and aliases of aliases fill memory
+        line_of(text, ())  # first, because loading might not end, or fill the memory, for malicious aliases
         document = yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -211,26 +210,28 @@ def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
 
 
 def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:
-    """Returns the path and message of the first mistake; of a union's alternatives, the deepest one."""
+    """Returns path and message of the first mistake; if it is a union's, those of the alternative's deepest mistake."""
     mistakes = [
-        (_path_in(document, each["loc"], each["type"]), _message(each)) for each in error.errors()[:MOST_MISTAKES]
+        (_path_in(document, details["loc"], details["type"]), _message(details))
+        for details in error.errors()[:MOST_MISTAKES]
     ]
-    at, _ = mistakes[0]
-    return max((each for each in mistakes if each[0][: len(at)] == at), key=lambda each: len(each[0]))
+    first, _ = mistakes[0]
+    inside_first = [(path, message) for path, message in mistakes if path[: len(first)] == first]
+    return max(inside_first, key=lambda mistake: len(mistake[0]))
 
 
-def _message(mistake: ErrorDetails) -> str:
-    """Returns pydantic's message about what is allowed, and the value that is not."""
-    message, given = mistake["msg"], mistake["input"]
-    if mistake["type"] == "dict_type":
+def _message(details: ErrorDetails) -> str:
+    """Returns pydantic's message about what is allowed, with the wrong value."""
+    message, value = details["msg"], details["input"]
+    if details["type"] == "dict_type":
         message = "Input should be a mapping"
-    if not message.startswith("Input should") or isinstance(given, Mapping | list):
+    if not message.startswith("Input should") or isinstance(value, Mapping | list):
         return message
-    return f"{message}, not {_shown(given)}"
+    return f"{message}, not {_shown(value)}"
 
 
 def _shown(value: object) -> str:
-    """Returns a value as in its file, on one line."""
+    """Returns a value as it is written in a file, on one line."""
     if isinstance(value, int) and not isinstance(value, bool):
         bits = value.bit_length()
         return str(value) if bits <= SHOWN_BITS else f"an integer of {bits} bits"
@@ -244,13 +245,14 @@ def _shortened(text: str) -> str:
 
 
 def _path_in(document: object, location: tuple[int | str, ...], kind: str) -> list[str]:
-    """Returns pydantic's location without parts that are not in the document, such as a union's alternative."""
+    """Returns pydantic's location without the parts that are not in the document, such as a union's alternative."""
     path: list[str] = []
-    here: Any = document
+    current: Any = document
     for part in location:
-        keyed = here.items() if isinstance(here, Mapping) else enumerate(here) if isinstance(here, list) else ()
-        inside = {str(key): inner for key, inner in keyed}
-        if str(part) in inside:
+        if isinstance(current, list):
+            current = dict(enumerate(current))
+        children = {str(key): child for key, child in current.items()} if isinstance(current, Mapping) else {}
+        if str(part) in children:
             path.append(str(part))
-            here = inside[str(part)]
+            current = children[str(part)]
     return [*path, str(location[-1])] if kind == "missing" else path

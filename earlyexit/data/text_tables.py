@@ -1,4 +1,4 @@
-"""Rows of tables with their lines: texts or pairs of texts from CSV, TSV, JSONL, or CLINC150's JSON, and any CSV."""
+"""Reading of tables with line numbers: texts or pairs of texts from CSV, TSV, JSONL and CLINC150's JSON; any CSV."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from earlyexit.errors import DataError
 
 CLINC_LISTS = ("train", "val", "test")
 Row = tuple[int, tuple[str, ...], str]
-"""Line, texts, label."""
+"""Line number, texts, label."""
 TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def read_table(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> list[Row]:
-    """Returns the rows of a file in its order; its ending names its format. `part`: a list of CLINC150's form.
+    """Returns the rows of a file in its order. The suffix determines the format. `part`: a list in CLINC150's form.
 
-    Without a `label_column` labels are empty, except CLINC150's. Raises DataError, with file, line and what is allowed,
-    for rows that are no labelled texts.
+    Without a `label_column`, labels are empty, except for CLINC150's form. Raises DataError with file and line.
     """
     check_file(path)
     if path.suffix in TABLES:
-        found = stream_table(path, text_columns, label_column)
+        rows = list(stream_table(path, text_columns, label_column))
     elif path.suffix != ".json":
-        raise DataError(f"{path}: unknown ending {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
+        raise DataError(f"{path}: unknown suffix {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
     elif len(text_columns) > 1:
-        raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
+        raise DataError(f"{path}: CLINC150's form has single texts; use .csv, .tsv or .jsonl for pairs")
     else:
-        found = _clinc(path, part)
-    rows = list(found)
+        rows = list(_clinc(path, part))
     if not rows:
         raise DataError(f"{path}: no rows")
     for line, texts, label in rows:
@@ -47,7 +45,7 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
 
 
 def has_column(path: Path, name: str) -> bool:
-    """Whether the head of a table, or the first object of a .jsonl file, has a column of that name."""
+    """Returns whether a table, or the first object of a .jsonl file, has a column with a name."""
     if path.suffix not in TABLES or not path.is_file():
         return False
     with open_csv(path) as file:
@@ -59,7 +57,7 @@ def has_column(path: Path, name: str) -> bool:
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Returns the lines of a .txt file that are not blank; raises DataError if there are none or they are not UTF-8."""
+    """Returns the lines of a text file that are not blank. Raises DataError if there are none or not in UTF-8."""
     check_file(path)
     with _utf8(path):
         texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
@@ -69,9 +67,9 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 
 def stream_table(path: Path, text_columns: Sequence[str], label_column: str | None = None) -> Iterator[Row]:
-    """Yields the rows of a CSV, TSV or JSONL file; without a `label_column` their labels are empty.
+    """Yields the rows of a CSV, TSV or JSONL file. Without a `label_column`, labels are empty.
 
-    Raises DataError, with the line, for a row without such a text or label.
+    Raises DataError with the line for a row without one of the columns, or with a value of another type.
     """
     columns = text_columns if label_column is None else (*text_columns, label_column)
     rows: Iterator[tuple[int, Mapping[str, Any]]]
@@ -91,7 +89,7 @@ def _utf8(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        # The error's own position is relative to a chunk of the file.
+        # The position in the error is relative to a chunk of the file, so the line is searched in the whole file.
         text = path.read_bytes().decode("utf-8", errors="surrogateescape")
         line = 1 + re.split("[\udc80-\udcff]", text, maxsplit=1)[0].count("\n")
         raise DataError(f"{path}:{line}: not UTF-8") from error
@@ -99,7 +97,7 @@ def _utf8(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_csv(path: Path) -> Iterator[TextIO]:
-    """Opens a table for reading; raises DataError, with the line, for text that is not UTF-8."""
+    """Opens a table for reading. Raises DataError with the line for text that is not UTF-8."""
     with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         yield file
 
@@ -107,23 +105,21 @@ def open_csv(path: Path) -> Iterator[TextIO]:
 def csv_rows(
     path: Path, columns: Sequence[str], *, tabs: bool = False, strict: bool = False
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields line and cells of the rows of a CSV file, or of a TSV file without quoting if `tabs`.
+    """Yields line number and cells of each row of a CSV file, or of a TSV file without quoting if `tabs`.
 
-    `strict` refuses quotes that are not closed or stand in the middle of a cell.
-
-    Raises DataError, naming the line, if one of the columns is missing or doubled, if a row has other columns than the
-    head, and for text that is not UTF-8.
+    `strict` refuses quotes that are not closed or are in the middle of a cell. Raises DataError with the line if a
+    column is missing or repeated, if a row has more or fewer cells than the header, and for text that is not UTF-8.
     """
-    quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL  # GLUE's files contain bare quotes
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL  # GLUE's files have unpaired quotes
     with open_csv(path) as file:
         rows = csv_cells(path, file, delimiter="\t" if tabs else ",", quoting=quoting, strict=strict)
-        _, head = next(rows, (1, []))
-        _check_columns(path, head, columns)
-        twice = [name for name in columns if head.count(name) > 1]
-        if twice:
-            raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
+        _, header = next(rows, (1, []))
+        _check_columns(path, header, columns)
+        repeated = [name for name in columns if header.count(name) > 1]
+        if repeated:
+            raise DataError(f"{path}:1: more than one column has the name {repeated[0]!r}")
         for line, cells in rows:
-            yield line, dict(zip(head, cells, strict=True))
+            yield line, dict(zip(header, cells, strict=True))
 
 
 def csv_cells(
@@ -134,9 +130,9 @@ def csv_cells(
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL,
     strict: bool = False,
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields line and cells of the rows of a table, its head first; empty rows are left out.
+    """Yields line number and cells of the rows of a table, the header first. Empty rows are skipped.
 
-    `path` stands in messages. Raises DataError, with the line, for a row that has more or fewer cells than the head.
+    `path`: for messages. Raises DataError with the line for a row that has more or fewer cells than the header.
     """
     reader, num_columns = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=strict), 0
     try:
@@ -181,7 +177,7 @@ def _parse(path: Path, line: int, text: str) -> Any:
         raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
 
 
-def _check_columns(where: Path | str, head: Sequence[str], columns: Sequence[str]) -> None:
+def _check_columns(where: Path | str, header: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
-        if column not in head:
-            raise DataError(f"{where}: no column {column!r}; there are {', '.join(head) or 'none: it is empty'}")
+        if column not in header:
+            raise DataError(f"{where}: no column {column!r}; there are {', '.join(header) or 'none: it is empty'}")

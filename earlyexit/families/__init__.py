@@ -1,4 +1,4 @@
-"""Families of networks that can be cut and left early; `base.py` holds the contract, files of families beside it."""
+"""Network architectures that can be split and left early, called families. `base.py` has the contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from earlyexit.named import import_attribute, is_own, look_up
 if TYPE_CHECKING:
     from earlyexit.families.base import Family
 
-# Name -> where its Family is. A family is a class in a file beside this one and one line here.
+# Name -> import path of its Family. To add a family, write its class in this folder and add one line here.
 FAMILIES = {
     "bert": "earlyexit.families.encoder:Bert",
     "distilbert": "earlyexit.families.encoder:DistilBert",
@@ -24,27 +24,27 @@ FAMILIES = {
     "vgg": "earlyexit.families.vgg:Vgg",
 }
 
-# Family -> the files in a model's folder that its network consists of, beside what all models have.
+# Family -> additional files in a model's folder.
 FILES = {"exported": ("graph.json",), "onnx": ("graph.onnx", "graph.onnx.data")}
-# Family -> the state dicts that it reads (`Family.from_state`), for error messages.
+# Family -> description of the state dicts that it reads (`Family.from_state`), for error messages.
 STATE_DICTS = {
     "resnet": "ResNet-18, 34, 50, 101 and 152 with torchvision's names (conv1, layer1.0.conv1, fc), and CIFAR's 6n + 2 "
     "family (conv1, layer1.0.conv1, linear)",
     "vgg": "VGG-11, 13, 16 and 19 with torchvision's names (features.0, classifier.0), with norms or without",
 }
 FLOAT32_ONLY = ("exported", "onnx")
-"""Families whose networks run in float32 whatever type is asked for, known before one is loaded."""
+"""Families that always compute in float32 (`Backbone.float32_only`). This table does not import them."""
 
 MEASURES_IMPORTANCE = ("bert", "distilbert", "mpnet", "roberta")
-"""Families whose networks tell how much attention every token receives (`Backbone.measures_importance`)."""
+"""Families that can measure the attention that each token receives (`Backbone.measures_importance`)."""
 GENERATES = ("llama", "marian", "t5")
-"""Families whose networks answer by tokens alone, known before one is loaded (`Backbone.kept_bytes`)."""
+"""Families that generate tokens, and keep keys and values of sequences (`Backbone.kept_bytes`)."""
 
 
 def find_family(name: str) -> Family:
-    """Returns the family of that name, or a user's own by `module:function`; both are imported now.
+    """Imports and returns the family with a name, or a user's own family by `module:function`.
 
-    Raises ModelFolderError for an unknown name; the message lists the known ones.
+    Raises ModelFolderError with the known names for an unknown name.
     """
     if is_own(name):
         from earlyexit.families.own import OwnFamily

@@ -1,4 +1,4 @@
-"""The contract of a family: what a network must offer to be cut and left early."""
+"""The contract of a family: the methods of a network that can be split and left early."""
 
 from __future__ import annotations
 
@@ -24,171 +24,169 @@ JsonDict = dict[str, Any]
 
 
 class Backbone(nn.Module, ABC):
-    """A chain of blocks over tensors that have a row per token of all inputs, or a row per input.
+    """A network without its head: an embedding and consecutive blocks. Tensors are packed (see `piece.py`).
 
-    Blocks must treat every input on its own: an input's values may depend on its own rows only. Exits look at the first
-    tensor of a boundary.
+    The values of an input must not depend on other inputs of the batch. Exits use the first tensor after a block.
     """
 
     reorders_linears: ClassVar[bool] = True
-    """Whether its linear layers are only called, with two-dimensional values, so that a CPU may keep their weights in
-    another layout."""
+    """Whether linear layers are only called on two-dimensional values, and never read otherwise. A CPU backend may then
+    store their weights in another layout."""
     float32_only: ClassVar[bool] = False
-    """Whether it computes in float32 whatever type is asked for; it may then be without parameters."""
+    """Whether the network computes in float32 regardless of the requested type. It may then have no parameters."""
     measures_importance: ClassVar[bool] = False
-    """Whether `run_blocks` takes and gives one tensor more, `importance` (N,): what attention every token has received,
-    to which each block adds."""
+    """Whether `run_blocks` accepts an additional tensor, `importance` (N,), to which each block adds the attention that
+    the tokens receive, and which it returns."""
     vocabulary: str | None = None
-    """Of a decoder whose head has the embedding's weights: the name of these; None where a head has its own."""
+    """Name of the embedding's weights, if a decoder's head shares them; None if the head has its own weights."""
     own_segments: ClassVar[str | None] = None
-    """Where what computes its segments is, as in `BACKENDS`, whichever backend is named; None where that one does."""
+    """Import path of the backend that must run this network, as in `BACKENDS`; None if any backend can."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "packs_linears" in vars(cls):  # ignored, it would let an own network fail where it is served
+        if "packs_linears" in vars(cls):  # the former name, which would be ignored, so that serving would fail later
             raise ModelFolderError(f"{cls.__name__}: packs_linears is called reorders_linears")
 
     num_blocks: int
     inputs: Boundary
-    """What `embed` takes."""
+    """The tensors that `embed` accepts."""
     max_length: int = 1
-    """The longest input in tokens, special tokens included; 1 where inputs have none."""
+    """Maximum tokens of an input, with special tokens; 1 if inputs have no tokens."""
 
     @property
     def kept_bytes(self) -> int:
-        """What it keeps of every token of a sequence until that ends; 0: nothing, and inputs have no sequence."""
+        """Bytes of keys and values per token of a sequence; 0 if the network has no sequences."""
         return 0
 
     def open_memory(self, tokens: int, fill: Fill = "compute") -> Memory[Piece]:
-        """Room for so many tokens of sequences, which it then uses: before anything runs, where it keeps something.
+        """Allocates and returns memory for the keys and values of `tokens` tokens, on the weights' device.
 
-        `fill`: how it comes to what a token that left early should have left behind. On the weights' device, in their
-        type. Raises InputError for too few tokens, ModelFolderError where it keeps nothing.
+        Networks with sequences need it before the first batch. `fill`: how blocks that a token skipped get its keys and
+        values. Raises InputError for too few tokens, and ModelFolderError if the network has no sequences.
         """
         raise ModelFolderError("this network keeps nothing of sequences")
 
     @abstractmethod
     def boundary(self, block: int) -> Boundary:
-        """What crosses after a block."""
+        """Returns the specs of the tensors after a block."""
 
     @abstractmethod
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        """The model's inputs to what crosses before block 0."""
+        """Returns the tensors before block 0."""
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Runs one block on what crosses before it, to what crosses after it; a class defines this or `run_blocks`."""
+        """Returns the tensors after a block. Subclasses define this method or `run_blocks`."""
         if type(self).run_blocks is Backbone.run_blocks:
             raise ModelFolderError(f"{type(self).__name__} needs run_block or run_blocks")
         return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Blocks first to end - 1, with nothing to decide between them."""
+        """Returns the tensors after blocks first to end - 1, between which no exit is active."""
         for index in range(first, end):
             hidden = self.run_block(index, hidden, layout)
         return hidden
 
     def is_ready(self, first: int, end: int, device_type: str) -> bool:
-        """Whether blocks first to end - 1 run at once, without seconds of preparation."""
+        """Returns whether blocks first to end - 1 can run without preparation that takes seconds."""
         return True
 
     def prepare(self, spans: Collection[tuple[int, int]], device_type: str) -> None:
-        """Prepare spans of blocks `(first, end)`; others may run at the same time."""
+        """Prepare spans of blocks `(first, end)`. Other spans may run at the same time."""
 
     def bridge(self, block: int) -> nn.Module | None:
-        """What makes of a boundary's first tensor after `block`, (B, ...), one of the shape after the last block.
+        """Returns a new module from the first tensor after `block`, (B, ...), to the shape after the last block.
 
-        New at every call, with the weights of the blocks that it is a copy of; an identity where nothing has to be
-        made of it. None where the family has no bridges. It treats every input on its own.
+        It has copies of the weights of later blocks, or is an identity if the shapes are equal. Returns None if the
+        family has no bridges. The values of an input must not depend on other inputs.
         """
         return None
 
     @abstractmethod
     def to_config(self) -> JsonDict:
-        """What `build` of the family needs to make an equal, untrained backbone; JSON."""
+        """Returns the JSON configuration from which the family's `build` makes an equal, untrained backbone."""
 
     def sha256(self) -> str:
-        """What tells that it is still the network it was: of its weights, wherever these are."""
+        """Returns a digest of the weights, independent of their device, that identifies the network."""
         digest = hashlib.sha256()
         for part in weight_bytes(self):
             digest.update(part)
         return digest.hexdigest()
 
     def write_files(self, folder: Path) -> None:
-        """Put what `build` reads of a model's folder there, if it is not there already; for most that is nothing."""
+        """Write the files that `build` reads from a model's folder, if they do not exist. By default, none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalHead:
-    """The head that a checkpoint carries: that of a ramp style, with its weights."""
+    """The head of a checkpoint: a ramp style, and its weights."""
 
     style: RampStyle
     pooling: Pooling
     num_outputs: int
     weights: Mapping[str, Tensor]
-    """As that style names them."""
+    """The weights by the names of the style's module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrained:
-    """What a checkpoint gave."""
+    """The content of a checkpoint."""
 
     backbone: Backbone
     head: FinalHead | None
-    """None where the checkpoint is a bare encoder."""
+    """None if the checkpoint has no head, as bare encoders have none."""
     label_names: tuple[str, ...] | None
-    """In the order of the head's outputs; None where the checkpoint does not say: the order is then the alphabet's."""
+    """Labels in the order of the head's outputs; None if the checkpoint does not name them. They are then sorted."""
     codec: NamedSpec | None = None
-    """How its inputs are encoded; None where the data says it."""
+    """The codec of the inputs; None if it is chosen by the data."""
 
 
 class Family(ABC):
-    """A way from a configuration or a checkpoint to a backbone."""
+    """Builds backbones from configurations and checkpoints."""
 
     name: str
     lazy_weights: bool = True
-    """Whether all its tensors come from the saved weights, so that building may leave them out."""
+    """Whether saved weights replace all tensors, so that `build` may create them on the meta device."""
 
     @abstractmethod
     def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
-        """Returns a backbone with random weights for `Backbone.to_config`; missing keys get the family's defaults.
+        """Returns a backbone with random weights. `config`: of `Backbone.to_config`; missing keys get defaults.
 
-        `folder` is the model's folder, for families that keep files of their own there (`Backbone.write_files`); None
-        where there is none. Raises ModelFolderError for files that do not fit the configuration.
+        `folder`: the model's folder, for families with additional files (`Backbone.write_files`), or None. Raises
+        ModelFolderError for files that do not match the configuration.
         """
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """Returns the same network as a loaded `transformers` model of this family.
+        """Returns the network of a loaded `transformers` model of this family.
 
-        `pairs`: inputs are pairs of texts, told apart by token types where the model has them. Raises ModelFolderError
-        for models that the family cannot run; without this method it takes none.
+        `pairs`: whether inputs are pairs of texts, which token types distinguish if the model has them. Raises
+        ModelFolderError for models that the family does not support. By default, it supports none.
         """
-        raise ModelFolderError(f"{self.name!r} networks do not come as transformers checkpoints: see docs/models.md")
+        raise ModelFolderError(f"{self.name!r} networks have no transformers checkpoints: see docs/models.md")
 
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
-        """Returns the network of a state dict, by tensor name; None for tensors of another family.
+        """Returns the network of a state dict; None if the names of its tensors are those of another family.
 
-        Raises ModelFolderError where tensors are missing or have the wrong shape; its message continues a sentence that
-        begins with the file's name.
+        Raises ModelFolderError for missing tensors and wrong shapes, with a message to follow the file's name.
         """
         return None
 
 
 def weight_bytes(module: nn.Module) -> Iterator[bytes | memoryview]:
-    """Yields a module's state for a digest: names, types, shapes and numbers."""
+    """Yields a module's state for a digest: names, dtypes, shapes and values."""
     for name, tensor in module.state_dict().items():
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data  # numpy has not every type of torch's
+        yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data  # as bytes, because numpy has no bfloat16
 
 
-def put_together(weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
-    """Returns a checkpoint's weights by our names, each the concatenation of the tensors that `names` lists."""
-    return {ours: torch.cat([weights[each] for each in theirs]) for ours, theirs in names.items()}
+def renamed(weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """Returns a checkpoint's weights by our names. `names`: our name -> names of the tensors to concatenate."""
+    return {ours: torch.cat([weights[name] for name in theirs]) for ours, theirs in names.items()}
 
 
 def names_in_blocks(
     ours: str, theirs: str, num_blocks: int, parts: Mapping[str, Sequence[str]], kinds: Sequence[str] = ("weight",)
 ) -> dict[str, tuple[str, ...]]:
-    """Returns `names` for `put_together`: the parts of every block, whose prefixes have `{}` for the block's number."""
+    """Returns `names` for `renamed` for the parts of all blocks. Prefixes have `{}` for the block's number."""
     return {
         f"{ours.format(k)}.{part}.{kind}": tuple(f"{theirs.format(k)}.{name}.{kind}" for name in names)
         for k in range(num_blocks)

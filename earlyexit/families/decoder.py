@@ -1,9 +1,8 @@
-"""The pre-norm transformer decoder that Llama, SmolLM2 and their relatives share; it keeps keys and values.
+"""The pre-norm transformer decoder of Llama, SmolLM2 and similar models, with a paged cache of keys and values.
 
-An input is a run of tokens of one sequence: a prompt, a part of one, or the newest token alone. It brings its
-sequence's number and how many of its tokens came before. So a packed batch holds runs of any kind beside each other,
-and its blocks are cut, fused and left early as those of encoders are. Weights and results equal those of
-`transformers`; the tests compare.
+An input is a run: consecutive tokens of one sequence, such as a prompt, a part of a prompt, or the newest token. It has
+the sequence's number and the number of earlier tokens. Thus a packed batch can have runs of all kinds, and batches are
+split, fused and left early like those of encoders. Tests verify that weights and results equal those of `transformers`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, renamed
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
@@ -31,75 +31,78 @@ from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 
 
 class Block(nn.Module, ABC):
-    """One block of a decoder's chain."""
+    """Base class of a decoder's blocks."""
 
     @abstractmethod
     def forward(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> Tensor:
-        """Runs (N, D) to (N, D); writes the rows' keys and values to the store first, then attends to them.
+        """Writes the rows' keys and values to the store, and returns the hidden state after the block, (N, D).
 
-        `where`: the result of the backbone's own `where` for these rows.
+        `where`: the result of the backbone's `where` for these rows.
         """
 
     @abstractmethod
     def keep(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> None:
-        """Writes keys and values only, of states that the block is not run on."""
+        """Writes the rows' keys and values to the store, without computing the block."""
 
     def forward_beside(
         self, index: int, hidden_ND: Tensor, where: Any, copies: tuple[Tensor, Any], kv: KvStore
     ) -> Tensor:
-        """Runs `keep` on the rows `copies`, then `forward` on the others."""
+        """Runs `keep` on the rows and places `copies`, then `forward` on the other rows."""
         self.keep(index, *copies, kv)
         after_ND: Tensor = self(index, hidden_ND, where, kv)
         return after_ND
 
 
 class Rows:
-    """The rows of one call of `run_blocks`: every run's own rows and, before them, rows of its tokens that left early.
+    """The rows of one call of `run_blocks`: the rows of its runs, preceded by rows of tokens that left early.
 
-    Tokens that left before some block are *behind*: the block has not seen them yet.
+    A token is *behind* at a block if it left before the block, so that the block has not processed it yet.
     """
 
     def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
-        """`came`: how many of each run's first rows came along from another replica."""
+        """`came`: the number of first rows of each run that came from another replica, for tokens that left there."""
         self.runs = runs
         self._backbone = backbone
-        self._copied: list[SkippedTokens | None] = [None] * len(runs)
+        self._copied: list[Behind | None] = [None] * len(runs)
+        """For each run, tokens behind whose keys and values are written by `keep`, with fill "copy"."""
         self._came: list[Tensor | None] = [None] * len(runs)
-        """Rows that came along and are passed on unchanged."""
+        """For each run, rows from another replica, which are passed on unchanged, with fill "copy"."""
         self._rows_MD = hidden_ND
-        if backbone.fill == "copy" and any(came):  # their states are copied, not computed
+        if backbone.fill == "copy" and any(came):
             rows = torch.split(hidden_ND, [run.length for run in runs])
             self._copied = [
                 SkippedTokens(run.start, rows_nD[:count]) if count else None
                 for run, rows_nD, count in zip(runs, rows, came, strict=True)
             ]
-            self._came = [None if each is None else each.hidden_nD for each in self._copied]
+            self._came = [None if behind is None else behind.hidden_nD for behind in self._copied]
             self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, came, strict=True)])
             self.runs = [
                 replace(run, start=run.start + count, length=run.length - count)
                 for run, count in zip(runs, came, strict=True)
             ]
         self._spans = list(self.runs)
+        """The runs, each with the tokens behind that are in `_rows_MD`."""
         self._is_indexed = False
 
     def join(self, block: int) -> None:
-        """Add the rows that wait before a block."""
+        """Add the rows of tokens that left just before a block."""
         pending = self._backbone.memory.pending
-        starts = [(older or run).start for older, run in zip(self._copied, self._spans, strict=True)]
+        starts = [(copied or span).start for copied, span in zip(self._copied, self._spans, strict=True)]
         found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
         if not any(found):
             return
         if self._backbone.fill == "copy":
             self._copied = [
-                old if new is None else concatenate(new, old) for new, old in zip(found, self._copied, strict=True)
+                copied if behind is None else joined(behind, copied)
+                for behind, copied in zip(found, self._copied, strict=True)
             ]
         else:
-            behind = (None if older is None else older.hidden_nD for older in found)
-            pairs = zip(behind, self._split(), strict=True)
-            self._rows_MD = torch.cat([each for pair in pairs for each in pair if each is not None])
+            self._rows_MD = _interleaved(
+                [None if behind is None else behind.hidden_nD for behind in found], self._split()
+            )
             self._spans = [
-                run if older is None else replace(run, start=older.start, length=run.end - older.start)
-                for older, run in zip(found, self._spans, strict=True)
+                span if behind is None else replace(span, start=behind.start, length=span.end - behind.start)
+                for behind, span in zip(found, self._spans, strict=True)
             ]
         self._is_indexed = False
 
@@ -117,7 +120,7 @@ class Rows:
                 self._rows_MD = block.forward_beside(index, self._rows_MD, self._where, self._copies, kv)
 
     def settle(self, first: int, end: int) -> Tensor:
-        """Note which rows wait before block `end`: the rows behind, and the own rows, which may leave at an exit there.
+        """Record all rows as pending before block `end`, because their tokens may leave at an exit there.
 
         Returns the rows of the call's own inputs, packed (N, D).
         """
@@ -131,9 +134,7 @@ class Rows:
                 pending.moved(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
         if not any(came is not None for came in self._came) and all(map(is_, self._spans, self.runs)):
             return self._rows_MD
-        own = (rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True))
-        parts = zip(self._came, own, strict=True)
-        return torch.cat([each for pair in parts for each in pair if each is not None])
+        return _interleaved(self._came, [rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True)])
 
     def _split(self) -> tuple[Tensor, ...]:
         return torch.split(self._rows_MD, [span.length for span in self._spans])
@@ -142,15 +143,23 @@ class Rows:
         self._is_indexed = True
         self._where = self._backbone.where(self._spans)
         self._copies: tuple[Tensor, Any] | None = None
-        copied = [(each, run) for each, run in zip(self._copied, self.runs, strict=True) if each is not None]
+        copied = [(behind, run) for behind, run in zip(self._copied, self.runs, strict=True) if behind is not None]
         if copied:
-            runs = [replace(run, start=each.start, length=len(each.hidden_nD)) for each, run in copied]
-            self._copies = torch.cat([each.hidden_nD for each, _ in copied]), self._backbone.where(runs)
+            runs = [replace(run, start=behind.start, length=len(behind.hidden_nD)) for behind, run in copied]
+            self._copies = torch.cat([behind.hidden_nD for behind, _ in copied]), self._backbone.where(runs)
+
+
+def _interleaved(earlier: Sequence[Tensor | None], later: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of all runs: for each run its earlier rows, if it has any, and then its later rows."""
+    parts: list[Tensor] = []
+    for before, after in zip(earlier, later, strict=True):
+        parts += [after] if before is None else [before, after]
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes of a decoder; the defaults are SmolLM2-135M's."""
+    """Sizes of a decoder. The defaults are SmolLM2-135M's."""
 
     vocab_size: int = 49152
     hidden_size: int = 576
@@ -163,30 +172,30 @@ class DecoderConfig:
     rotary_base: float = 100000.0
     norm_eps: float = 1e-5
     tied: bool = False
-    """Whether the full model's head has the embedding's weights."""
+    """Whether the full model's head shares the embedding's weights."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise ModelFolderError(f"{self.num_heads} heads cannot share {self.num_kv_heads} keys evenly")
+            raise ModelFolderError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_size % 2:
-            raise ModelFolderError(f"rotary positions turn pairs of numbers; a head has {self.head_size}")
+            raise ModelFolderError(f"head_size must be even for rotary positions, not {self.head_size}")
 
     @property
     def kv(self) -> KvShape:
-        """The keys and values of one token."""
+        """The shape of one token's keys and values."""
         return KvShape(num_blocks=self.num_blocks, num_heads=self.num_kv_heads, head_size=self.head_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The places of rows in the store, and the rotation of their queries and keys."""
+    """The places of rows in the store, and cosines and sines for the rotation of their queries and keys."""
 
     places: KvIndex
     rotary: Tensors
 
 
 class DecoderBlock(Block):
-    """Attention and a gated feed-forward, each behind its norm."""
+    """Attention and a gated feed-forward, each after its norm."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -208,15 +217,15 @@ class DecoderBlock(Block):
     def forward_beside(
         self, index: int, hidden_ND: Tensor, where: Where, copies: tuple[Tensor, Where], kv: KvStore
     ) -> Tensor:
-        # In one product, so that its weights are read once; the queries of what is copied are of no use.
-        copied_MD, there = copies
-        rotary = tuple(map(torch.cat, zip(there.rotary, where.rotary, strict=True)))
+        # One product for all rows, so that the weights are read once. The queries of copied rows are not used.
+        copied_MD, copied_where = copies
+        rotary = tuple(map(torch.cat, zip(copied_where.rotary, where.rotary, strict=True)))
         queries, keys, values = self._queries_keys_values(torch.cat([copied_MD, hidden_ND]), rotary)
-        kv.write(index, torch.cat([there.places.write_N, where.places.write_N]), keys, values)
+        kv.write(index, torch.cat([copied_where.places.write_N, where.places.write_N]), keys, values)
         return self._attended(index, hidden_ND, queries[len(copied_MD) :], where, kv)
 
     def _attended(self, index: int, hidden_ND: Tensor, queries_NHd: Tensor, where: Where, kv: KvStore) -> Tensor:
-        """Returns the block's output for rows whose keys and values are in the store."""
+        """Returns the block's output for rows whose keys and values are already in the store."""
         context_NHd = kv.attend(index, where.places, queries_NHd)
         hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
         gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)
@@ -228,21 +237,21 @@ class DecoderBlock(Block):
         kv.write(index, where.places.write_N, keys_NKd, values_NKd)
 
     def _queries_keys_values(self, hidden_ND: Tensor, rotary: Tensors) -> tuple[Tensor, ...]:
-        """Returns queries, keys and values; queries and keys are rotated by their places."""
+        """Returns queries, keys and values. Queries and keys are rotated by their positions."""
         queries, keys, values = self.heads
         qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (queries + keys + values, self.head_size))
-        seen_NAd = turned(qkv_NAd[:, : queries + keys], rotary)
-        return seen_NAd[:, :queries], seen_NAd[:, queries:], qkv_NAd[:, queries + keys :]
+        rotated_NAd = apply_rotary(qkv_NAd[:, : queries + keys], rotary)
+        return rotated_NAd[:, :queries], rotated_NAd[:, queries:], qkv_NAd[:, queries + keys :]
 
 
-def turned(values_NHd: Tensor, rotary: Tensors) -> Tensor:
-    """Applies rotary positions (Su et al. 2021): pairs are number i of a head's first half and of its second half."""
+def apply_rotary(values_NHd: Tensor, rotary: Tensors) -> Tensor:
+    """Applies rotary positions (Su et al. 2021). Element i of a head's first half forms a pair with i of the second."""
     cos_N1d, signed_sin_N1d = rotary
     return values_NHd * cos_N1d + values_NHd.roll(values_NHd.shape[-1] // 2, -1) * signed_sin_N1d
 
 
 class DecoderBackbone(Backbone):
-    """Embeddings and a chain of decoder blocks over a store of keys and values."""
+    """Embeddings and decoder blocks, with a store of keys and values."""
 
     reorders_linears = True
 
@@ -257,9 +266,9 @@ class DecoderBackbone(Backbone):
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.num_blocks))
         self.norm = self.new_norm()
-        """The norm behind the last block, in front of its exit."""
+        """The norm after the last block."""
         self.fill: Fill = "compute"
-        """How blocks that a token has skipped get its keys and values."""
+        """How blocks that a token skipped get its keys and values."""
         self._memory: KvMemory | None = None
 
     def new_block(self) -> Block:
@@ -267,12 +276,12 @@ class DecoderBackbone(Backbone):
         return DecoderBlock(self.config)
 
     def new_norm(self) -> nn.Module:
-        """Returns the norm behind the last block."""
+        """Returns the norm after the last block, with initial weights."""
         return nn.RMSNorm(self.config.hidden_size, self.config.norm_eps)
 
     @property
     def memory(self) -> KvMemory:
-        """What it keeps of sequences; raises ModelFolderError before `open_store`."""
+        """The keys and values of sequences; raises ModelFolderError before `open_store`."""
         if self._memory is None:
             raise ModelFolderError("a decoder needs a store of keys and values: see `open_store`")
         return self._memory
@@ -282,7 +291,7 @@ class DecoderBackbone(Backbone):
         return self.config.kv.bytes_per_token(self.word.weight.element_size())
 
     def open_store(self, num_pages: int, **options: int) -> KvMemory:
-        """Makes, and uses from now on, a store of `num_pages` pages on the weights' device and in their type."""
+        """Allocates and returns a store of `num_pages` pages on the weights' device, in the weights' dtype."""
         weight = self.word.weight
         kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
         self._memory = KvMemory(kv, PendingTokens())
@@ -300,64 +309,65 @@ class DecoderBackbone(Backbone):
         return self.word(token_ids_N), run_B5, run_B5.new_zeros(len(run_B5))
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Runs blocks, also on tokens of the same sequences that left before one of them: see `PendingTokens`."""
+        """Runs blocks also on earlier tokens of the same sequences that left before one of them; see `Pending`."""
         hidden_ND, run_B5, behind_B = hidden
         behind = behind_B.tolist()
         runs = self.runs(run_B5, behind, layout)
-        for run in runs:  # sequences of a replica have entered already; those of offline runs enter here
+        for run in runs:  # has no effect in a replica, where sequences have entered the store already
             self.memory.kv.enter(run.sequence, run.limit)
         rows = Rows(self, runs, behind, hidden_ND)
         stops = sorted({first, *(block for run in runs for block in self.memory.pending.blocks(run, first, end))})
-        for at, until in zip(stops, [*stops[1:], end], strict=True):
-            rows.join(at)
-            rows.run(at, until)
+        for start, stop in pairwise([*stops, end]):
+            rows.join(start)
+            rows.run(start, stop)
         after_ND = rows.settle(first, end)
         return self.norm(after_ND) if end == self.num_blocks else after_ND, run_B5, behind_B
 
     def runs(self, run_B5: Tensor, behind: Sequence[int], layout: Layout) -> list[Run]:
-        """Returns the run of every input; `behind`: how many of its rows came along from another replica."""
-        numbers = zip(run_B5.tolist(), behind, layout.lengths_B.tolist(), strict=True)
+        """Returns the run of every input. `behind`: how many of its rows came from another replica."""
+        inputs = zip(run_B5.tolist(), behind, layout.lengths_B.tolist(), strict=True)
         return [
-            self.run_of(sequence_of(high, low), start - came_along, length, limit, prompt)
-            for (high, low, start, limit, prompt), came_along, length in numbers
+            self.run_of(sequence_of(high, low), start - num_behind, length, limit, prompt)
+            for (high, low, start, limit, prompt), num_behind, length in inputs
         ]
 
     def run_of(self, sequence: int, start: int, length: int, limit: int, prompt: int) -> Run:
-        """Returns the run of rows of a sequence whose first `prompt` tokens are its prompt."""
+        """Returns a run of a sequence. `prompt`: the number of tokens of the sequence's prompt."""
         return Run(sequence=sequence, start=start, length=length, limit=limit)
 
     def where(self, runs: Sequence[Run]) -> Any:
-        """Returns what blocks must know of the rows of these runs."""
+        """Returns the places and positions of the runs' rows, in the form that the blocks need."""
         places = self.memory.kv.places(runs)
         return Where(places, self.rotary(places.position_N))
 
     def rotary(self, position_N: Tensor) -> Tensors:
-        """Returns cosine and sine of the rotation of tokens at these positions, (N, 1, d) each.
+        """Returns cosines and signed sines of the rotations at these positions, (N, 1, d) each.
 
-        The sine is negative for the first half of a head, which turns the other way.
+        The sine is negative for the first half of a head; see `apply_rotary`.
         """
         size = self.config.head_size
         exponent = torch.arange(0, size, 2, dtype=torch.float32, device=position_N.device) / size
         angle_Nh = position_N[:, None].float() * self.config.rotary_base**-exponent
         cos_Nh, sin_Nh = angle_Nh.cos(), angle_Nh.sin()
         dtype = self.word.weight.dtype
-        cos_N1d, sin_N1d = (torch.cat(each, dim=-1)[:, None] for each in ([cos_Nh, cos_Nh], [-sin_Nh, sin_Nh]))
-        return cos_N1d.to(dtype), sin_N1d.to(dtype)
+        cos_N1d = torch.cat([cos_Nh, cos_Nh], dim=-1)[:, None]
+        signed_sin_N1d = torch.cat([-sin_Nh, sin_Nh], dim=-1)[:, None]
+        return cos_N1d.to(dtype), signed_sin_N1d.to(dtype)
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)
 
 
 _RUN = TensorSpec(name=RUN, shape=(5,), dtype="int32", below=1)
-"""One row per input: see `run_of`. Zeros, as warm-ups have them, stand for no sequence."""
+"""One row per input; see `sequence.run_of`. Zeros, which warm-ups use, stand for no sequence."""
 _BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
-"""One number per input: how many of its first rows came along from another replica, for tokens that left there."""
+"""One number per input: how many of its first rows came from another replica, for tokens that left there."""
 
 
 def pretrained(
     backbone: DecoderBackbone, state: Mapping[str, Tensor], head_VD: Tensor, bias_V: Tensor | None = None
 ) -> Pretrained:
-    """Returns the backbone, filled with weights by their names, and the head over its vocabulary."""
+    """Returns the backbone with a state dict loaded, and the head over its vocabulary."""
     backbone.load_state_dict(dict(state))
     head = {"classifier.weight": head_VD} | ({} if bias_V is None else {"bias_V": bias_V})
     style: RampStyle = "vocabulary" if bias_V is None else "vocabulary-bias"
@@ -366,7 +376,7 @@ def pretrained(
 
 
 class Llama(Family):
-    """Decoders of `transformers`' type `llama`, with unscaled rotary positions."""
+    """Decoders of the `transformers` type `llama` with unscaled rotary positions."""
 
     name = "llama"
 
@@ -374,13 +384,13 @@ class Llama(Family):
         return DecoderBackbone(DecoderConfig(**config))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """Raises ModelFolderError for variants that are not supported: scaled positions, biases."""
+        """Raises ModelFolderError for scaled positions, biases, and activations other than SiLU."""
         config, weights = hf_model.config, hf_model.state_dict()
         rotary = config.rope_parameters
         if rotary["rope_type"] != "default":
-            raise ModelFolderError(f"rotary positions of type {rotary['rope_type']!r} are not served; only the default")
+            raise ModelFolderError(f"rope_type must be 'default', not {rotary['rope_type']!r}")
         if config.hidden_act != "silu" or config.attention_bias or config.mlp_bias:
-            raise ModelFolderError("a Llama with biases, or another activation than silu, is not served")
+            raise ModelFolderError("a Llama with biases, or with an activation other than silu, is not supported")
         sizes = DecoderConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -397,7 +407,7 @@ class Llama(Family):
         whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
         names = names_in_blocks("blocks.{}", "model.layers.{}", sizes.num_blocks, LLAMA_PARTS) | whole
         vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-        return pretrained(DecoderBackbone(sizes), put_together(weights, names), vocabulary_VD)
+        return pretrained(DecoderBackbone(sizes), renamed(weights, names), vocabulary_VD)
 
 
 LLAMA_PARTS = {

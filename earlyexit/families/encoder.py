@@ -1,8 +1,8 @@
-"""The post-norm transformer encoder that BERT, MiniLM, RoBERTa, DistilBERT and MPNet share.
+"""The post-norm transformer encoder of BERT, MiniLM, RoBERTa, DistilBERT and MPNet.
 
-It is our own code rather than `transformers` modules, because packed inputs spend nothing on padding (1.8 times the
-samples/s on CLINC150, batches of 32, one core). A replica that serves a saved model also needs no `transformers`.
-Weights and results equal those of `transformers`; the tests compare. Tensor legend as in `piece.py`; d of one head.
+It does not use `transformers` modules, because packed inputs need no time for padding, and because a replica can serve
+a saved model without `transformers`. Tests verify that weights and results equal those of `transformers`. Tensor legend
+as in `piece.py`; d is the size of one head.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, renamed
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, pad_rows, padded_num_rows
 from earlyexit.network.piece import Layout, Masks, Tensors
 from earlyexit.ramps import RampStyle
 
 SCORES_AT_ONCE = 2**18
-"""About how many attention weights are held at a time, in whole heads: 1 MiB."""
+"""Approximate number of attention weights in the buffer, rounded to whole heads: 1 MiB in float32."""
 
 
 def attend_and_measure(
@@ -32,16 +32,17 @@ def attend_and_measure(
 ) -> tuple[Tensor, Tensor]:
     """Returns the result of attention, (R, H, T, d), and the attention that every token receives, float32 (R, T).
 
-    The latter is summed over heads and queries: Tabi's importance of a token (section 4.2). `mask` as for
-    `scaled_dot_product_attention`, which keeps no weights in memory; here a few heads at a time are computed in a
-    buffer that stays in a core's cache. `counted_RT`: 1 for queries that count, else 0; None where all count. For
-    inference only.
+    A token's received attention is the sum over heads and queries, Tabi's importance of a token (section 4.2).
+    `scaled_dot_product_attention` does not return the weights, so this function computes them, for a few heads at a
+    time in a buffer that fits into a core's cache. `mask`: as for `scaled_dot_product_attention`. `counted_RT`: 1 for
+    queries that count, else 0; None if all count. For inference only.
     """
     rows, heads, length, size = query_RHTd.shape
     # On a CPU, products of small matrices are slower in bfloat16.
     dtype = torch.float32 if query_RHTd.device.type == "cpu" else query_RHTd.dtype
-    given = (query_RHTd, key_RHTd, value_RHTd)
-    query, key, value = (each.reshape(rows * heads, length, size).to(dtype) for each in given)
+    query, key, value = (
+        tensor.reshape(rows * heads, length, size).to(dtype) for tensor in (query_RHTd, key_RHTd, value_RHTd)
+    )
     full = None if mask is None else mask.expand(rows, heads, length, length)
     counted = query.new_ones(1, length).expand(rows, length) if counted_RT is None else counted_RT.to(query.dtype)
     step = max(1, min(rows * heads, SCORES_AT_ONCE // max(1, length**2)))
@@ -75,12 +76,12 @@ class EncoderConfig:
     intermediate_size: int = 3072
     max_length: int = 512
     position_offset: int = 0
-    """Position of the first token: RoBERTa counts from its padding index + 1."""
+    """Position of the first token. RoBERTa's is its padding index + 1."""
     activation: str = "gelu"
     norm_eps: float = 1e-12
     token_types: int = 0
-    """Kinds of tokens that inputs tell apart, such as those of the first and of the second text of a pair; 0 where all
-    are of one kind, which is then folded into the positions."""
+    """Number of token types, such as 2 for the first and second text of a pair. 0 if inputs have no token types; the
+    embedding of the first type is then added to the positions."""
 
 
 class Embeddings(nn.Module):
@@ -95,7 +96,7 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, inputs: Tensors, position_N: Tensor) -> Tensor:
-        """Token ids, and their types where they have any, each (N,), to (N, D)."""
+        """Returns the embeddings, (N, D). `inputs`: token ids and, if the network has them, token types, (N,) each."""
         hidden_ND = self.word(inputs[0]) + self.position(position_N + self.position_offset)
         if self.token_type is not None:
             hidden_ND = hidden_ND + self.token_type(inputs[1])
@@ -120,9 +121,9 @@ class EncoderBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks, rows: int | None = None) -> Tensor:
-        """Runs packed (N, D) to (N, D); only the attention itself sees rows and the layout's masks of them.
+        """Returns the packed hidden state after the block, (N, D). Only attention needs the layout.
 
-        `rows`: the number of the layout's rows, where more rows behind them are padding.
+        `rows`: the number of rows of the layout, if more rows follow as padding; None if there is no padding.
         """
         qkv_ND = self.qkv(hidden_ND)
         (context_ND,) = layout.attend(qkv_ND if rows is None else qkv_ND[:rows], masks, self._attend)
@@ -131,7 +132,7 @@ class EncoderBlock(nn.Module):
         return self._finish(hidden_ND, context_ND)
 
     def measured(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> tuple[Tensor, Tensor]:
-        """Runs `forward`, and returns the attention that every token receives too, (N,)."""
+        """Returns the result of `forward`, and the attention that every token receives, (N,)."""
         counted_RT = layout.counted_RT
 
         def attend(qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -146,9 +147,8 @@ class EncoderBlock(nn.Module):
         return (context_RHTd.transpose(1, 2).flatten(-2),)
 
     def _by_head(self, qkv_RTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query_RHTd, key_RHTd, value_RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(
-            2, 0, 3, 1, 4
-        )
+        qkv_3RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        query_RHTd, key_RHTd, value_RHTd = qkv_3RHTd
         return query_RHTd, key_RHTd, value_RHTd
 
     def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
@@ -158,11 +158,11 @@ class EncoderBlock(nn.Module):
 
 
 class EncoderBackbone(Backbone):
-    """Embeddings and a chain of encoder blocks."""
+    """Embeddings and encoder blocks."""
 
     measures_importance = True
     fills_rows = False
-    """Whether `run_blocks` pads rows once, instead of every linear layer on its own (`earlyexit.network.layers`)."""
+    """Whether `run_blocks` pads the rows once, rather than each linear layer (see `earlyexit.network.layers`)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class EncoderBackbone(Backbone):
                 hidden_ND = self.blocks[index](hidden_ND, layout, masks, rows)
             return (hidden_ND if rows is None else hidden_ND[:rows],)
         (importance_N,) = measured
-        importance_N = importance_N.float()  # in half precision a sum over many blocks would stop growing
+        importance_N = importance_N.float()  # in half precision, a sum over many blocks would lose small terms
         for block in self.blocks[first:end]:
             assert isinstance(block, EncoderBlock)
             hidden_ND, received_N = block.measured(hidden_ND, layout, masks)
@@ -202,9 +202,9 @@ class EncoderBackbone(Backbone):
         return hidden_ND, importance_N
 
     def attention_bias(self, layout: Layout) -> Tensor | None:
-        """Returns what is added to the scores of tokens in a row, (H, T, T), queries before keys, in all blocks.
+        """Returns the bias that all blocks add to attention scores, (H, queries T, keys T); None if there is none.
 
-        It depends on the distance of two tokens only, since an input may begin anywhere in a row. None: nothing.
+        It must depend only on the distance of two tokens, because an input may begin anywhere in a row.
         """
         return None
 
@@ -227,7 +227,7 @@ PARTS = {
     "down": ("output.dense",),
     "feed_forward_norm": ("output.LayerNorm",),
 }
-"""Our names of a block's layers, and the layers of `transformers` that each consists of; below too."""
+"""Our name of a block's layer -> the layers of `transformers` that are concatenated."""
 DISTIL_PARTS = {
     "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attention_out": ("attention.out_lin",),
@@ -239,30 +239,32 @@ DISTIL_PARTS = {
 
 
 class Bert(Family):
-    """BERT and whatever has its structure; relatives say where they differ."""
+    """BERT and other encoders with its structure, such as MiniLM. Subclasses define the differences."""
 
     name = "bert"
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = PARTS
     block_prefix: ClassVar[str] = "encoder.layer.{}"
     has_token_types: ClassVar[bool] = True
-    """Whether its checkpoints embed them; inputs without token types then get the first type's in their positions."""
+    """Whether checkpoints have embeddings of token types."""
     head_style: ClassVar[RampStyle] = "pooler"
     head_parts: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
-    """The dense layer and the classifier of a fine-tuned checkpoint, with an activation between them."""
+    """Names of the dense layer and the classifier in a fine-tuned checkpoint."""
 
     def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
         return EncoderBackbone(EncoderConfig(**config))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        classifies = hasattr(hf_model, "classifier")
-        encoder = getattr(hf_model, self.name) if classifies else hf_model
+        has_head = hasattr(hf_model, "classifier")
+        encoder = getattr(hf_model, self.name) if has_head else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()
         backbone = self.build(asdict(self.encoder_config(hf_model.config, pairs=pairs)))
         self.copy_weights(backbone, weights)
-        if not classifies:
+        if not has_head:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        parts = zip(("dense", "classifier"), map(hf_model.get_submodule, self.head_parts), strict=True)
-        head = {f"{name}.{kind}": tensor for name, part in parts for kind, tensor in part.state_dict().items()}
+        head: dict[str, Tensor] = {}
+        for ours, theirs in zip(("dense", "classifier"), self.head_parts, strict=True):
+            layer = hf_model.get_submodule(theirs)
+            head |= {f"{ours}.{kind}": tensor for kind, tensor in layer.state_dict().items()}
         num_outputs, names = len(head["classifier.bias"]), getattr(hf_model.config, "id2label", None)
         return Pretrained(
             backbone=backbone,
@@ -271,26 +273,25 @@ class Bert(Family):
         )
 
     def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
-        """Fill the backbone with the weights of the bare `transformers` encoder, by their names there."""
-        embeddings = put_together(weights, EMBEDDINGS)
+        """Copy the weights of the `transformers` encoder without its head into the backbone."""
+        embeddings = renamed(weights, EMBEDDINGS)
         if backbone.config.token_types:
             embeddings["token_type.weight"] = weights[TOKEN_TYPES]
-        elif self.has_token_types:  # inputs have none, so that of a first sentence is added to the positions
+        elif self.has_token_types:  # inputs have no types, so the first type's embedding is added to the positions
             embeddings["position.weight"] += weights[TOKEN_TYPES][0]
         backbone.embeddings.load_state_dict(embeddings)
         kinds = ("weight", "bias")
         names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, kinds)
-        backbone.blocks.load_state_dict(put_together(weights, names))
+        backbone.blocks.load_state_dict(renamed(weights, names))
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
-        """Returns the sizes in a `transformers` configuration; `pairs` as in `from_transformers`."""
-        return sizes_of(
-            hf_config, token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0
-        )
+        """Returns the sizes of a `transformers` configuration. `pairs`: see `from_transformers`."""
+        num_types = hf_config.type_vocab_size
+        return sizes_of(hf_config, token_types=num_types if pairs and num_types > 1 else 0)
 
 
 class Roberta(Bert):
-    """RoBERTa: its positions start behind the padding index, and it tells the texts of a pair apart by separators."""
+    """RoBERTa. Positions start after the padding index, and separators distinguish the texts of a pair."""
 
     name = "roberta"
     head_parts = ("classifier.dense", "classifier.out_proj")
@@ -300,7 +301,7 @@ class Roberta(Bert):
 
 
 class DistilBert(Bert):
-    """DistilBERT: half of BERT's blocks, no token types, a ReLU in its head."""
+    """DistilBERT: half of BERT's blocks, no token types, and a ReLU in the head."""
 
     name = "distilbert"
     parts = DISTIL_PARTS
@@ -313,9 +314,9 @@ class DistilBert(Bert):
         return super().build({"num_blocks": 6, **config})
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
-        wide, activation = hf_config.hidden_dim, hf_config.activation
-        # The configuration does not name the epsilon; DistilBERT's code has this constant.
-        return sizes_of(hf_config, intermediate_size=wide, activation=activation, norm_eps=1e-12)
+        size, activation = hf_config.hidden_dim, hf_config.activation
+        # The epsilon is a constant in DistilBERT's code.
+        return sizes_of(hf_config, intermediate_size=size, activation=activation, norm_eps=1e-12)
 
 
 SIZES = {
@@ -327,64 +328,64 @@ SIZES = {
     "activation": "hidden_act",
     "norm_eps": "layer_norm_eps",
 }
-"""Our names of sizes, and those in a `transformers` configuration."""
+"""Our name of a size -> the name in a `transformers` configuration."""
 
 
 def sizes_of(hf_config: Any, *, position_offset: int = 0, **others: Any) -> EncoderConfig:
-    """Returns the sizes in a `transformers` configuration; `others` are those that it does not have by BERT's names."""
+    """Returns the sizes of a `transformers` configuration. `others`: sizes that it does not have by BERT's names."""
     sizes = {ours: getattr(hf_config, theirs) for ours, theirs in SIZES.items() if ours not in others}
-    most = hf_config.max_position_embeddings - position_offset
-    return EncoderConfig(max_length=most, position_offset=position_offset, **sizes, **others)
+    max_length = hf_config.max_position_embeddings - position_offset
+    return EncoderConfig(max_length=max_length, position_offset=position_offset, **sizes, **others)
 
 
 MAX_DISTANCE = 128
-"""From it on all distances share a bucket, unless a configuration names another; MPNet's does not."""
+"""Distance from which all distances share a bucket. MPNet's configuration does not name it."""
 
 
-def by_distance(table: nn.Embedding, length: int, max_distance: int = MAX_DISTANCE) -> Tensor:
-    """Returns the bias on the scores of `length` tokens that all see each other, queries before keys, (H, T, T).
+def relative_bias(table: nn.Embedding, length: int, max_distance: int = MAX_DISTANCE) -> Tensor:
+    """Returns the bias on the attention scores of `length` tokens, (H, queries T, keys T), by relative position.
 
-    `table` holds a bias per bucket and head; its second half is for keys behind the query.
+    `table`: a bias per bucket and head. The second half of the buckets is for keys after the query.
     """
     device = table.weight.device
-    place_T = torch.arange(length, device=device)
-    # One lookup per distance: picking T * T of them is cheaper than sorting T * T into buckets.
+    position_T = torch.arange(length, device=device)
+    # The buckets are computed once per distance, because computing them for all T * T pairs is slower.
     offset_D = torch.arange(1 - length, length, device=device)
     bias_DH: Tensor = table(bucket(offset_D, table.num_embeddings, max_distance))
-    return bias_DH[place_T[None, :] - place_T[:, None] + (length - 1)].permute(2, 0, 1)
+    return bias_DH[position_T[None, :] - position_T[:, None] + (length - 1)].permute(2, 0, 1)
 
 
-def before(table: nn.Embedding, longest: int, max_distance: int) -> Tensor:
-    """Returns the bias on the score of a key 0 to `longest` - 1 tokens before its query, (D, H)."""
+def causal_bias(table: nn.Embedding, longest: int, max_distance: int) -> Tensor:
+    """Returns the bias on the scores of keys that are 0 to `longest` - 1 tokens before their query, (D, H)."""
     distance_D = torch.arange(longest, device=table.weight.device)
     bias_DH: Tensor = table(_bucket(distance_D, table.num_embeddings, max_distance))
     return bias_DH
 
 
 def bucket(offset: Tensor, num_buckets: int, max_distance: int = MAX_DISTANCE) -> Tensor:
-    """Returns the bucket, int64, of a key `offset` tokens behind its query (negative: before it)."""
+    """Returns the buckets, int64, of keys `offset` tokens after their query (negative: before it)."""
     half = num_buckets // 2
     return _bucket(offset.abs(), half, max_distance) + (offset > 0).long() * half
 
 
 def _bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Returns the buckets of distances to one side.
+    """Returns the buckets of distances in one direction.
 
-    The first half of the buckets hold one distance each. The edges of the others grow evenly in the logarithm up to
-    `max_distance`. Edges are whole numbers; `transformers` rounds a logarithm instead, which depends on the library.
+    Each of the first half of the buckets has one distance. The other buckets grow logarithmically up to `max_distance`.
+    Their edges are whole numbers, whereas `transformers` rounds a logarithm, which depends on the math library.
     """
     exact = num_buckets // 2
-    # The smallest distance of every wide bucket but the first, computed on the device: a CUDA graph cannot capture
-    # numbers from the host. The small subtraction keeps whole powers whole before they are rounded up.
+    # The smallest distance of every wide bucket but the first. They are computed on the device, because a CUDA graph
+    # cannot capture numbers from the host. The subtraction corrects rounding errors above whole numbers before `ceil`.
     step_E = torch.arange(1, num_buckets - exact, dtype=torch.float64, device=distance.device)
     edges_E = (exact * (max_distance / exact) ** (step_E / (num_buckets - exact)) - 1e-6).ceil()
     return torch.where(distance < exact, distance, exact + (distance[..., None] >= edges_E).sum(-1))
 
 
 BUCKETS = "encoder.relative_attention_bias.weight"
-"""Where `transformers` keeps the table."""
+"""Name of the table in `transformers`."""
 POSITION_OFFSET = 2
-"""Behind the padding index, which is 1 whatever the configuration names."""
+"""Position of the first token: MPNet's padding index is 1, regardless of its configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,11 +396,11 @@ class MPNetConfig(EncoderConfig):
     position_offset: int = POSITION_OFFSET
     norm_eps: float = 1e-5
     num_buckets: int = 32
-    """Of distances; half of them for keys behind the query."""
+    """Number of buckets of relative positions. Half of them are for keys after the query."""
 
 
 class MPNetBackbone(EncoderBackbone):
-    """An encoder whose attention has a bias by the distance of two tokens."""
+    """An encoder whose attention has a bias by relative position."""
 
     config: MPNetConfig
 
@@ -410,11 +411,11 @@ class MPNetBackbone(EncoderBackbone):
         self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
     def attention_bias(self, layout: Layout) -> Tensor:
-        return by_distance(self.distance_bias, layout.longest)
+        return relative_bias(self.distance_bias, layout.longest)
 
 
 class MPNet(Bert):
-    """MPNet: no token types, positions that start behind the padding index as RoBERTa's do."""
+    """MPNet: no token types, and positions that start after the padding index, as in RoBERTa."""
 
     name = "mpnet"
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -1,4 +1,4 @@
-"""Sizes of residual networks, such as those for CIFAR and ImageNet (He et al., CVPR 2016)."""
+"""Residual networks, such as those for CIFAR and ImageNet (He et al., CVPR 2016)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Kind = Literal["basic", "bottleneck"]
 StemKind = Literal["small", "large"]
 
 EXPANSION: Mapping[str, int] = {"basic": 1, "bottleneck": 4}
-"""Channels that a block gives, per channel of its 3 x 3 convolution."""
+"""Output channels of a block per channel of its 3 x 3 convolution."""
 LAYERS: Mapping[str, int] = {"basic": 2, "bottleneck": 3}
 """Layers with weights in a block, without its shortcut."""
 STEM_HALVINGS: Mapping[str, int] = {"small": 0, "large": 2}
-"""How often the stem halves the sides of an image."""
+"""Number of times that the stem halves the sides of an image."""
 CIFAR_WIDTHS = (16, 32, 64)
 
 
@@ -48,26 +48,26 @@ class BlockSizes:
     after: int
     stride: int = 1
     dilation: int = 1
-    """Of its 3 x 3 convolutions."""
+    """Dilation of the 3 x 3 convolutions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResNetConfig(ImageConfig):
-    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for impossible sizes."""
+    """Sizes of a network. Raises ModelFolderError for invalid sizes."""
 
     blocks: tuple[int, ...] = (3, 3, 3)
-    """Blocks in each region. Every region but the first halves the sides of the maps in its first block."""
+    """Blocks in each region. The first block of every region except the first region halves the sides of the maps."""
     widths: tuple[int, ...] = CIFAR_WIDTHS
-    """Channels of each region's 3 x 3 convolutions; the stem gives the first."""
+    """Channels of each region's 3 x 3 convolutions. The first number is also the stem's."""
     kind: Kind = "basic"
-    """Blocks of two 3 x 3 convolutions, or of one between two 1 x 1 (which give four times as many channels)."""
+    """Whether a block has two 3 x 3 convolutions (basic), or one between two 1 x 1 convolutions (bottleneck)."""
     stem: StemKind = "small"
-    """A 3 x 3 convolution, or one of 7 x 7 with stride 2 and max pooling after it."""
+    """Whether the stem is a 3 x 3 convolution (small), or 7 x 7 with stride 2 and max pooling (large)."""
     projected: bool = False
     """Whether shortcuts that change the shape are 1 x 1 convolutions (He et al.'s option B). Otherwise they have no
-    weights: every second pixel, and zeros for new channels (option A)."""
+    weights: they take every second pixel, and zeros for new channels (option A)."""
     dilated: int = 0
-    """How many of the last regions keep the sides and dilate their convolutions, as networks for segmentation do."""
+    """Number of regions at the end that keep the sides and dilate their convolutions, as segmentation networks do."""
     height: int = 32
     width: int = 32
 
@@ -76,13 +76,13 @@ class ResNetConfig(ImageConfig):
             if getattr(self, name) not in allowed:
                 raise ModelFolderError(f"{name} {getattr(self, name)!r}; known: {', '.join(allowed)}")
         if not self.blocks or len(self.blocks) != len(self.widths):
-            raise ModelFolderError(f"blocks are of {len(self.blocks)} regions, widths of {len(self.widths)}")
+            raise ModelFolderError(f"blocks has {len(self.blocks)} regions, and widths has {len(self.widths)}")
         if min(*self.blocks, *self.widths, self.height, self.width) < 1:
-            raise ModelFolderError("every region needs a block, every width a channel, every image a pixel")
+            raise ModelFolderError("numbers of blocks, widths, and sides of images must be at least 1")
         if not 0 <= self.dilated < len(self.blocks):
             raise ModelFolderError(f"0 to {len(self.blocks) - 1} regions can be dilated, not {self.dilated}")
         if not self.projected and list(self.widths) != sorted(self.widths):
-            raise ModelFolderError(f"shortcuts without weights lose no channels, so widths rise: {list(self.widths)}")
+            raise ModelFolderError(f"widths must not fall if projected is false: {list(self.widths)}")
 
     @property
     def num_blocks(self) -> int:
@@ -90,12 +90,12 @@ class ResNetConfig(ImageConfig):
 
     @property
     def depth(self) -> int:
-        """Layers with weights in blocks, stem and classifier, by which these networks are named."""
+        """Number of layers with weights in stem, blocks and classifier, which is part of the network's name."""
         return LAYERS[self.kind] * self.num_blocks + 2
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """The first block of every region."""
+        """The index of each region's first block."""
         return tuple(accumulate(self.blocks[:-1], initial=0))
 
     def shape_after(self, block: int) -> tuple[int, int, int]:
@@ -106,7 +106,7 @@ class ResNetConfig(ImageConfig):
         return self.widths[region] * EXPANSION[self.kind], height, width
 
     def block_sizes(self) -> list[BlockSizes]:
-        """Returns the sizes of every block, from the first on."""
+        """Returns the sizes of all blocks."""
         sizes: list[BlockSizes] = []
         before, dilation = self.widths[0], 1
         for region, (number, inner) in enumerate(zip(self.blocks, self.widths, strict=True)):
@@ -126,17 +126,17 @@ class ResNetConfig(ImageConfig):
 
 
 def cifar_layout(depth: int = 20, *, side: int = 32, **settings: Any) -> ResNetConfig:
-    """Returns a network of the 6n + 2 family (He et al., section 4.2): three regions of n basic blocks.
+    """Returns the sizes of a CIFAR network of 6n + 2 layers (He et al., section 4.2): three regions of n basic blocks.
 
     Raises ModelFolderError for other depths.
     """
     if depth < 8 or depth % 6 != 2:
-        raise ModelFolderError(f"a depth of 6n + 2 layers is needed (20, 32, 44, 56, 110), not {depth}")
+        raise ModelFolderError(f"the depth must be 6n + 2 (20, 32, 44, 56, 110), not {depth}")
     return ResNetConfig(blocks=((depth - 2) // 6,) * len(CIFAR_WIDTHS), height=side, width=side, **settings)
 
 
 CLASSIFIERS = ("fc", "linear")
-"""Names of the last layer: torchvision's, and that of CIFAR's usual implementation."""
+"""Names of the last layer in torchvision, and in the common CIFAR implementation."""
 PARTS = {
     "conv1": "convolution_1",
     "conv2": "convolution_2",
@@ -149,19 +149,19 @@ PARTS = {
 }
 STEM = {"conv1": "convolution", "bn1": "norm"}
 LAYER = re.compile(r"layer([1-9]\d{0,3})\.(\d{1,4})\.(.+)", re.ASCII)
-"""A part's region, its block there, and its name in the block."""
+"""Groups: region, block in the region, name of the layer in the block."""
 LARGE_KERNEL = 7
 
 
 def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
-    """Returns the sizes of a state dict's network; raises ModelFolderError where tensors are missing."""
+    """Returns the sizes of a state dict's network; raises ModelFolderError if tensors are missing."""
     large = tensor_of(weights, "conv1.weight", sides=4).shape[-1] == LARGE_KERNEL
-    places = {(int(found[1]), int(found[2])) for found in map(LAYER.match, weights) if found}
-    regions = range(1, max(region for region, _ in places) + 1)
+    blocks = {(int(found[1]), int(found[2])) for found in map(LAYER.match, weights) if found}
+    regions = range(1, max(region for region, _ in blocks) + 1)
     firsts = [tensor_of(weights, f"layer{region}.0.conv1.weight", sides=4) for region in regions]
     side = 224 if large else 32
     return ResNetConfig(
-        blocks=tuple(sum(of == region for of, _ in places) for region in regions),
+        blocks=tuple(sum(region_of_block == region for region_of_block, _ in blocks) for region in regions),
         widths=tuple(map(len, firsts)),
         kind="bottleneck" if "layer1.0.conv3.weight" in weights else "basic",
         stem="large" if large else "small",
@@ -172,10 +172,10 @@ def find_config(weights: Mapping[str, Tensor]) -> ResNetConfig:
 
 
 class Stem(nn.Sequential):
-    """Pixels from 0 to 255, (B, H, W, C), to the hidden state before the first block."""
+    """Maps pixels from 0 to 255, (B, H, W, C), to the hidden state before the first block."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
-    """Convolutions and the norms behind them, which a CPU may fold into one for inference; here and below."""
+    """Convolution -> the batch norm after it, which a CPU backend may fold into the convolution's weights."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -194,16 +194,16 @@ class PaddedShortcut(nn.Module):
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
-        more = sizes.after - sizes.before
+        num_new = sizes.after - sizes.before
         self._stride = sizes.stride
-        self._new_channels = more // 2, more - more // 2
+        self._new_channels = num_new // 2, num_new - num_new // 2
 
     def forward(self, hidden_BCHW: Tensor) -> Tensor:
         return F.pad(hidden_BCHW[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, *self._new_channels))
 
 
 class ProjectedShortcut(nn.Sequential):
-    """A 1 x 1 convolution."""
+    """A shortcut that is a 1 x 1 convolution."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
 
@@ -216,8 +216,8 @@ class ProjectedShortcut(nn.Sequential):
 class ResidualBlock(nn.Module):
     """Convolutions with their norms, and the shortcut around them.
 
-    A basic block has two convolutions of 3 x 3; a bottleneck has one of 3 x 3 between two of 1 x 1. There the 3 x 3
-    convolution has the stride, as in torchvision's networks; in the paper the first one has it.
+    A basic block has two 3 x 3 convolutions. A bottleneck block has a 3 x 3 convolution between two 1 x 1 convolutions.
+    The 3 x 3 convolution has the stride, as in torchvision, whereas in the paper the first convolution has it.
     """
 
     def __init__(self, sizes: BlockSizes, kind: Kind = "basic", *, projected: bool = False) -> None:
@@ -246,29 +246,29 @@ class ResidualBlock(nn.Module):
 
 
 class ResNetBackbone(ImageBackbone):
-    """The stem and a chain of residual blocks."""
+    """A stem and residual blocks."""
 
     config: ResNetConfig
 
     def __init__(self, config: ResNetConfig) -> None:
         sizes = config.block_sizes()
-        blocks = (ResidualBlock(each, config.kind, projected=config.projected) for each in sizes)
+        blocks = (ResidualBlock(block_sizes, config.kind, projected=config.projected) for block_sizes in sizes)
         super().__init__(config, Stem(config), blocks)
 
     def bridge(self, block: int) -> nn.Module:
-        """Returns copies of the first block of every later region; the others are dropped (PAME, section 5.1)."""
+        """Returns copies of the first block of every later region (PAME, section 5.1)."""
         return nn.Sequential(*(deepcopy(self.blocks[first]) for first in self.config.firsts if first > block))
 
 
 class ResNet(Family):
-    """Residual networks, from state dicts with torchvision's names, or those of CIFAR's usual implementation."""
+    """Residual networks, from state dicts with the names of torchvision or of the common CIFAR implementation."""
 
     name = "resnet"
 
     def build(self, config: JsonDict, folder: Path | None = None) -> ResNetBackbone:
-        """See `Family.build`; early versions gave the sizes as depth and side of the 6n + 2 family."""
+        """See `Family.build`. Models saved by early versions have `depth` and `side` of a CIFAR network."""
         values: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
-        sizes = {each.name for each in fields(ResNetConfig)} - {"mean", "std"}
+        sizes = {field.name for field in fields(ResNetConfig)} - {"mean", "std"}
         return ResNetBackbone(ResNetConfig(**values) if sizes & values.keys() else cifar_layout(**values))
 
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
@@ -278,7 +278,7 @@ class ResNet(Family):
         config = find_config(weights)
         with torch.device("meta"):
             backbone = ResNetBackbone(config)
-        renamed: dict[str, Tensor] = {}  # without the classifier: `layer2.0.bn1.bias` is `blocks.N.norm_1.bias`
+        renamed: dict[str, Tensor] = {}  # for example, `layer1.0.bn1.bias` becomes `blocks.0.norm_1.bias`
         for name, tensor in weights.items():
             part, _, kind = name.rpartition(".")
             found = LAYER.fullmatch(part)

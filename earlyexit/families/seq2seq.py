@@ -1,12 +1,12 @@
-"""Encoder-decoders (Vaswani et al. 2017), as T5 and Marian have them.
+"""Encoder-decoders (Vaswani et al. 2017): T5 and Marian.
 
-A sequence is its source, the token that an answer starts with, and the answer. Its first input brings the whole source.
-`embed` runs the encoder; its outputs are the rows of the source's tokens. Blocks pass these rows on unchanged and keep
-their keys and values in the sequence's pages, like those of any token. So nothing above the network knows about
-sources: their rows wait, hop and are filled in as those of any decoder.
+A sequence consists of the source, the decoder's start token, and the answer. Its first input has the whole source.
+`embed` runs the encoder, whose outputs become the rows of the source's tokens. Decoder blocks pass these rows on
+unchanged, and store their keys and values in the sequence's pages, like those of other tokens. Thus code outside the
+network treats the rows of a source like those of any decoder.
 
-Families differ in the place and kind of the norm, in biases, and in the feed-forward. Tensor legend beside `piece.py`
-and `kv.py`: M of the N rows are the decoder's own, the others are a source's.
+Families differ in place and kind of the norm, in biases, and in the feed-forward. Tensor legend as in `piece.py` and
+`kv.py`; of N rows, M belong to the decoder, and the others to sources.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, renamed
 from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, pretrained
-from earlyexit.families.encoder import before, by_distance
+from earlyexit.families.encoder import causal_bias, relative_bias
 from earlyexit.network.layers import ACTIVATIONS
 from earlyexit.network.piece import Layout, Masks, Tensors
 from earlyexit.sequences.kv import TRIAL, KvIndex, KvStore, Run
@@ -34,38 +34,38 @@ from earlyexit.sequences.sequence import PAGE_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seq2SeqConfig(DecoderConfig):
-    """Sizes of an encoder-decoder; the defaults are T5-small's. Both sides have the same heads and feed-forward."""
+    """Sizes of an encoder-decoder. Both sides have the same heads and feed-forward. The defaults are T5-small's."""
 
     vocab_size: int = 32128
     hidden_size: int = 512
     num_blocks: int = 6
-    """Of the decoder."""
+    """Blocks of the decoder."""
     num_encoder_blocks: int = 6
     num_heads: int = 8
     num_kv_heads: int = 8
     head_size: int = 64
     intermediate_size: int = 2048
     max_length: int = 1024
-    """Of source and answer together."""
+    """Maximum tokens of source and answer together."""
     norm_eps: float = 1e-6
     norm_first: bool = True
-    """Whether norms are in front of a block's parts, with one behind the last block; else behind each part."""
+    """Whether norms are before a block's parts and after the last block (pre-norm), or after each part (post-norm)."""
     bias: bool = False
     """Whether linear layers have biases, and norms subtract the mean."""
     activation: str = "relu"
     gated: bool = False
     embedding_scale: float = 1.0
     distance_buckets: int = 32
-    """Of the bias by distance; 0 for sinusoidal positions."""
+    """Buckets of the bias by relative position; 0 for sinusoidal positions."""
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        # Not `super()`: a dataclass with slots is another class than the one that `super()` refers to.
+        # Not `super()`, because `dataclass` with slots creates a new class, to which `super()` does not refer.
         DecoderConfig.__post_init__(self)
         if self.activation not in ACTIVATIONS:
             raise ModelFolderError(f"unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}")
         if self.num_kv_heads != self.num_heads:
-            raise ModelFolderError(f"{self.num_heads} heads must have a key each, not {self.num_kv_heads}")
+            raise ModelFolderError(f"num_kv_heads must equal num_heads ({self.num_heads}), not {self.num_kv_heads}")
 
 
 def new_norm(config: Seq2SeqConfig) -> nn.Module:
@@ -75,7 +75,7 @@ def new_norm(config: Seq2SeqConfig) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A residual part of a block, with the norm in front of it or behind the sum."""
+    """A residual part of a block, with the norm before the part or after the sum."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Residual(nn.Module):
 
 
 class SelfAttention(Residual):
-    """Attention among the tokens of a text."""
+    """Attention among the tokens of a source, or of an answer."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config)
@@ -124,7 +124,7 @@ class CrossAttention(Residual):
         return queries_MHd
 
     def kept(self, source_ND: Tensor) -> tuple[Tensor, ...]:
-        """Returns keys and values of the encoder's outputs, each (N, H, d)."""
+        """Returns the keys and values of the encoder's outputs, each (N, H, d)."""
         parts: tuple[Tensor, ...] = self.keys_values(source_ND).unflatten(-1, (2 * self.heads, -1)).chunk(2, dim=1)
         return parts
 
@@ -157,7 +157,7 @@ class SourceBlock(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
-        """Runs packed (N, D) to (N, D)."""
+        """Returns the packed hidden state after the block, (N, D)."""
         (context_ND,) = layout.attend(self.attention.qkv(self.attention.before(hidden_ND)), masks, self._attend)
         hidden_ND = self.attention.after(hidden_ND, self.attention.out(context_ND))
         result: Tensor = self.feed_forward(hidden_ND)
@@ -165,32 +165,32 @@ class SourceBlock(nn.Module):
 
     def _attend(self, qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor]:
         by_head_RTHd = qkv_RTD.view(*qkv_RTD.shape[:-1], *self.attention.shape)
-        query_RHTd, key_RHTd, value_RHTd = (each.transpose(1, 2) for each in by_head_RTHd.chunk(3, dim=2))
+        query_RHTd, key_RHTd, value_RHTd = by_head_RTHd.transpose(1, 2).chunk(3, dim=1)
         context_RHTd = F.scaled_dot_product_attention(query_RHTd, key_RHTd, value_RHTd, attn_mask=mask)
         return (context_RHTd.transpose(1, 2).flatten(-2),)
 
 
 @dataclass(frozen=True, slots=True)
 class SidedPlaces:
-    """The rows of sources, the decoder's own rows, and their places in the store."""
+    """The indices of the decoder's rows and of sources' rows, and their places in the store."""
 
-    own: KvIndex | None
-    """None where all rows are of sources."""
-    crossing: KvIndex | None
-    """The places of their sources that the own rows read."""
+    own: Places | None
+    """Places of the decoder's rows; None if all rows are of sources."""
+    crossing: Places | None
+    """Places of the sources to which the decoder's rows attend."""
     own_M: Tensor | None
-    """The indices of the own rows; None where all rows are own."""
+    """Indices of the decoder's rows; None if there are no others."""
     source: Tensor | None
-    """The indices of rows of sources, ..."""
+    """Indices of the sources' rows."""
     source_places: Tensor | None
-    """... and where their keys and values go."""
+    """Places of the keys and values of the sources' rows."""
 
 
 class AnswerBlock(Block):
-    """One block of the decoder, which is the chain.
+    """One block of the decoder.
 
-    A source's states travel in its sequence's first input. So every block makes its own keys and values of them,
-    wherever and whenever it runs, even if the first token left before it.
+    The states of a source are part of its sequence's first input. Thus every block computes its own keys and values of
+    the source, on any replica, even if the first token left before the block.
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -230,13 +230,13 @@ class AnswerBlock(Block):
         return result
 
 
-Rows = npt.NDArray[np.int64]
+RowIndices = npt.NDArray[np.int64]
 WAVE_LENGTH = 10_000.0
-"""Wave length of the slowest sinusoid, over 2 pi."""
+"""Wavelength of the slowest sinusoid, divided by 2 pi."""
 
 
 class Seq2SeqBackbone(DecoderBackbone):
-    """An encoder-decoder: the decoder's blocks are the chain; the encoder is a part of `embed`."""
+    """An encoder-decoder. Its blocks are those of the decoder, and the encoder is a part of `embed`."""
 
     config: Seq2SeqConfig
 
@@ -255,9 +255,9 @@ class Seq2SeqBackbone(DecoderBackbone):
         return new_norm(self.config) if self.config.norm_first else nn.Identity()
 
     def run_of(self, sequence: int, start: int, length: int, limit: int, prompt: int) -> Run:
-        """Returns a run whose source is the prompt without the token that an answer starts with.
+        """Returns a run whose source is the prompt without the decoder's start token.
 
-        Without a sequence, several rows are a first input, and one row is a step behind a page of a source.
+        Without a sequence, as in warm-ups, several rows are a first input, and one row is a step after a source.
         """
         if sequence != TRIAL:
             return Run(sequence=sequence, start=start, length=length, limit=limit, source=max(prompt - 1, 0))
@@ -266,80 +266,88 @@ class Seq2SeqBackbone(DecoderBackbone):
         return Run(sequence=TRIAL, start=PAGE_TOKENS, length=1, source=PAGE_TOKENS)
 
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        """Embeds inputs, and encodes sources; raises InputError for a source in parts."""
+        """Embeds inputs, and encodes sources. Raises InputError for a source in parts, and for an empty source."""
         token_ids_N, run_B5 = inputs
         runs = self.runs(run_B5, [0] * len(run_B5), layout)
         sides = _Sides.of(runs)
-        if any(run.start or run.end < run.source for run in sides.reading):
-            raise InputError("a source comes whole, in its sequence's first input")
+        if any(run.start or run.end < run.source for run in sides.sources):
+            raise InputError("the first input of a sequence must have the whole source")
         if not all(run.source for run in runs):
-            raise InputError("an answer needs a source of one token at least")
+            raise InputError("a source needs at least one token")
         hidden_ND = self.word(token_ids_N) * self.config.embedding_scale
         if self.distances is None:
-            # Sinusoidal positions (Vaswani et al. 2017, section 3.5) within the source or the answer; as in Marian,
-            # sines before cosines.
-            tokens_N = np.concatenate([np.arange(run.start, run.end) for run in runs])
-            source_N = np.repeat([run.source for run in runs], [run.length for run in runs])
-            position_N = self._index(np.where(tokens_N < source_N, tokens_N, tokens_N - source_N))
-            size = self.config.hidden_size
-            exponent = torch.arange(0, size, 2, dtype=torch.float64, device=position_N.device) / size
-            angle_Nh = position_N[:, None] * WAVE_LENGTH**-exponent
-            hidden_ND = hidden_ND + torch.cat([angle_Nh.sin(), angle_Nh.cos()], dim=-1).to(self.word.weight.dtype)
-        if sides.reading:
-            source = self._index(sides.source)
-            hidden_ND = hidden_ND.index_copy(0, source, self._read(hidden_ND[source], sides.reading))
+            hidden_ND = hidden_ND + self._sinusoids(runs)
+        if sides.sources:
+            source = self._index(sides.source_rows)
+            hidden_ND = hidden_ND.index_copy(0, source, self._encode(hidden_ND[source], sides.sources))
         return hidden_ND, run_B5, run_B5.new_zeros(len(run_B5))
 
     def where(self, runs: Sequence[Run]) -> SidedPlaces:
         sides, kv = _Sides.of(runs), self.memory.kv
         own = crossing = bias_DH = None
-        if sides.answering:
+        if sides.answers:
             if self.distances is not None:
-                longest = max(run.end - run.source for run in sides.answering)
-                bias_DH = before(self.distances, longest, self.config.max_distance)
-            own, crossing = kv.places(sides.answering, bias_DH=bias_DH), kv.places(sides.answering, source=True)
-        if not sides.reading:
+                longest = max(run.end - run.source for run in sides.answers)
+                bias_DH = causal_bias(self.distances, longest, self.config.max_distance)
+            own, crossing = kv.places(sides.answers, bias_DH=bias_DH), kv.places(sides.answers, source=True)
+        if not sides.sources:
             return SidedPlaces(own, crossing, None, None, None)
-        places = np.concatenate([kv.place_of(run, run.start) for run in sides.reading])
-        return SidedPlaces(own, crossing, self._index(sides.own), self._index(sides.source), self._index(places))
+        places = np.concatenate([kv.place_of(run, run.start) for run in sides.sources])
+        return SidedPlaces(
+            own, crossing, self._index(sides.answer_rows), self._index(sides.source_rows), self._index(places)
+        )
 
-    def _read(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:
-        """Returns the encoder's outputs of embedded sources, packed."""
-        # Each source attends alone, so that its values do not depend on the other sources of the batch.
+    def _sinusoids(self, runs: Sequence[Run]) -> Tensor:
+        """Returns sinusoidal positions within source or answer, (N, D) (Vaswani et al. 2017, section 3.5).
+
+        As in Marian, sines come before cosines.
+        """
+        token_N = np.concatenate([np.arange(run.start, run.end) for run in runs])
+        source_N = np.repeat([run.source for run in runs], [run.length for run in runs])
+        position_N = self._index(np.where(token_N < source_N, token_N, token_N - source_N))
+        size = self.config.hidden_size
+        exponent = torch.arange(0, size, 2, dtype=torch.float64, device=position_N.device) / size
+        angle_Nh = position_N[:, None] * WAVE_LENGTH**-exponent
+        return torch.cat([angle_Nh.sin(), angle_Nh.cos()], dim=-1).to(self.word.weight.dtype)
+
+    def _encode(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:
+        """Returns the encoder's outputs for embedded sources, packed."""
+        # Attention runs separately for each source, so that its values do not depend on other sources of the batch.
         layout = Layout(np.array([run.length for run in sources], dtype=np.int32), hidden_ND.device, together=0)
         table = self.encoder_distances
-        masks = layout.masks(None if table is None else by_distance(table, layout.longest, self.config.max_distance))
+        masks = layout.masks(None if table is None else relative_bias(table, layout.longest, self.config.max_distance))
         for block in self.encoder:
             hidden_ND = block(hidden_ND, layout, masks)
         normed_ND: Tensor = self.encoder_norm(hidden_ND)
         return normed_ND
 
-    def _index(self, rows: Rows) -> Tensor:
+    def _index(self, rows: RowIndices) -> Tensor:
         return torch.from_numpy(rows).to(self.word.weight.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The parts of packed runs that are sources and answers, and the indices of their rows."""
+    """The parts of packed runs that belong to sources and to answers, and the indices of their rows."""
 
-    reading: list[Run]
-    answering: list[Run]
-    source: Rows
-    own: Rows
+    sources: list[Run]
+    answers: list[Run]
+    source_rows: RowIndices
+    answer_rows: RowIndices
+    """Empty if there are no sources, because all rows are then of answers."""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> _Sides:
-        reading = [replace(run, length=min(run.end, run.source) - run.start) for run in runs if run.start < run.source]
-        begun = [max(run.start, run.source) for run in runs]
-        answering = [
-            run if first == run.start else replace(run, start=first, length=run.end - first)
-            for run, first in zip(runs, begun, strict=True)
-            if first < run.end
-        ]
-        if not reading:
-            return cls(reading, answering, np.empty(0, np.int64), np.empty(0, np.int64))
+        sources, answers = [], []
+        for run in runs:
+            first = max(run.start, run.source)
+            if run.start < run.source:
+                sources.append(replace(run, length=min(run.end, run.source) - run.start))
+            if first < run.end:
+                answers.append(run if first == run.start else replace(run, start=first, length=run.end - first))
+        if not sources:
+            return cls(sources, answers, np.empty(0, np.int64), np.empty(0, np.int64))
         is_source = np.concatenate([np.arange(run.start, run.end) < run.source for run in runs])
-        return cls(reading, answering, np.flatnonzero(is_source), np.flatnonzero(~is_source))
+        return cls(sources, answers, np.flatnonzero(is_source), np.flatnonzero(~is_source))
 
 
 T5_ATTENTION = {
@@ -356,7 +364,7 @@ T5_CROSSING = {
 
 
 class T5(Family):
-    """Encoder-decoders of `transformers`' type `t5`."""
+    """Encoder-decoders of the `transformers` type `t5`."""
 
     name = "t5"
 
@@ -364,44 +372,18 @@ class T5(Family):
         return Seq2SeqBackbone(Seq2SeqConfig(**config))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """Raises ModelFolderError for a model without a head for its vocabulary, and for activations unknown here."""
+        """Raises ModelFolderError for a model without a head over its vocabulary, and for unknown activations."""
         if not hasattr(hf_model, "lm_head"):
-            raise ModelFolderError("a T5 without a head for its vocabulary generates nothing")
+            raise ModelFolderError("a T5 without a head over its vocabulary cannot generate")
         config, weights = hf_model.config, hf_model.state_dict()
         words_VD, head_VD = weights["shared.weight"], weights["lm_head.weight"]
-        # T5 scales states down in front of the head; here the head's weights are scaled down. Where they are the
-        # embedding's, embedded words are scaled up by as much.
+        # T5 scales states down before the head. This code scales the head's weights instead, and scales embedded tokens
+        # up if the head shares the embedding's weights.
         scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         tied = words_VD.equal(head_VD)
-        sizes = Seq2SeqConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.d_model,
-            num_blocks=config.num_decoder_layers,
-            num_encoder_blocks=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_heads,
-            head_size=config.d_kv,
-            intermediate_size=config.d_ff,
-            max_length=getattr(config, "n_positions", None) or Seq2SeqConfig().max_length,
-            norm_eps=config.layer_norm_epsilon,
-            activation=config.dense_act_fn,
-            gated=config.is_gated_act,
-            embedding_scale=1 / scale if tied else 1.0,
-            distance_buckets=config.relative_attention_num_buckets,
-            max_distance=config.relative_attention_max_distance,
-            tied=tied,
-        )
-        backbone = Seq2SeqBackbone(sizes)
-        names: dict[str, tuple[str, ...]] = {"word.weight": ("shared.weight",)}
-        for ours, theirs in (("encoder_", "encoder"), ("", "decoder")):
-            names[f"{ours}norm.weight"] = (f"{theirs}.final_layer_norm.weight",)
-            distances = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-            names[f"{ours}distances.weight"] = (distances,)
-        encoder, decoder = _t5_feed_forward(sizes, 1), T5_CROSSING | _t5_feed_forward(sizes, 2)
-        names |= names_in_blocks("encoder.{}", "encoder.block.{}", sizes.num_encoder_blocks, T5_ATTENTION | encoder)
-        names |= names_in_blocks("blocks.{}", "decoder.block.{}", sizes.num_blocks, T5_ATTENTION | decoder)
-        state = put_together(weights, names)
-        for k in range(backbone.num_blocks):  # T5 does not divide scores by the root of a head's size
+        backbone = Seq2SeqBackbone(_t5_sizes(config, embedding_scale=1 / scale if tied else 1.0, tied=tied))
+        state = renamed(weights, _t5_names(backbone.config))
+        for k in range(backbone.num_blocks):  # T5 does not divide attention scores by the root of the head size
             state[f"blocks.{k}.crossing.query.weight"] *= config.d_kv**0.5
         width = config.num_heads * config.d_kv
         for name, values in state.items():
@@ -410,6 +392,38 @@ class T5(Family):
         if tied:
             state["word.weight"] = words_VD * scale
         return pretrained(backbone, state, head_VD * scale)
+
+
+def _t5_sizes(config: Any, *, embedding_scale: float, tied: bool) -> Seq2SeqConfig:
+    return Seq2SeqConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        num_blocks=config.num_decoder_layers,
+        num_encoder_blocks=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_heads,
+        head_size=config.d_kv,
+        intermediate_size=config.d_ff,
+        max_length=getattr(config, "n_positions", None) or Seq2SeqConfig().max_length,
+        norm_eps=config.layer_norm_epsilon,
+        activation=config.dense_act_fn,
+        gated=config.is_gated_act,
+        embedding_scale=embedding_scale,
+        distance_buckets=config.relative_attention_num_buckets,
+        max_distance=config.relative_attention_max_distance,
+        tied=tied,
+    )
+
+
+def _t5_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {"word.weight": ("shared.weight",)}
+    for ours, theirs in (("encoder_", "encoder"), ("", "decoder")):
+        names[f"{ours}norm.weight"] = (f"{theirs}.final_layer_norm.weight",)
+        distances = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        names[f"{ours}distances.weight"] = (distances,)
+    encoder, decoder = _t5_feed_forward(config, 1), T5_CROSSING | _t5_feed_forward(config, 2)
+    names |= names_in_blocks("encoder.{}", "encoder.block.{}", config.num_encoder_blocks, T5_ATTENTION | encoder)
+    return names | names_in_blocks("blocks.{}", "decoder.block.{}", config.num_blocks, T5_ATTENTION | decoder)
 
 
 def _t5_feed_forward(config: Seq2SeqConfig, layer: int) -> dict[str, tuple[str, ...]]:
@@ -422,7 +436,7 @@ def _t5_feed_forward(config: Seq2SeqConfig, layer: int) -> dict[str, tuple[str, 
 
 
 MARIAN_EPS = 1e-5
-"""Torch's default; configurations do not name it."""
+"""Torch's default. Marian's configurations do not name it."""
 MARIAN_PARTS = {
     "attention.norm": ("self_attn_layer_norm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -440,7 +454,7 @@ MARIAN_CROSSING = {
 
 
 class Marian(Family):
-    """Encoder-decoders of `transformers`' type `marian` whose two sides share vocabulary, heads and sizes."""
+    """Encoder-decoders of the `transformers` type `marian` whose two sides share vocabulary, heads and sizes."""
 
     name = "marian"
 
@@ -448,18 +462,18 @@ class Marian(Family):
         return Seq2SeqBackbone(Seq2SeqConfig(**config))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """Raises ModelFolderError for a model without a head for its vocabulary, and for sides that differ in size."""
+        """Raises ModelFolderError for a model without a head over its vocabulary, and for sides that differ in size."""
         if not hasattr(hf_model, "lm_head"):
-            raise ModelFolderError("a Marian without a head for its vocabulary generates nothing")
+            raise ModelFolderError("a Marian without a head over its vocabulary cannot generate")
         weights = hf_model.state_dict()
         words_VD, head_VD = weights["model.decoder.embed_tokens.weight"], weights["lm_head.weight"]
         if not words_VD.equal(weights["model.encoder.embed_tokens.weight"]):
-            raise ModelFolderError("a Marian whose encoder has a vocabulary of its own is not served")
+            raise ModelFolderError("a Marian whose encoder and decoder have different vocabularies is not supported")
         config = hf_model.config
-        for what in ("attention_heads", "ffn_dim"):
-            sides = getattr(config, f"encoder_{what}"), getattr(config, f"decoder_{what}")
-            if sides[0] != sides[1]:
-                raise ModelFolderError(f"{what} must be the same on both sides, not {sides[0]} and {sides[1]}")
+        for name in ("attention_heads", "ffn_dim"):
+            encoder, decoder = getattr(config, f"encoder_{name}"), getattr(config, f"decoder_{name}")
+            if encoder != decoder:
+                raise ModelFolderError(f"{name} must be the same on both sides, not {encoder} and {decoder}")
         sizes = Seq2SeqConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.d_model,
@@ -479,13 +493,11 @@ class Marian(Family):
             tied=words_VD.equal(head_VD),
         )
         backbone = Seq2SeqBackbone(sizes)
-        kinds = ("weight", "bias")
-        places = ("encoder.{}", "model.encoder.layers.{}"), ("blocks.{}", "model.decoder.layers.{}")
-        names = names_in_blocks(*places[0], sizes.num_encoder_blocks, MARIAN_PARTS, kinds)
-        names |= names_in_blocks(*places[1], sizes.num_blocks, MARIAN_PARTS | MARIAN_CROSSING, kinds)
+        parts, kinds = MARIAN_PARTS | MARIAN_CROSSING, ("weight", "bias")
+        names = names_in_blocks("blocks.{}", "model.decoder.layers.{}", sizes.num_blocks, parts, kinds)
+        names |= names_in_blocks("encoder.{}", "model.encoder.layers.{}", sizes.num_encoder_blocks, MARIAN_PARTS, kinds)
         names["word.weight"] = ("model.decoder.embed_tokens.weight",)
-        state = put_together(weights, names)
         bias_V = weights["final_logits_bias"][0].clone()
-        never = hf_model.generation_config.bad_words_ids or ()
-        bias_V[[words[0] for words in never if len(words) == 1]] = -torch.inf  # padding, which is never an answer
-        return pretrained(backbone, state, head_VD, bias_V)
+        bad_words = hf_model.generation_config.bad_words_ids or ()
+        bias_V[[tokens[0] for tokens in bad_words if len(tokens) == 1]] = -torch.inf  # padding is never generated
+        return pretrained(backbone, renamed(weights, names), head_VD, bias_V)

@@ -1,9 +1,9 @@
-"""VGG networks over images (Simonyan and Zisserman, ICLR 2015), with torchvision's norms or without.
+"""VGG networks over images (Simonyan and Zisserman, ICLR 2015), with or without torchvision's batch norms.
 
-A block is a convolution with its norm, rectifier and pooling, or one of the two hidden linear layers. There are no
-bridges, because the last block of a region, which is pooled, has another shape than the others.
+A block is a convolution with its norm, ReLU and pooling, or one of the hidden linear layers. There are no bridges,
+because only the last block of a region is pooled, so that its shape differs from the other blocks'.
 
-Tensor legend: B images, H rows, W columns, C channels, D numbers.
+Tensor legend: B images, D hidden.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ DROPOUT = 0.5
 HIDDEN, CLASSIFIER = ("classifier.0", "classifier.3"), "classifier.6"
 """torchvision's names of the linear layers."""
 SIDES = {"convolution": 4, "norm": 1, "linear": 2}
-"""Dimensions of the weights of our parts."""
+"""Number of dimensions of each layer's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VggConfig(ImageConfig):
-    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for impossible sizes."""
+    """Sizes of a network. Raises ModelFolderError for invalid sizes."""
 
     convolutions: tuple[int, ...] = CONVOLUTIONS[11]
-    """Convolutions in each region; the last of a region is pooled to half the sides."""
+    """Convolutions in each region. Pooling after the last one of a region halves the sides."""
     widths: tuple[int, ...] = WIDTHS
     norms: bool = True
     """Whether batch norms follow the convolutions."""
@@ -65,17 +65,19 @@ class VggConfig(ImageConfig):
     def __post_init__(self) -> None:
         if not self.convolutions or len(self.convolutions) != len(self.widths):
             raise ModelFolderError(
-                f"convolutions are of {len(self.convolutions)} regions, widths of {len(self.widths)}"
+                f"convolutions has {len(self.convolutions)} regions, and widths has {len(self.widths)}"
             )
         if min(*self.convolutions, *self.widths, self.cells, *self.hidden) < 1:
-            raise ModelFolderError("every region needs a convolution, every width a channel, every map a cell")
+            raise ModelFolderError("numbers of convolutions, widths, cells, and hidden sizes must be at least 1")
         least = 2 ** len(self.widths)
         if min(self.height, self.width) < least:
-            raise ModelFolderError(f"images of {self.height} x {self.width}: {least} pixels a side are the fewest")
+            raise ModelFolderError(
+                f"images must be at least {least} pixels on a side, not {self.height} x {self.width}"
+            )
 
     @property
     def depth(self) -> int:
-        """Layers with weights, with the classifier, by which these networks are named."""
+        """Number of layers with weights, with the classifier, which is part of the network's name."""
         return sum(self.convolutions) + len(self.hidden) + 1
 
     def shape_after(self, block: int) -> tuple[int, ...]:
@@ -86,18 +88,17 @@ class VggConfig(ImageConfig):
         return sizes[block][1], self.height >> halvings, self.width >> halvings
 
     def convolution_sizes(self) -> list[tuple[int, int, bool]]:
-        """Returns for every convolution the channels before and after, and whether it is pooled."""
-        before = [len(self.mean), *self.widths[:-1]]
-        regions = zip(before, self.widths, self.convolutions, strict=True)
-        return [
-            (narrow if k == 0 else wide, wide, k == number - 1)
-            for narrow, wide, number in regions
-            for k in range(number)
-        ]
+        """Returns input channels, output channels, and whether pooling follows, for each convolution."""
+        sizes, before = [], len(self.mean)
+        for width, number in zip(self.widths, self.convolutions, strict=True):
+            for k in range(number):
+                sizes.append((before, width, k == number - 1))
+                before = width
+        return sizes
 
 
 class ConvolutionBlock(nn.Sequential):
-    """A convolution, its norm, a rectifier, and pooling where a region ends."""
+    """A convolution, its norm, ReLU, and pooling at the end of a region."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
 
@@ -110,7 +111,7 @@ class ConvolutionBlock(nn.Sequential):
 
 
 class LinearBlock(nn.Module):
-    """A hidden linear layer; the first one gets the means of a map's cells."""
+    """A hidden linear layer. The first one pools maps to cells."""
 
     def __init__(self, before: int, after: int, *, cells: int) -> None:
         super().__init__()
@@ -152,45 +153,45 @@ class Vgg(Family):
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         if f"{CLASSIFIER}.weight" not in weights:
             return None
-        found = {name.rpartition(".")[0] for name in weights if name.startswith("features.")}
+        layers = {name.rpartition(".")[0] for name in weights if name.startswith("features.")}
         for convolutions, norms in product(CONVOLUTIONS.values(), (False, True)):
-            like = VggConfig(convolutions=convolutions, norms=norms)
-            theirs = [name for name, _ in _names(like) if name.startswith("features.")]
-            if set(theirs) == found:
-                return _pretrained(like, weights)
+            config = VggConfig(convolutions=convolutions, norms=norms)
+            if {name for name, _ in _names(config) if name.startswith("features.")} == layers:
+                return _pretrained(config, weights)
         return None
 
 
 def _pretrained(like: VggConfig, weights: Mapping[str, Tensor]) -> Pretrained:
-    """Returns the network of a state dict with the arrangement of `like`; widths may differ."""
-    ours = dict(_names(like))
+    """Returns the network of a state dict whose layers are those of `like`. Widths may differ."""
+    our_names = dict(_names(like))
     sizes = {
-        name: len(tensor_of(weights, f"{name}.weight", sides=SIDES[our.rpartition(".")[2]]))
-        for name, our in ours.items()
+        name: len(tensor_of(weights, f"{name}.weight", sides=SIDES[ours.rpartition(".")[2]]))
+        for name, ours in our_names.items()
         if name not in HIDDEN or f"{name}.weight" in weights
     }
-    convolutions = [sizes[name] for name, our in ours.items() if our.endswith(".convolution")]
-    ends = [convolutions[index] for index, (*_, pooled) in enumerate(like.convolution_sizes()) if pooled]
+    channels = [sizes[name] for name, ours in our_names.items() if ours.endswith(".convolution")]
+    widths = [width for width, (*_, pooled) in zip(channels, like.convolution_sizes(), strict=True) if pooled]
     hidden = tuple(sizes[name] for name in HIDDEN if name in sizes)
-    config = replace(like, widths=tuple(ends), hidden=hidden)
+    config = replace(like, widths=tuple(widths), hidden=hidden)
     with torch.device("meta"):
         backbone = VggBackbone(config)
-    parts = {name: name.rpartition(".") for name in weights}
-    renamed = {
-        f"{ours.get(part, part)}.{kind}": weights[name] for name, (part, _, kind) in parts.items() if part != CLASSIFIER
-    }
+    renamed = {}
+    for name, tensor in weights.items():
+        layer, _, kind = name.rpartition(".")
+        if layer != CLASSIFIER:
+            renamed[f"{our_names.get(layer, layer)}.{kind}"] = tensor
     fill(backbone, renamed, f"VGG-{like.depth}")
     codec = image_codec(config, shortest_edge=256)
     return Pretrained(backbone=backbone, head=linear_head(weights, CLASSIFIER), label_names=None, codec=codec)
 
 
 def _names(config: VggConfig) -> Iterator[tuple[str, str]]:
-    """Yields torchvision's names of the layers, and ours; torchvision counts norms, rectifiers and poolings too."""
-    place = 0
+    """Yields torchvision's name and our name of each layer with weights."""
+    index = 0  # torchvision also counts norms, ReLUs and poolings
     for block, (_, _, pooled) in enumerate(config.convolution_sizes()):
-        yield f"features.{place}", f"blocks.{block}.convolution"
+        yield f"features.{index}", f"blocks.{block}.convolution"
         if config.norms:
-            yield f"features.{place + 1}", f"blocks.{block}.norm"
-        place += 2 + config.norms + pooled
-    for index, name in enumerate(HIDDEN):
-        yield name, f"blocks.{sum(config.convolutions) + index}.linear"
+            yield f"features.{index + 1}", f"blocks.{block}.norm"
+        index += 2 + config.norms + pooled
+    for k, name in enumerate(HIDDEN):
+        yield name, f"blocks.{sum(config.convolutions) + k}.linear"

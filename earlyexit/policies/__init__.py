@@ -1,4 +1,4 @@
-"""Exit policies: when an input may leave. `base.py` holds the contract; torch is imported when a policy is made."""
+"""Exit policies: when an input may leave. `base.py` has the contract. torch is imported when a policy is created."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class PolicyKind:
     """One kind of exit policy."""
 
     make: str
-    """The place of its factory."""
+    """Import path of the factory, as `module:name`."""
     takes: frozenset[str]
-    """The fields of a plan's policy that it requires; it takes no other required fields."""
+    """The fields of a plan's policy that this kind requires."""
     leaves: str
-    """When an input may leave, in words, for readers of plans."""
+    """When an input may leave, as text for readers of plans."""
     mixes: bool
-    """Whether it can judge the mixed answers of a chain's networks, and so also takes an ensemble's `weights`."""
+    """Whether the policy can judge mixed answers of a chain's networks. It then also accepts ensemble `weights`."""
     decays: bool
-    """Whether its scores are from 0 to 1, larger is surer. It then also takes a `decay` where answers are tokens."""
+    """Whether scores are from 0 to 1 and a larger score is surer. If answers are tokens, it then accepts a `decay`."""
 
 
 def _kind(make: str, *takes: str, leaves: str, mixes: bool = False, decays: bool = False) -> PolicyKind:
@@ -34,7 +34,7 @@ def _kind(make: str, *takes: str, leaves: str, mixes: bool = False, decays: bool
     return PolicyKind(make=make, takes=frozenset(takes), leaves=leaves, mixes=mixes, decays=decays)
 
 
-# A policy is a class in one of the files beside this one, or in one more, and one entry here.
+# To add a policy, write its class in this folder and add one entry here.
 POLICIES = {
     "entropy": _kind(
         "threshold:EntropyPolicy",
@@ -52,13 +52,14 @@ POLICIES = {
     "share": _kind(
         "threshold:SharePolicy",
         *("thresholds", "confidences"),
-        leaves="the share of the map's values that are above the ramp's confidence is at least the threshold",
+        leaves="the share of the map's values above the ramp's confidence is at least the threshold",
         mixes=True,
     ),
     "foreseen": _kind(
         "foresight:ForeseenPolicy",
         "thresholds",
-        leaves="the ramp's classifier gives the full model's agreement at least this probability, before the answer",
+        leaves="the ramp's classifier, before the answer is computed, predicts agreement with the full model with at "
+        "least this probability",
         decays=True,
     ),
     "similar": _kind(
@@ -70,8 +71,8 @@ POLICIES = {
     "tabi": _kind(
         "counting:TabiPolicy",
         *("c", "k"),
-        leaves="a coin (a hash of its sample id) says so: never up to confidence c; above, with probability "
-        "1/(1+exp(-k((con-c)/(1-c)-1/2))). Tabi's rule (EuroSys'23, equation 4), without a promise",
+        leaves="a pseudo-random draw (a hash of the sample id) decides: never up to confidence c; above c with "
+        "probability 1/(1+exp(-k((con-c)/(1-c)-1/2))). Tabi's rule (EuroSys'23, equation 4), without a guarantee",
         mixes=True,
     ),
     "patience": _kind("counting:PatiencePolicy", "patience", leaves="this many ramps in a row repeated the last label"),
@@ -79,32 +80,32 @@ POLICIES = {
     "recorded": _kind(
         "ensemble:RecordedPolicy",
         *("thresholds", "records"),
-        leaves="its exit record, found by the caller's `ids`, passes the threshold; for experiments",
+        leaves="the score in its exit record, found by the caller's `ids`, passes the threshold; for experiments",
     ),
     "own": _kind(
         "wrapper:own_policy",
         "own",
-        leaves="your function, named as `module:function`, says so; made with `exit_wrapper`",
+        leaves="your function `module:function`, made with `exit_wrapper`, returns true",
         mixes=True,
     ),
 }
 if TYPE_CHECKING:
     PolicyName = str
-else:  # what reads files refuses other names, and lists these
+else:  # at run time, so that pydantic checks names in files against the table
     PolicyName = Literal[tuple(POLICIES)]
 
 
 def kind_of(name: str) -> PolicyKind:
-    """Returns the kind of that name; raises PlanError that lists the known names."""
+    """Returns the kind with a name; raises PlanError with the known names."""
     if name not in POLICIES:
         raise PlanError(f"unknown exit policy {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[name]
 
 
 def make_policy(name: str, *, weights: Mapping[int, float] | None = None, **settings: Any) -> ExitPolicy:
-    """Returns a policy by its name. With an ensemble's `weights` it judges the mixed answers of a chain's networks.
+    """Returns a new policy. With an ensemble's `weights`, it judges the mixed answers of a chain's networks.
 
-    Raises PlanError for an unknown name, and for settings that the policy refuses.
+    Raises PlanError for an unknown name and for invalid settings.
     """
     policy: ExitPolicy = import_attribute(kind_of(name).make)(**settings)
     if weights is None:

@@ -1,4 +1,4 @@
-"""Policies for labels: counts of repeated labels, and Tabi's coin (EuroSys'23, equation 4)."""
+"""Policies for labels: two that count equal labels, and Tabi's randomized rule (EuroSys'23, equation 4)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from earlyexit.errors import PlanError
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.reroute import check_rule, reroutes
 
-UNSEEN = -1
-"""The last label of an input that has met no ramp yet."""
+NO_LABEL = -1
+"""Stands for the last label of an input before its first ramp."""
 
 
 class PatiencePolicy(ExitPolicy):
-    """Leave when `patience` ramps in a row repeated the label of the one before them (PABEE; E3 section 5.6).
+    """Inputs leave after `patience` ramps in a row repeated the previous ramp's label (PABEE; E3 section 5.6).
 
     The state is the last label and the number of repetitions.
     """
@@ -33,7 +33,7 @@ class PatiencePolicy(ExitPolicy):
         return 2
 
     def initial_state(self, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
-        return torch.tensor([[UNSEEN, 0]], dtype=self.state_dtype, device=device).repeat(num_inputs, 1)
+        return torch.tensor([[NO_LABEL, 0]], dtype=self.state_dtype, device=device).repeat(num_inputs, 1)
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         label_B = opinion.value_B
@@ -44,9 +44,9 @@ class PatiencePolicy(ExitPolicy):
 
 
 class VotingPolicy(ExitPolicy):
-    """Leave when `votes` of the ramps so far, in a row or not, gave the same label (E3 section 6).
+    """Inputs leave when `votes` ramps so far, not necessarily in a row, gave the same label (E3 section 6).
 
-    The state is the number of votes for every class.
+    The state is the number of votes for every label.
     """
 
     name = "voting"
@@ -69,16 +69,16 @@ class VotingPolicy(ExitPolicy):
 
 
 class TabiPolicy(ExitPolicy):
-    """Inputs go on up to confidence c, and above it by a coin whose probability falls with confidence (equation 4).
+    """Inputs continue if confidence is at most c, and else with a probability that falls with confidence (equation 4).
 
-    It is meant for the ends of networks. An inner ramp is judged alike, by a coin of its own. It has no guarantee.
+    The rule is meant for the last ramps of a chain's networks, but works at any ramp. It does not bound the loss.
     """
 
     name = "tabi"
     labels_only = True
 
     def __init__(self, c: float, k: float) -> None:
-        """Raises PlanError for a c outside 0 to 1, and for a negative or infinite k."""
+        """Raises PlanError if c is outside 0 to 1, or k is negative or infinite."""
         check_rule(c, k)
         self.c = c
         self.k = k
@@ -87,8 +87,8 @@ class TabiPolicy(ExitPolicy):
         return True
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        goes_on_B = reroutes(opinion.score_B.numpy(), sample_ids, ramp, self.c, self.k)
-        return opinion.verdict(torch.from_numpy(~goes_on_B), state_BS)
+        continue_B = reroutes(opinion.score_B.numpy(), sample_ids, ramp, self.c, self.k)
+        return opinion.verdict(torch.from_numpy(~continue_B), state_BS)
 
     def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns the calibrated confidence and the answers."""

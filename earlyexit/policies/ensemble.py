@@ -1,6 +1,6 @@
-"""Policies by which another policy judges: the mixed answers of a chain's networks, and exit records.
+"""Policies that wrap another policy: an ensemble of a chain's networks, and decisions from exit records.
 
-An ensemble is that of Tabi (section 4.3, equation 6). Records are the real exits of one model at the cost of another.
+The ensemble is Tabi's (section 4.3, equation 6). With exit records, one model runs with the exits of another.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from earlyexit.policies.threshold import ThresholdPolicy
 from earlyexit.tasks.base import Task
 
 TINY = torch.finfo(torch.float32).tiny
-"""A probability of 0 has no logarithm."""
-CARRIED = torch.float16
-"""The type in which probabilities travel."""
+"""Lower bound of probabilities, because the logarithm of 0 is infinite."""
+STATE_DTYPE = torch.float16
+"""The type of an ensemble's state."""
 
 
 class EnsemblePolicy(ExitPolicy):
-    """Mixes the answers of earlier networks into those of every later exit; another policy judges the mixture.
+    """Mixes the probabilities of earlier networks into later exits. Another policy, the judge, decides on the mixture.
 
-    The state is the probabilities at the last active end of a network, times their weight; the current network has the
-    rest of the weight. The state is 0 for inputs that passed no such end, as under a plan that skips the earlier
-    networks, and nothing is mixed then. It always has half precision, so that an answer does not depend on where a
-    chain is cut: probabilities keep 3 digits, and their error is at most 2.5e-4.
+    The state is the probabilities at the last active end of a network, times that end's weight. The current network
+    has the rest of the weight. The state of an input that passed no such end is 0, for example if the plan skips the
+    earlier networks. Its probabilities are not mixed. The state always has half precision, so that an answer does not
+    depend on where a chain is cut. The rounding error of a probability is at most 2.5e-4.
     """
 
     name = "ensemble"
     labels_only = True
-    state_dtype: ClassVar[torch.dtype] = CARRIED
+    state_dtype: ClassVar[torch.dtype] = STATE_DTYPE
 
     def __init__(self, judge: ExitPolicy, weights: Weights) -> None:
-        """Raises PlanError for weights out of range, and for a judge that carries a state of its own."""
+        """Raises PlanError for weights out of range, and for a judge that keeps a state or does not read outputs."""
         check_weights(weights)
         if judge.foreknows or judge.state_width(2):
             raise PlanError(
-                f"weights: exit policy {judge.name!r} decides by what it carries itself; an ensemble's weights go with "
-                "policies that judge one exit's outputs"
+                f"weights: exit policy {judge.name!r} cannot be combined with an ensemble's weights, because it does "
+                "not decide by the outputs of one exit"
             )
         self._judge = judge
         self._weights = weights
@@ -70,13 +70,13 @@ class EnsemblePolicy(ExitPolicy):
         return self._judge.warm_up_ids(num_inputs)
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        together = mixed(opinion, state_BS)
-        verdict = self._judge.decide(ramp, together, state_BS[:, :0], sample_ids)
+        mixture = mixed(opinion, state_BS)
+        verdict = self._judge.decide(ramp, mixture, state_BS[:, :0], sample_ids)
         if ramp in self._weights:
-            state_BS = carried(together.outputs_BC, self._weights[ramp])
+            state_BS = weighted_state(mixture.outputs_BC, self._weights[ramp])
         return Verdict(
             leave_B=verdict.leave_B,
-            value_B=together.value_B if verdict.value_B is None else verdict.value_B,
+            value_B=mixture.value_B if verdict.value_B is None else verdict.value_B,
             score_B=verdict.score_B,
             state_BS=state_BS,
         )
@@ -92,36 +92,36 @@ class EnsemblePolicy(ExitPolicy):
         return self._judge.full_answers(opinion, sample_ids)
 
 
-def carried(outputs_BC: Tensor, weight: float) -> Tensor:
-    """Returns the state that an exit's outputs leave for later exits, (B, C)."""
-    return (weight * outputs_BC.softmax(-1)).to(CARRIED)
+def weighted_state(outputs_BC: Tensor, weight: float) -> Tensor:
+    """Returns the state for later exits, (B, C): the exit's probabilities times its weight."""
+    return (weight * outputs_BC.softmax(-1)).to(STATE_DTYPE)
 
 
 def mixed(opinion: Opinion, state_BS: Tensor) -> Opinion:
-    """Returns the opinion mixed with the state, as logarithms of probabilities; unchanged where the state is 0."""
-    carried_B1 = state_BS.float().sum(-1, keepdim=True)
-    if not carried_B1.any():
+    """Returns the log-probabilities of the mixture with the state. Rows whose state is 0 stay unchanged."""
+    weight_B1 = state_BS.float().sum(-1, keepdim=True)
+    if not weight_B1.any():
         return opinion
-    together_BC = (1 - carried_B1) * opinion.outputs_BC.softmax(-1) + state_BS
-    logarithms_BC = together_BC.clamp_min(TINY).log()
-    return Opinion(opinion.task, torch.where(carried_B1 > 0, logarithms_BC, opinion.outputs_BC))
+    probabilities_BC = (1 - weight_B1) * opinion.outputs_BC.softmax(-1) + state_BS
+    logarithms_BC = probabilities_BC.clamp_min(TINY).log()
+    return Opinion(opinion.task, torch.where(weight_B1 > 0, logarithms_BC, opinion.outputs_BC))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswers:
-    """Recorded scores and answers of every ramp and of the full model for N known inputs."""
+    """Recorded scores and answers of all ramps and of the full model for N inputs."""
 
     row_of: Mapping[str, int]
-    """Sample id -> row. Ids are looked up without their last `#` and what follows, so a record can be used often."""
+    """Sample id -> row. The part of an id after its last `#` is ignored, so that inputs can share a record."""
     ramps: tuple[int, ...]
     scores_NR: npt.NDArray[np.float32]
     """Scores in the unit of the policy that judges them; one column per ramp."""
     answers_NE: npt.NDArray[Any]
-    """(N, E, ...); the full model's answers are last."""
+    """(N, E, ...): one column per ramp; the last column has the full model's answers."""
 
 
 class RecordedPolicy(ExitPolicy):
-    """Takes scores and answers from records, by sample id; a threshold policy judges the scores."""
+    """Looks up scores and answers in exit records by sample id. A threshold policy judges the scores."""
 
     name = "recorded"
     foreknows = True
@@ -169,5 +169,5 @@ class RecordedPolicy(ExitPolicy):
         row_of, ids = self._answers.row_of, [each.rpartition("#")[0] or each for each in sample_ids]
         unknown = next((each for each in ids if each not in row_of), None)
         if unknown is not None:
-            raise UnprocessableInputError(f"no exit records of the id {unknown!r}; send the `ids` of recorded inputs")
+            raise UnprocessableInputError(f"no exit record for the id {unknown!r}; send the `ids` of recorded inputs")
         return np.array([row_of[each] for each in ids])

@@ -1,6 +1,7 @@
-"""Policies that decide before an exit's outputs are computed: CALM's other two confidences (Schuster et al. 2022, 3.4).
+"""Policies that decide before an exit's outputs are computed: two of CALM's confidence measures (section 3.4).
 
-A vocabulary of 49,152 tokens costs as much as blocks do. So it is computed only for inputs that leave.
+The output layer of a large vocabulary costs as much as several blocks, so it is computed only for inputs that leave.
+Source: Schuster et al. 2022.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from earlyexit.ramps.heads import NormedRamp
 
 
 class Foreseen(Opinion):
-    """A ramp's scores, and its outputs, which are computed when they are read and only for the inputs asked for."""
+    """A ramp's scores, and its outputs, which are computed on first use and only for the requested inputs."""
 
     def __init__(self, network: EarlyExitModel, ramp: int, before: Piece, after: Tensors) -> None:
-        """`before`, `after`: what crosses the boundaries of the segment that ends with the ramp."""
+        """`before`, `after`: the hidden states before and after the segment that ends with the ramp."""
         self.task = network.task
         self._network, self._ramp = network, ramp
         self._before, self._after = before, after
@@ -35,7 +36,7 @@ class Foreseen(Opinion):
 
     @cached_property
     def score_B(self) -> Tensor:
-        raise AssertionError("a policy that decides before outputs are known asks for a score by name")
+        raise AssertionError("call by_classifier or by_states, which compute a score without the outputs")
 
     @cached_property
     def outputs_BC(self) -> Tensor:
@@ -49,12 +50,12 @@ class Foreseen(Opinion):
         return to_host(self.task.answer(outputs_KC))
 
     def before_head(self, rows: Sequence[int]) -> Tensor | None:
-        """Returns the input of the shared head for some inputs; None where the ramp has a head of its own."""
+        """Returns the shared head's input for some inputs; None if the ramp has its own head."""
         index_K = to_device(torch.tensor(rows), self.gathered.device)
         return self._network.before_head(self._ramp, self.gathered.index_select(0, index_K))
 
     def by_classifier(self) -> Tensor:
-        """Returns the probability that the ramp's answer is the full model's, (B,), from 0 to 1; in host memory."""
+        """Returns the predicted probability that the ramp's answer equals the full model's, (B,), in host memory."""
         head = self._network.exit_head(self._ramp)
         assert isinstance(head, NormedRamp)
         self.score_B = to_host(head.foresee(self.gathered).float().sigmoid())
@@ -63,13 +64,13 @@ class Foreseen(Opinion):
     def by_states(self) -> Tensor:
         """Returns the cosine similarity of the states before and after the ramp's block, (B,), at least 0."""
         before = self._network.gathered(self._ramp, self._before.tensors, self._before.lengths_B)
-        alike_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
-        self.score_B = to_host(alike_B.clamp(0, 1))
+        similarity_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
+        self.score_B = to_host(similarity_B.clamp(0, 1))
         return self.score_B
 
 
 class ForeseenPolicy(ThresholdPolicy):
-    """Inputs leave if the ramp's classifier predicts surely enough that its answer is the full model's."""
+    """Inputs leave if the ramp's classifier predicts agreement with the full model with enough probability."""
 
     name = "foreseen"
     larger_is_surer = True
@@ -81,7 +82,7 @@ class ForeseenPolicy(ThresholdPolicy):
 
 
 class SimilarPolicy(ThresholdPolicy):
-    """Inputs leave if the block before the ramp hardly changed the state (CALM's hidden-state saturation)."""
+    """Inputs leave if the block before the ramp hardly changed the hidden state (CALM's hidden-state saturation)."""
 
     name = "similar"
     larger_is_surer = True
@@ -90,7 +91,7 @@ class SimilarPolicy(ThresholdPolicy):
     def check_ramps(self, ramps: Sequence[int]) -> None:
         super().check_ramps(ramps)
         if 0 in ramps:
-            raise PlanError("exit policy 'similar' compares a state with that of the block before; block 0 has none")
+            raise PlanError("exit policy 'similar' compares the states of two blocks; the ramp after block 0 has one")
 
     def can_look(self, ramp: int) -> bool:
         return ramp > 0

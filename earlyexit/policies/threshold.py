@@ -1,4 +1,4 @@
-"""Independent policies: one score against one threshold."""
+"""Independent policies, which compare one score with one threshold."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
 
 ADDED = 0.1
-"""CALM's constant: the part of a threshold at the beginning of an answer that is the same for all thresholds."""
+"""CALM's constant: how much the threshold of an answer's first token is raised."""
 
 
 class ThresholdPolicy(ExitPolicy):
-    """Inputs leave if their score passes the ramp's threshold."""
+    """Base of policies under which an input leaves if its score passes the ramp's threshold."""
 
     larger_is_surer: ClassVar[bool]
 
     def __init__(self, thresholds: float | Mapping[int, float], *, decay: float | None = None) -> None:
-        """`thresholds`: one number for all ramps, or one each. `decay`: see `decayed`; None for constant thresholds."""
+        """`thresholds`: one for all ramps, or one per ramp. `decay`: see `decayed`; None for constant thresholds."""
         self.thresholds = thresholds
         self.decay = decay
         self.counts_places = decay is not None
@@ -40,7 +40,7 @@ class ThresholdPolicy(ExitPolicy):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if self.decay is not None and not isinstance(task, TokenTask):
-            raise PlanError(f"decay: thresholds fall along answers of tokens, and those of task {task.name!r} are none")
+            raise PlanError(f"decay: thresholds decay along the tokens of an answer; task {task.name!r} has no tokens")
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
         missing = [ramp for ramp in ramps if not self.can_decide(ramp)]
@@ -57,7 +57,7 @@ class ThresholdPolicy(ExitPolicy):
         return self._at_places(self.score(ramp, opinion), state_BS), opinion.value_B
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
-        """Whether each score passes the ramp's threshold, bool (B,)."""
+        """Returns whether each score passes the ramp's threshold, bool (B,)."""
         threshold = of_ramp(self.thresholds, ramp)
         return score_B >= threshold if self.larger_is_surer else score_B <= threshold
 
@@ -70,26 +70,26 @@ class ThresholdPolicy(ExitPolicy):
 
 
 def decayed(score_B: Tensor, place_B: Tensor, decay: float) -> Tensor:
-    """Returns scores (B,) that pass a constant threshold if the raw scores pass CALM's threshold for that position.
+    """Returns scores (B,) that pass a constant threshold if the raw scores pass CALM's threshold for their position.
 
     CALM's threshold for token t of at most N is `(1 - ADDED) l + ADDED exp(-tau t / N)`, with l in [0, 1] (Schuster et
     al. 2022, equation 5). It is stricter for the first tokens, on which all others depend. `decay` is N / tau, the
-    number of tokens after which the extra part has fallen to 1/e; it does not depend on the length of an answer. The
-    score is the equation solved for l, at most 1. So thresholds and records of scores stay one number per ramp.
+    number of tokens after which the extra part has fallen to 1/e. It does not depend on the length of an answer. The
+    returned score is the equation solved for l, at most 1, so that thresholds stay one number per ramp.
     """
     added_B = ADDED * torch.exp(place_B / -decay)
     return ((score_B - added_B) / (1 - ADDED)).clamp(max=1)
 
 
 def of_ramp(numbers: float | Mapping[int, float], ramp: int) -> float:
-    """Returns a ramp's number, from one number for all ramps or one per ramp."""
+    """Returns the number of a ramp; `numbers` has one per ramp, or is one number for all ramps."""
     return numbers[ramp] if isinstance(numbers, Mapping) else numbers
 
 
 class EntropyPolicy(ThresholdPolicy):
-    """Inputs leave if the entropy of the prediction is small: DeeBERT's rule, E3's default. Thresholds are in nats.
+    """Inputs leave if the entropy of the prediction, in nats, is at most the threshold.
 
-    E3 section 5 mostly uses 0.4.
+    This is DeeBERT's rule and E3's default, with 0.4 in most of E3 section 5.
     """
 
     name = "entropy"
@@ -102,7 +102,7 @@ class EntropyPolicy(ThresholdPolicy):
 
 
 class ConfidencePolicy(ThresholdPolicy):
-    """Inputs leave if the exit's score is high enough; for labels, the probability of the likeliest label."""
+    """Inputs leave if the exit's score is high enough. For labels, it is the probability of the most probable label."""
 
     name = "confidence"
     larger_is_surer = True
@@ -114,14 +114,14 @@ class ConfidencePolicy(ThresholdPolicy):
 class SharePolicy(ThresholdPolicy):
     """Inputs leave if enough of the exit's principal values are above a confidence: PAME's rule (section 5.3).
 
-    PAME's threshold is a count; here it is a share, so that it is a score as in other policies.
+    PAME's threshold is a count. This one is a share, so that scores are comparable to those of other policies.
     """
 
     name = "share"
     larger_is_surer = True
 
     def __init__(self, thresholds: float | Mapping[int, float], confidences: float | Mapping[int, float]) -> None:
-        """Both are one number for all ramps, or one per ramp."""
+        """Each argument is one number for all ramps, or one number per ramp."""
         super().__init__(thresholds)
         self.confidences = confidences
 
@@ -151,7 +151,7 @@ def share_above(principal_BP: Tensor, confidence: float) -> Tensor:
 
 
 def shares_above(principal_BP: Tensor, confidences_L: Tensor) -> Tensor:
-    """Returns `share_above` for several ascending confidences, (B, L); NaN exceeds none."""
+    """Returns `share_above` for L ascending confidences, (B, L). NaN exceeds no confidence."""
     below_BP = torch.bucketize(principal_BP.nan_to_num(-torch.inf), confidences_L.to(principal_BP.device))
     counts = below_BP.new_zeros(len(below_BP), len(confidences_L) + 1)
     counts.scatter_add_(1, below_BP, torch.ones_like(below_BP))

@@ -13,13 +13,13 @@ from earlyexit.named import import_attribute
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 IndependentRule = Callable[[int, Tensor], Tensor]
-"""(ramp, outputs (B, C), logits where answers are labels) -> which inputs leave, bool (B,)."""
+"""(ramp, outputs (B, C), which are logits if answers are labels) -> which inputs leave, bool (B,)."""
 DependentRule = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(ramp, outputs (B, C), state (B, S)) -> which inputs leave, bool (B,), and the new state (B, S)."""
 
 
 class OwnExit(ExitPolicy):
-    """A user's rule. Its state, initially `state_width` float32 zeros, travels with every input."""
+    """A policy made of a user's rule. Its state, initially `state_width` float32 zeros, travels with every input."""
 
     name = "own"
     state_dtype: ClassVar[torch.dtype] = torch.float32
@@ -45,15 +45,15 @@ def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], OwnExit]: ...
 def exit_wrapper(
     rule: IndependentRule | None = None, *, state_width: int | None = None
 ) -> OwnExit | Callable[[DependentRule], OwnExit]:
-    """Returns an exit policy made of a function; plans name it as `own: "module:name"`.
+    """Returns an exit policy made of a function. Plans name it as `own: "module:name"`.
 
-    `@exit_wrapper` on `rule(ramp, outputs)` gives independent ramps: one can be switched off without changing the
-    decisions of others. `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` gives dependent ramps. A rule
-    must judge every row by itself.
+    `@exit_wrapper` on `rule(ramp, outputs)` makes independent ramps: switching one off does not change the decisions
+    of others. `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` makes dependent ramps. A rule must decide
+    each row independently of other rows.
     """
     if rule is None:
         if state_width is None:
-            raise TypeError("exit_wrapper takes a rule, or the state_width of a dependent one")
+            raise TypeError("exit_wrapper needs a rule, or the state_width of a dependent rule")
         return lambda dependent: OwnExit(dependent, state_width)
     return OwnExit(lambda ramp, outputs_BC, state_BS: (rule(ramp, outputs_BC), state_BS), 0)
 
@@ -65,5 +65,5 @@ def own_policy(own: str) -> ExitPolicy:
     except (ImportError, AttributeError) as error:
         raise PlanError(f"exit policy {own!r} cannot be imported: {error}") from error
     if not isinstance(policy, ExitPolicy):
-        raise PlanError(f"{own!r} is no exit policy; make one with earlyexit.policies.wrapper.exit_wrapper")
+        raise PlanError(f"{own!r} is not an exit policy; make one with earlyexit.policies.wrapper.exit_wrapper")
     return policy

@@ -1,4 +1,4 @@
-"""Exit heads; `heads.py` holds the contract. torch is imported when a head is built."""
+"""Exit heads. `heads.py` has the contract. torch is imported when a head is built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BRIDGE = "bridge"
 """The style of ramps that consist of copies of some blocks and a head of the full model's style."""
 
-# Style -> the place of its Ramp. A style is one class and one line here.
+# Style -> import path of its Ramp. To add a style, write its class and add one line here.
 RAMPS = {
     "adapted": "earlyexit.ramps.heads:AdaptedRamp",
     BRIDGE: "earlyexit.ramps.heads:BridgeRamp",
@@ -33,14 +33,14 @@ RAMPS = {
 }
 if TYPE_CHECKING:
     RampStyle = str
-else:  # what reads files refuses other names, and lists these
+else:  # at run time, so that pydantic checks names in files against the table
     RampStyle = Literal[tuple(RAMPS)]
 
 
 def build_ramp(style: RampStyle, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> Ramp:
-    """Returns an untrained ramp on hidden states whose rows have this shape: (D,), or (C, H, W) for a map.
+    """Returns an untrained ramp. `row`: the shape of a hidden state's rows, (D,), or (C, H, W) for a map.
 
-    `output_shape` is the task's. Raises ModelFolderError if the style or the pooling does not fit one of the shapes.
+    `output_shape`: the task's. Raises ModelFolderError if the style or the pooling does not fit the shapes.
     """
     ramp: Ramp = import_attribute(RAMPS[style])(row, output_shape, pooling)
     return ramp

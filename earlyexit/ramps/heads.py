@@ -1,11 +1,11 @@
-"""Exit heads, which turn an input's hidden state, mostly pooled to one vector, into the exit's outputs.
+"""Exit heads, which compute an exit's outputs from an input's hidden state, usually pooled to one vector.
 
-Exits of decoders share a head over the vocabulary. In SmolLM2 that layer has a fifth of all weights and costs as much
-as eight blocks, so ramps have no such layer of their own. A small classifier, trained to predict whether the ramp's
-answer equals the full model's, decides before the layer is computed whether it is worth it (Schuster et al. 2022, CALM,
+All exits of a decoder share one head over the vocabulary, because this layer is large: in SmolLM2 it has a fifth of all
+weights and costs as much as eight blocks. A small classifier predicts whether the ramp's answer equals the full
+model's, before the layer is computed. The layer then runs only for inputs that leave (Schuster et al. 2022, CALM,
 section 3.4).
 
-Tensor legend: B inputs, C channels or outputs, D hidden, H and W the sides of a map, V tokens, R rank.
+Tensor legend: B inputs, C channels or outputs, D hidden, H height, W width, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from earlyexit.network.piece import Layout
 from earlyexit.ramps.pooling import Pooling, halved, of_inputs, pool_maps, pooled_size
 
 WIDTH = 64
-"""Width of `MlpRamp`'s hidden layer. ResNet-20 on CIFAR-10, grid pooling, budget 1 %: inputs run a mean of 6.6 of 9
-blocks; 7.1 with a linear ramp."""
+"""Width of `MlpRamp`'s hidden layer."""
 MAP_SIDES = 2
-"""The dimensions of a map that a convolution goes over: height and width."""
+"""Number of spatial dimensions of a convolution: height and width."""
 MAP_WIDTH = 64
 """Channels of the inner maps of heads whose outputs are maps."""
 DROPOUT = 0.1
@@ -35,26 +34,27 @@ DROPOUT = 0.1
 
 
 class Ramp(nn.Module):
-    """An exit head after a block. The full model's head is one too."""
+    """Base class of exit heads: of ramps, and of the full model's head."""
 
     pools: ClassVar[bool] = True
-    """Whether it pools maps to vectors before `classify`; if not, training keeps whole hidden states."""
+    """Whether `gather` pools maps to vectors. If not, training on a frozen backbone keeps whole hidden states in
+    memory, N * C * H * W * 4 bytes per ramp."""
 
     def __init__(self, pooling: Pooling) -> None:
         super().__init__()
         self.pooling = pooling
 
     def classify(self, gathered: Tensor) -> Tensor:
-        """Returns the outputs (B, *output_shape) for what `gather` returns, mostly pooled hidden states (B, D).
+        """Returns the outputs (B, *output_shape) for the result of `gather`, usually pooled hidden states (B, D).
 
-        Here they are what the head's layers give, each applied to the result of the one before it.
+        By default, the head's layers are applied one after the other.
         """
         for layer in self.children():
             gathered = layer(gathered)
         return gathered
 
     def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Returns the head's input, one row per input, from a packed hidden state. It uses no trained weights."""
+        """Returns the head's input, one row per input, from a packed hidden state. Uses no trained weights."""
         return self.gather_rows(of_inputs(hidden, layout, self.pooling))
 
     def gather_rows(self, rows: Tensor) -> Tensor:
@@ -62,15 +62,15 @@ class Ramp(nn.Module):
         return pool_maps(rows, self.pooling) if self.pools and rows.ndim > 2 else rows
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Returns the outputs (B, *output_shape) for a packed hidden state (N, D), or (N, ...)."""
+        """Returns the outputs (B, *output_shape) for a packed hidden state, (N, D) or (N, ...)."""
         return self.classify(self.gather(hidden, layout))
 
 
 def flat_outputs(output_shape: Sequence[int]) -> int:
-    """Returns how many numbers a flat head gives for an input; raises ModelFolderError for tasks with maps."""
+    """Returns C for an output shape (C,); raises ModelFolderError for tasks whose outputs are maps."""
     if len(output_shape) != 1:
         raise ModelFolderError(
-            f"such a head gives numbers, and the task has {_in_words(output_shape)}: take the style maps or deconv"
+            f"this ramp style gives numbers, and the task has {_in_words(output_shape)}: use the style maps or deconv"
         )
     return output_shape[0]
 
@@ -80,7 +80,7 @@ def _in_words(shape: Sequence[int]) -> str:
 
 
 class LightRamp(Ramp):
-    """One linear layer. Apparate (section 3.1) pools the first token; frozen sentence encoders need the mean."""
+    """One linear layer. Apparate (section 3.1) uses it on the first token; frozen sentence encoders need the mean."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -88,7 +88,7 @@ class LightRamp(Ramp):
 
 
 class MlpRamp(Ramp):
-    """One narrow hidden layer, for early features that are not linearly separable, at a fraction of a block's cost."""
+    """One narrow hidden layer, for early features that are not linearly separable. It costs a fraction of a block."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -101,7 +101,7 @@ class MlpRamp(Ramp):
 
 
 class PoolerRamp(Ramp):
-    """BERT's pooler and a linear layer, as in DeeBERT and BERT's classifiers (Apparate section 3.1 compares it)."""
+    """BERT's pooler and a linear layer, as in BERT's classifiers and DeeBERT (compared in Apparate, section 3.1)."""
 
     activations: ClassVar[type[nn.Module]] = nn.Tanh
 
@@ -121,22 +121,22 @@ class ReluPoolerRamp(PoolerRamp):
 
 
 class GivenHead(Ramp):
-    """A head without layers, for a network whose last block already gives the outputs."""
+    """A head without layers, for a network whose last block already computes the outputs."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         """Raises ModelFolderError unless the hidden state has the shape of the task's outputs."""
         super().__init__(pooling)
         self._maps = len(output_shape) > 1
-        given = list(row) if self._maps else [pooled_size(row, pooling)]
-        if given != list(output_shape):
-            raise ModelFolderError(f"the network gives {_in_words(given)}, the task has {_in_words(output_shape)}")
+        shape = list(row) if self._maps else [pooled_size(row, pooling)]
+        if shape != list(output_shape):
+            raise ModelFolderError(f"the network gives {_in_words(shape)}, the task has {_in_words(output_shape)}")
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         return rows if self._maps else super().gather_rows(rows)
 
 
 class ReducedRamp(Ramp):
-    """Two layers of falling width before the last: Apparate's costlier style for texts (section 3.1, figure 9)."""
+    """Two narrowing layers before the classifier: Apparate's more expensive style for texts (section 3.1, figure 9)."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -150,17 +150,14 @@ class ReducedRamp(Ramp):
 
 
 class ConvRamp(Ramp):
-    """A convolution before pooling: Apparate's costlier style for images (section 3.1, figure 9).
-
-    Training keeps whole maps, N * C * H * W * 4 bytes per ramp.
-    """
+    """A convolution before pooling: Apparate's more expensive style for images (section 3.1, figure 9)."""
 
     pools = False
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
         if len(row) != MAP_SIDES + 1:
-            raise ModelFolderError(f"a convolution is over maps (C, H, W), not over a hidden state of {list(row)}")
+            raise ModelFolderError(f"the style conv needs maps (C, H, W), not a hidden state of the shape {list(row)}")
         channels = row[0]
         self.convolution = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
         self.classifier = nn.Linear(pooled_size(row, pooling), flat_outputs(output_shape))
@@ -172,16 +169,15 @@ class ConvRamp(Ramp):
 
 
 class BridgeRamp(Ramp):
-    """A bridge and a head, as PAME builds ramps (ICS'22, section 5.1).
+    """A bridge and a head: PAME's ramps (ICS'22, section 5.1).
 
-    The bridge turns an early hidden state into one like the last block's; the head has the full model's style. Training
-    on a frozen backbone keeps whole hidden states, N * C * H * W * 4 bytes per ramp.
+    The bridge maps an early hidden state to one that resembles the last block's. The head has the full model's style.
     """
 
     pools = False
 
     def __init__(self, bridge: nn.Module, head: Ramp) -> None:
-        """`bridge` takes rows of whole inputs, (B, ...), and returns the input of `head`."""
+        """`bridge` maps rows of whole inputs, (B, ...), to the input of `head`."""
         super().__init__(head.pooling)
         self.bridge = bridge
         self.head = head
@@ -190,39 +186,36 @@ class BridgeRamp(Ramp):
         return self.head.classify(self.head.gather_rows(self.bridge(gathered)))
 
     def transfer(self, bridge: nn.Module, head: Ramp) -> None:
-        """Load the weights of modules with the same structure (section 5.2, parameter transfer)."""
+        """Copy the weights of modules with the same structure (section 5.2, parameter transfer)."""
         self.bridge.load_state_dict(bridge.state_dict())
         self.head.load_state_dict(head.state_dict())
 
 
 class MapHead(Ramp):
-    """Base of heads whose outputs are maps. Their inputs are the whole maps of whole inputs.
-
-    Training on a frozen backbone keeps these maps, N * C * H * W * 4 bytes per ramp.
-    """
+    """Base of heads whose inputs and outputs are maps."""
 
     pools = False
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         """Raises ModelFolderError unless hidden states and outputs are maps."""
         super().__init__(pooling)
-        for called, shape in (("hidden states", row), ("outputs", output_shape)):
+        for name, shape in (("hidden states", row), ("outputs", output_shape)):
             if len(shape) != MAP_SIDES + 1:
-                raise ModelFolderError(f"such a head makes maps (C, H, W) of maps; {called} are of shape {list(shape)}")
+                raise ModelFolderError(f"this ramp style needs maps (C, H, W); {name} are of shape {list(shape)}")
         self._sides = tuple(output_shape[1:])
 
-    def _fitted(self, maps_BCHW: Tensor) -> Tensor:
-        """Returns the maps in the size of the outputs, by bilinear interpolation if necessary."""
+    def _resized(self, maps_BCHW: Tensor) -> Tensor:
+        """Returns the maps in the size of the outputs, by bilinear interpolation if the sizes differ."""
         if tuple(maps_BCHW.shape[2:]) == self._sides:
             return maps_BCHW
         return F.interpolate(maps_BCHW, size=self._sides, mode="bilinear", align_corners=False)
 
 
 class MapsRamp(MapHead):
-    """A 3 x 3 convolution, its norm, a rectifier, a 1 x 1 convolution, and upsampling.
+    """A 3 x 3 convolution, batch norm, ReLU, a 1 x 1 convolution, and upsampling.
 
-    The 1 x 1 convolution comes before the upsampling. The weights of an interpolation sum to 1, so both orders give the
-    same result, and this order has fewer pixels and fewer channels to interpolate.
+    The 1 x 1 convolution comes before the upsampling, because this order is cheaper: fewer pixels are convolved and
+    fewer channels interpolated. Both orders give the same result, because the weights of an interpolation sum to 1.
     """
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
@@ -235,19 +228,19 @@ class MapsRamp(MapHead):
 
     def classify(self, gathered: Tensor) -> Tensor:
         inner_BCHW = F.relu(self.norm(self.convolution(gathered)))
-        return self._fitted(self.classifier(inner_BCHW))
+        return self._resized(self.classifier(inner_BCHW))
 
 
 class DeconvRamp(MapHead):
     """Deconvolutions that double the sides, then a 1 x 1 convolution: Simple Baselines' head (Xiao et al., ECCV 2018).
 
-    If the hidden maps are about as large as the outputs, a 3 x 3 convolution takes the place of the deconvolutions.
+    A 3 x 3 convolution replaces the deconvolutions if the hidden maps are about as large as the outputs.
     """
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)
         doublings = max(0, round(log2(output_shape[1] / row[1])))
-        self._steps = _steps(row[1:], output_shape[1:], doublings)
+        self._kept_sides = _kept_sides(row[1:], output_shape[1:], doublings)
         widths = [row[0], *[MAP_WIDTH] * max(1, doublings)]
         self.layers = nn.ModuleList(
             nn.ConvTranspose2d(before, after, kernel_size=4, stride=2, padding=1, bias=False)
@@ -260,35 +253,35 @@ class DeconvRamp(MapHead):
 
     def classify(self, gathered: Tensor) -> Tensor:
         hidden_BCHW = gathered
-        for layer, norm, sides in zip(self.layers, self.norms, self._steps, strict=True):
+        for layer, norm, sides in zip(self.layers, self.norms, self._kept_sides, strict=True):
             hidden_BCHW = F.relu(norm(layer(hidden_BCHW)))
             if sides is not None:
                 hidden_BCHW = hidden_BCHW[:, :, : sides[0], : sides[1]]
-        return self._fitted(self.classifier(hidden_BCHW))
+        return self._resized(self.classifier(hidden_BCHW))
 
 
-def _steps(before: Sequence[int], after: Sequence[int], doublings: int) -> list[tuple[int, ...] | None]:
-    """Returns the sides that are kept after each doubling; None for all.
+def _kept_sides(before: Sequence[int], after: Sequence[int], doublings: int) -> list[tuple[int, ...] | None]:
+    """Returns the height and width to which maps are cropped after each doubling; None where they are not cropped.
 
-    Strides of 2 round halves up, so that doubling may give one row or column too many. The last one is left out, and
-    every pixel stays at its place. Sides that are no such halves are doubled as they are and interpolated at the end.
+    A network's strides of 2 round odd sides up, so that doubling may give one row or column too many. Dropping the last
+    one keeps all pixels aligned. If the sides are not such halves, nothing is cropped, and the result is interpolated.
     """
     if not doublings:
         return [None]
     if halved(after, doublings) != tuple(before):
         return [None] * doublings
-    return [halved(after, rest) for rest in reversed(range(doublings))]
+    return [halved(after, remaining) for remaining in reversed(range(doublings))]
 
 
 RANK = 64
-"""Rank of an adapter: a ninth of SmolLM2's hidden size of 576, 74,000 weights."""
+"""Rank of an adapter: a ninth of SmolLM2's hidden size."""
 HIDDEN = 64
-"""Width of the classifier."""
+"""Width of `NormedRamp`'s classifier."""
 NORM_EPS = 1e-5
 
 
 class VocabularyHead(Ramp):
-    """A linear layer without a bias, to the logits of all tokens; it may share its weights with the embedding."""
+    """A linear layer without a bias, to the logits of all tokens. It may share its weights with the embedding."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -296,7 +289,7 @@ class VocabularyHead(Ramp):
 
 
 class BiasedVocabularyHead(VocabularyHead):
-    """A vocabulary head with a bias per token, as in Marian: minus infinity for tokens that are never generated."""
+    """A vocabulary head with a bias per token, as in Marian. The bias of tokens that are never generated is -inf."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)
@@ -307,7 +300,10 @@ class BiasedVocabularyHead(VocabularyHead):
 
 
 class NormedRamp(Ramp):
-    """A norm and the full model's head, as in CALM. It learns the norm's weights and the classifier."""
+    """A norm before the full model's head, and a classifier for agreement, as in CALM. Both are trained.
+
+    `sureness` is the classifier, which predicts whether the ramp's answer equals the full model's.
+    """
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -317,14 +313,14 @@ class NormedRamp(Ramp):
         self.sureness = nn.Sequential(
             nn.RMSNorm(size, eps=NORM_EPS), nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
         )
-        self._shared: tuple[VocabularyHead, ...] = ()  # in a tuple, so that its weights do not count as the ramp's own
+        self._shared: tuple[VocabularyHead, ...] = ()  # a tuple, so that torch does not register its weights here
 
     def share(self, head: VocabularyHead) -> None:
-        """Use this head for answers from now on."""
+        """Set the full model's head, which computes the answers."""
         self._shared = (head,)
 
     def adapted(self, gathered: Tensor) -> Tensor:
-        """Returns the state adapted to the shared head, before the norm; here the state itself."""
+        """Returns the hidden state, adapted to the shared head, before the norm. By default, it is not changed."""
         return gathered
 
     def prepared(self, gathered: Tensor) -> Tensor:
@@ -333,17 +329,17 @@ class NormedRamp(Ramp):
         return rows_BD
 
     def classify(self, gathered: Tensor) -> Tensor:
-        assert self._shared, "a ramp that shares the full model's head was not given it"
+        assert self._shared, "share must set the full model's head first"
         return self._shared[0].classify(self.prepared(gathered))
 
     def foresee(self, gathered: Tensor) -> Tensor:
-        """Returns the log-odds that its answer is the full model's, (B,), from what `gather` returns."""
+        """Returns the log-odds that the ramp's answer equals the full model's, (B,), for the result of `gather`."""
         log_odds_B: Tensor = self.sureness(gathered).squeeze(-1)
         return log_odds_B
 
 
 class AdaptedRamp(NormedRamp):
-    """A normed ramp behind an adapter: two thin layers whose result is added to the state (Hu et al. 2021, LoRA)."""
+    """A normed ramp after a low-rank adapter, whose result is added to the hidden state (Hu et al. 2021, LoRA)."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)
@@ -352,7 +348,7 @@ class AdaptedRamp(NormedRamp):
         self.widen = nn.Linear(RANK, size, bias=False)
 
     def adapted(self, gathered: Tensor) -> Tensor:
-        # In the state's own scale, which grows from block to block; the norm behind it removes the scale again.
+        # The change has the state's scale, which grows from block to block. The norm afterwards removes the scale.
         scale_B1 = gathered.square().mean(-1, keepdim=True).sqrt()
         change_BD: Tensor = self.widen(F.silu(self.narrow(F.rms_norm(gathered, gathered.shape[-1:], eps=NORM_EPS))))
         return torch.addcmul(gathered, scale_B1, change_BD)

@@ -1,4 +1,4 @@
-"""Pooling of an input's hidden state to one vector. Importing it does not import torch."""
+"""Pooling of an input's hidden state to one vector. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from earlyexit.network.piece import Layout
 
 CELLS = 4
-"""Cells of a grid along each side of a map. ResNet-20 on CIFAR-10 with linear ramps, budget 1 %: with the mean of the
-whole map inputs run 8.1 of 9 blocks, with 2 x 2 cells 7.7, 4 x 4 cells 7.3, and 8 x 8 cells 7.5."""
+"""Grid cells along each side of a map. Of 1, 2, 4 and 8, 4 gave the fewest mean blocks (ResNet-20 on CIFAR-10)."""
 MOST_SIDES = 3
-"""Most dimensions of a map that torch can divide into cells."""
+"""Maximum number of spatial dimensions of torch's adaptive pooling."""
 
 
 def _mean_of_tokens(hidden: Tensor, layout: Layout) -> Tensor:
-    # Over the padded form, in float32: bfloat16 stops counting at 256, and adding scattered rows is a race in ONNX
-    # Runtime (measured: one input in a few batches got a neighbour's sum) and unordered on a GPU.
+    # In float32, because sums in bfloat16 lose small terms. Over the padded form, because scatter-add is a data race in
+    # ONNX Runtime (inputs got sums of others) and not deterministic on a GPU.
     sums = layout.pad(hidden.float()).sum(1)
     return (sums / layout.lengths_B1.view(-1, *[1] * (hidden.ndim - 1))).to(hidden.dtype)
 
@@ -39,19 +38,18 @@ def _means_of_cells(values_BCHW: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     of_tokens: Callable[[Tensor, Layout], Tensor]
-    """From packed rows to one row per input."""
+    """Pools packed rows to one row per input."""
     of_map: Callable[[Tensor], Tensor] | None = None
-    """From a float32 map to its numbers; None if it does not pool maps."""
+    """Pools float32 maps; None if the pooling does not apply to maps."""
     in_cells: bool = False
-    """Whether a map gives a number per channel and cell rather than per channel."""
+    """Whether a map has one result per channel and cell, rather than one per channel."""
 
 
 def _cells(sides: Sequence[int]) -> list[int]:
     return [min(CELLS, side) for side in sides]
 
 
-# The mean of an input's tokens or map; its first token; its last token, for decoders; the means of a map's cells, or of
-# its tokens.
+# mean: of an input's tokens or map. first, last: its first or last token. grid: means of a map's cells, or of tokens.
 POOLINGS = {
     "mean": _Kind(_mean_of_tokens, lambda values_BCHW: values_BCHW.flatten(2).mean(2)),
     "first": _Kind(lambda hidden, layout: hidden[layout.first_token_B]),
@@ -60,19 +58,19 @@ POOLINGS = {
 }
 if TYPE_CHECKING:
     Pooling = str
-else:  # what reads files refuses other names, and lists these
+else:  # at run time, so that pydantic checks names in files against the table
     Pooling = Literal[tuple(POOLINGS)]
 
 
 def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
-    """Returns the length of the vector that pooling makes of rows of this shape: (D,), or (C, H, W) for a map.
+    """Returns the length of the pooled vector. `row`: the shape of a hidden state's rows, (D,), or (C, H, W) for a map.
 
-    Raises ModelFolderError if the pooling does not apply to such rows.
+    Raises ModelFolderError if the pooling does not apply to this shape.
     """
     channels, *sides = row
     if sides and (POOLINGS[pooling].of_map is None or len(sides) > MOST_SIDES):
         raise ModelFolderError(
-            f"a hidden state of the shape {list(row)} is not pooled by {pooling!r}; a map is by grid"
+            f"a hidden state of the shape {list(row)} cannot be pooled by {pooling!r}; use grid for maps"
         )
     return channels * prod(_cells(sides)) if POOLINGS[pooling].in_cells else channels
 
@@ -90,5 +88,5 @@ def pool_maps(maps: Tensor, pooling: Pooling) -> Tensor:
 
 
 def halved(sides: Sequence[int], times: int) -> tuple[int, ...]:
-    """Returns height and width after `times` strides of 2 with padding: halves, rounded up."""
+    """Returns height and width after `times` layers of stride 2 with padding, which round odd sides up."""
     return tuple(-(-side // 2**times) for side in sides)

@@ -1,4 +1,4 @@
-"""Tasks: what an exit answers, how sure it is, and when two answers agree; `base.py` holds the contract."""
+"""Tasks: the meaning of an exit's outputs. `base.py` has the contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from earlyexit.named import NamedSpec, make_named
 if TYPE_CHECKING:
     from earlyexit.tasks.base import Task
 
-# Name -> where its Task is. A task is one file beside this one and one line here.
+# Name -> import path of its Task. To add a task, write one file in this folder and add one line here.
 TASKS = {
     "label": "earlyexit.tasks.label:LabelTask",
     "pose": "earlyexit.tasks.pose:PoseTask",
@@ -21,13 +21,13 @@ TASKS = {
 
 
 def find_task(spec: NamedSpec) -> Task:
-    """The task that a model card names: `{"name": "label", "label_names": [...]}`, or `module:function` for one's own.
+    """Returns the task of a model card, such as `{"name": "label", "label_names": [...]}`.
 
-    Raises ModelFolderError for unknown names and for settings that the task does not take.
+    The name can also be a user's own `module:function`. Raises ModelFolderError for unknown names and invalid settings.
     """
     from earlyexit.tasks.base import Task
 
     task = make_named(spec, TASKS, called="task")
     if not isinstance(task, Task):
-        raise ModelFolderError(f"{spec['name']!r} gave {type(task).__name__}; a Task is needed")
+        raise ModelFolderError(f"{spec['name']!r} returned {type(task).__name__}; a Task is needed")
     return task

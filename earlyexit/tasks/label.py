@@ -1,4 +1,4 @@
-"""One label of several per input."""
+"""Classification: one label of several per input."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SOFTNESS = 4.0
-"""Temperature of the answers that ramps imitate: sure answers say little about other similar labels. On ResNet-20 with
-CIFAR-10 temperatures of 4 and 6 gave the fewest mean blocks at a budget of 1 %."""
+"""Temperature of the teacher's probabilities in distillation. It raises the probabilities of similar labels, which are
+close to 0 in confident answers. 4 and 6 gave the fewest mean blocks (ResNet-20 on CIFAR-10, budget 1 %)."""
 
 
 def differ(early: ValueArray, full: ValueArray) -> FloatArray:
-    """Returns the loss of labels: 1 where they differ."""
+    """Returns 1 where labels differ, and 0 where they are equal."""
     return np.asarray(early != full, dtype=np.float64)
 
 
 def imitated(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor:
-    """Returns cross-entropy to the full model's softened probabilities (Hinton et al. 2015, section 2); C is axis 1.
+    """Returns cross-entropy to the full model's softened probabilities (Hinton et al. 2015, section 2); axis 1 is C.
 
-    `keep_scale` softens the exit's own outputs alike and scales the gradient to that of labels.
+    With `keep_scale`, the exit's outputs are softened too, and the loss is scaled so that gradients keep their size.
     """
     from torch.nn.functional import cross_entropy
 
@@ -38,11 +38,11 @@ def imitated(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor
 
 
 LEAST_TEMPERATURE = 0.05
-"""A fit that ends at it tells nothing: the labels are the model's own answers, or nearly so."""
+"""Lower bound of the fit. A fit that ends here is discarded: the labels are (almost) the model's own answers."""
 
 
 class LabelTask(Task):
-    """An answer is the index of a label; outputs are logits, (B, C), and two answers agree or not."""
+    """An answer is the index of a label, and outputs are logits, (B, C)."""
 
     name = "label"
     zero_one = True
@@ -50,22 +50,22 @@ class LabelTask(Task):
     columns = (Column(name="label", datatypes=("BYTES",)), Column(name="score", datatypes=("FP32",)))
 
     def __init__(self, label_names: Sequence[str]) -> None:
-        """Raise ValueError for fewer than two names, or repeated ones."""
+        """Raises ValueError for fewer than two names and for repeated names."""
         if len(label_names) < 2 or len(set(label_names)) < len(label_names):
             raise ValueError(f"at least two different labels are needed, not {list(label_names)}")
         self.label_names = tuple(label_names)
         self.num_outputs = len(label_names)
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
-        """The likeliest label, int64 (B,)."""
+        """Returns the most probable label, int64 (B,)."""
         return outputs_BC.argmax(-1)
 
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """The probability of that label."""
+        """Returns the probability of the most probable label."""
         return outputs_BC.softmax(-1).amax(-1)
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
-        """The same: P is 1."""
+        """Returns the score as the only principal value: P is 1."""
         return self.score(outputs_BC)[:, None]
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
@@ -88,7 +88,7 @@ class LabelTask(Task):
         index = {name: k for k, name in enumerate(self.label_names)}
         unknown = sorted(set(labels) - set(index))
         if unknown:
-            raise DataError(f"labels unknown to the model: {', '.join(unknown[:5])} ({len(unknown)} in all)")
+            raise DataError(f"labels that the model does not have: {', '.join(unknown[:5])} ({len(unknown)} in all)")
         return np.array([index[label] for label in labels], dtype=np.int64)
 
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
@@ -97,13 +97,13 @@ class LabelTask(Task):
         return cross_entropy(outputs_BC.float(), targets_B)
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
-        """Cross-entropy to the full model's softened probabilities."""
+        """Returns cross-entropy to the full model's softened probabilities."""
         return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
-        """Returns the temperature with the least negative log likelihood (temperature scaling).
+        """Returns the temperature with the smallest negative log likelihood (temperature scaling).
 
-        It is 1 for outputs that are right on every row: sharper outputs are then always likelier.
+        It is 1 if all outputs are right, because then the likelihood grows with ever lower temperatures.
         """
         import torch
         from scipy.optimize import minimize_scalar

@@ -1,4 +1,4 @@
-"""One number per input."""
+"""Regression: one number per input."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class RegressionTask(Task):
     """An answer is a number. An exit's two outputs are the number and the logarithm of its expected error.
 
-    Both are in units of `scale`, the difference that counts as wholly wrong. The loss is the difference of two answers
-    in that unit, at most 1. A checkpoint's own head gives the number alone; its second output is then 0.
+    Both are in units of `scale`, the smallest difference whose loss is 1. The loss of an answer is its difference from
+    the right one in this unit, at most 1. A checkpoint's own head has no second output, which is then set to 0.
     """
 
     name = "regression"
@@ -29,14 +29,14 @@ class RegressionTask(Task):
     columns = (Column(name="value", datatypes=("FP32",)), Column(name="score", datatypes=("FP32",)))
 
     def __init__(self, scale: float, offset: float = 0.0) -> None:
-        """`offset`: the answer where the first output is 0. Raise ValueError unless `scale` is positive and finite."""
+        """`offset`: the answer for a first output of 0. Raises ValueError unless `scale` is positive and finite."""
         if not (math.isfinite(scale) and scale > 0 and math.isfinite(offset)):
             raise ValueError(f"scale must be positive and finite, and offset finite, not {scale} and {offset}")
         self.scale = float(scale)
         self.offset = float(offset)
 
     def compares(self, other: Task) -> bool:
-        """Numbers are in callers' units, whatever the scale of the outputs."""
+        """Returns True for any regression, because answers do not depend on the scale of the outputs."""
         return isinstance(other, RegressionTask)
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
@@ -68,13 +68,13 @@ class RegressionTask(Task):
         try:
             numbers = np.array([float(label) for label in labels])
         except ValueError as error:
-            raise DataError(f"the model answers numbers, and a label is none: {error}") from error
+            raise DataError(f"labels of a regression must be numbers: {error}") from error
         if not np.isfinite(numbers).all():
-            raise DataError("the model answers finite numbers, and a label is none")
+            raise DataError("labels of a regression must be finite numbers")
         return numbers
 
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
-        """Negative log likelihood of a Laplace distribution: its width learns the expected absolute error."""
+        """Returns the negative log likelihood of a Laplace distribution, whose width is the expected absolute error."""
         outputs_BC = outputs_BC.float()
         error_B = (outputs_BC[:, 0] - (targets_B.float() - self.offset) / self.scale).abs()
         return (error_B * (-outputs_BC[:, 1]).exp() + outputs_BC[:, 1]).mean()

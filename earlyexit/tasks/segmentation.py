@@ -1,6 +1,6 @@
-"""A class for every pixel of an image.
+"""Semantic segmentation: a class for every pixel of an image.
 
-Tensor legend: B inputs, C classes, H and W the sides of the image, h and w those of an exit's own map.
+Tensor legend: B inputs, C classes, H and W height and width of the image, h and w of an exit's map.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from earlyexit.training.augmentation import Moves
 
 PNG = "image/png"
-LEFT_OUT = -100
+IGNORED_ID = -100
 """The class id that torch's cross-entropy ignores."""
 
 
 class SegmentationTask(Task):
-    """An answer is a map of class ids at the image's size, uint8 (H, W); outputs are logits, (B, C, h, w).
+    """An answer is a map of class ids in the image's size, uint8 (H, W). Outputs are logits, (B, C, h, w).
 
-    The loss is the share of pixels with a wrong class (1 - pixel agreement); pixels whose right class is ignored do not
-    count.
+    The loss is the share of pixels with a wrong class. Pixels whose right class is ignored do not count.
     """
 
     name = "segmentation"
@@ -43,9 +42,9 @@ class SegmentationTask(Task):
     def __init__(
         self, class_names: Sequence[str], *, height: int, width: int, ignored: Sequence[str] = (), stride: int = 4
     ) -> None:
-        """`height` and `width` are those of the image; a pixel of an exit's own map covers `stride` x `stride` pixels.
+        """`height`, `width`: size of the image. A pixel of an exit's map covers `stride` x `stride` pixels of it.
 
-        `ignored`: classes that count in no loss and no figure. Raises ValueError for contradictory values.
+        `ignored`: classes that count in no loss and no metric. Raises ValueError for invalid settings.
         """
         self.class_names = listed_names(class_names)
         self.height = height
@@ -58,7 +57,7 @@ class SegmentationTask(Task):
             raise ValueError(f"2 to {MOST_CLASSES} different classes are needed, not {list(names)}")
         unknown = sorted(set(self.ignored) - set(names))
         if unknown or not set(names) - set(self.ignored):
-            wrong = f"{unknown[0]!r} is no class" if unknown else "all classes are"
+            wrong = f"{unknown[0]!r} is not a class" if unknown else "all classes are ignored"
             raise ValueError(f"ignored: {wrong}; classes are {', '.join(names)}")
         self.num_outputs = len(names)
         self._ignored_ids = [names.index(name) for name in self.ignored]
@@ -72,19 +71,19 @@ class SegmentationTask(Task):
         return (self.num_outputs, -(-self.height // self.stride), -(-self.width // self.stride))
 
     def compares(self, other: Task) -> bool:
-        """Whether classes and image size are the same; the exits' own maps may differ in size."""
+        """Whether classes and image size are the same; the exits' maps may differ in size."""
         if not isinstance(other, SegmentationTask):
             return False
         ours, theirs = ((task.class_names, task.height, task.width) for task in (self, other))
         return ours == theirs
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
-        """Returns the likeliest class of every pixel of the image, uint8 (B, H, W), by interpolated logits."""
+        """Returns the most probable class of every pixel, uint8 (B, H, W), from interpolated logits."""
         import torch
         from torch.nn.functional import interpolate
 
         size = self.height, self.width
-        # With a pixel's logits side by side a CPU finds the highest four times as fast.
+        # argmax on a CPU is four times as fast if a pixel's logits are adjacent in memory.
         logits_BChw = outputs_BC.float().contiguous(memory_format=torch.channels_last)
         logits_BCHW = interpolate(logits_BChw, size=size, mode="bilinear", align_corners=False)
         return logits_BCHW.argmax(1).to(torch.uint8)
@@ -100,39 +99,39 @@ class SegmentationTask(Task):
         return np.asarray(wrong_B / np.maximum(counted_BHW.sum((1, 2)), 1), dtype=np.float64)
 
     def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
-        """Returns for each class the pixels answered rightly, answered, and of this right class, (B, 3 * C)."""
+        """Returns the numbers of correct, predicted and actual pixels of each class, (B, 3 * C)."""
         classes = self.num_outputs
         counted_BHW = ~np.isin(right, self._ignored_ids)
         tallies = np.zeros((len(early), 3, classes), dtype=np.int64)
         for row, counted in enumerate(counted_BHW):
-            answered, true = early[row][counted], right[row][counted]
-            for kind, pixels in enumerate((true[answered == true], answered, true)):
+            predicted, actual = early[row][counted], right[row][counted]
+            for kind, pixels in enumerate((actual[predicted == actual], predicted, actual)):
                 tallies[row, kind] = np.bincount(pixels, minlength=classes)
         return tallies.reshape(len(early), -1)
 
     def figures(self, tallies_K: IntArray) -> dict[str, float]:
-        """Returns the share of right pixels, and the mean intersection over union of the classes.
+        """Returns pixel accuracy, and mean intersection over union of the classes.
 
-        Ignored classes, and classes that are neither answered nor right anywhere, are left out of the mean.
+        Ignored classes, and classes that are neither predicted nor right for any pixel, are left out of the mean.
         """
-        both_C, answered_C, true_C = tallies_K.reshape(3, self.num_outputs)
-        union_C = answered_C + true_C - both_C
-        there_C = union_C > 0
-        there_C[self._ignored_ids] = False
-        mean_iou = float((both_C[there_C] / union_C[there_C]).mean()) if there_C.any() else 0.0
-        return {"pixel_accuracy": float(both_C.sum() / max(int(true_C.sum()), 1)), "mean_iou": mean_iou}
+        correct_C, predicted_C, actual_C = tallies_K.reshape(3, self.num_outputs)
+        union_C = predicted_C + actual_C - correct_C
+        occurs_C = union_C > 0
+        occurs_C[self._ignored_ids] = False
+        mean_iou = float((correct_C[occurs_C] / union_C[occurs_C]).mean()) if occurs_C.any() else 0.0
+        return {"pixel_accuracy": float(correct_C.sum() / max(int(actual_C.sum()), 1)), "mean_iou": mean_iou}
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
         class_map_HW = _array(value)
         file = base64.b64encode(to_png(class_map_HW, self.num_outputs)).decode()
         counts_C = np.bincount(class_map_HW.reshape(-1), minlength=self.num_outputs)
-        tones = colours(self.num_outputs)
-        present = [  # those with most pixels first
+        palette = colours(self.num_outputs)
+        present = [  # classes with most pixels first
             {
                 "id": k,
                 "name": self.class_names[k],
                 "share": round(int(counts_C[k]) / class_map_HW.size, 6),
-                "colour": "#{:02x}{:02x}{:02x}".format(*tones[k]),
+                "colour": "#{:02x}{:02x}{:02x}".format(*palette[k]),
             }
             for k in np.argsort(-counts_C, kind="stable").tolist()
             if counts_C[k]
@@ -157,36 +156,36 @@ class SegmentationTask(Task):
             "classes": {
                 "type": "array",
                 "items": {"type": "object", "properties": present, "required": list(present)},
-                "description": "Those that there are, with their share of the pixels and their colour in the file.",
+                "description": "The classes in the image, with their share of the pixels and their colour in the file.",
             },
             "score": {"type": "number", "description": "Mean probability of the pixels' classes."},
         }
 
     def targets(self, labels: Sequence[Any]) -> ValueArray:
-        """Returns class ids, uint8 (N, H, W), of index images: a PNG file's bytes, or arrays."""
+        """Returns class ids, uint8 (N, H, W). Labels are the bytes of indexed PNG files, or arrays."""
         masks = [
             read_mask(label, height=self.height, width=self.width, row=row) for row, label in enumerate(labels, start=1)
         ]
         for row, mask in enumerate(masks, start=1):
-            if (most := int(mask.max())) >= self.num_outputs:
+            if (largest := int(mask.max())) >= self.num_outputs:
                 raise DataError(
-                    f"row {row}: class id {most}; the {self.num_outputs} classes are 0 to {self.num_outputs - 1}"
+                    f"row {row}: class id {largest}; the {self.num_outputs} classes are 0 to {self.num_outputs - 1}"
                 )
         return np.stack(masks)
 
     def check_taught(self, targets_N: ValueArray) -> None:
-        there_C = np.bincount(targets_N.reshape(-1), minlength=self.num_outputs) > 0
-        there_C[self._ignored_ids] = True
-        if not there_C.all():
-            name = self.class_names[int(there_C.argmin())]
-            raise DataError(f"no row has a pixel of {name!r}: nothing teaches it; leave the class out, or ignore it")
+        learned_C = np.bincount(targets_N.reshape(-1), minlength=self.num_outputs) > 0
+        learned_C[self._ignored_ids] = True
+        if not learned_C.all():
+            name = self.class_names[int(learned_C.argmin())]
+            raise DataError(f"no row has a pixel of {name!r}, which cannot be learned: remove the class, or ignore it")
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:
-        """Returns every map mirrored."""
+        """Returns the mirrored maps."""
         return np.ascontiguousarray(targets_B[:, :, ::-1])
 
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
-        """Returns cross-entropy of the map's pixels, each with the class in the middle of its area of the image."""
+        """Returns cross-entropy over the map's pixels. The target of each is the class at the centre of its area."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -197,16 +196,16 @@ class SegmentationTask(Task):
         )
         right_Bhw = targets_B[:, rows][:, :, columns].long()
         ignored = torch.tensor(self._ignored_ids, device=right_Bhw.device, dtype=torch.long)
-        right_Bhw = right_Bhw.masked_fill(torch.isin(right_Bhw, ignored), LEFT_OUT)
-        total = cross_entropy(outputs_BC.float(), right_Bhw, ignore_index=LEFT_OUT, reduction="sum")
-        return total / (right_Bhw != LEFT_OUT).sum().clamp(min=1)
+        right_Bhw = right_Bhw.masked_fill(torch.isin(right_Bhw, ignored), IGNORED_ID)
+        total = cross_entropy(outputs_BC.float(), right_Bhw, ignore_index=IGNORED_ID, reduction="sum")
+        return total / (right_Bhw != IGNORED_ID).sum().clamp(min=1)
 
     def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
-        """Returns maps moved with their images; new pixels get an ignored class, or the first if none is ignored."""
+        """Returns maps moved with their images. New pixels get an ignored class, or class 0 if none is ignored."""
         return moves.of_classes(targets_B, outside=next(iter(self._ignored_ids), 0))
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
-        """Returns cross-entropy to the full model's softened probabilities of every pixel of the map."""
+        """Returns cross-entropy to the full model's softened probabilities, over the map's pixels."""
         return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
 
 

@@ -1,6 +1,6 @@
-"""Random changes of images, and of their right answers, each time that training uses them.
+"""Random augmentation of images, and of their right answers, anew in each epoch.
 
-Tensor legend: B images, H rows, W columns, C channels, J places in an image.
+Tensor legend: B images, H height, W width, C channels, J points in an image.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from earlyexit.network.boundary import Boundary, takes_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """The changes of each image: it is mirrored, rotated about its middle, scaled, and then shifted, in this order."""
+    """The changes of each image: it is mirrored, rotated about its centre, scaled, and then shifted, in this order."""
 
     mirrored_B: Tensor
+    """Whether each image is mirrored."""
     shift_B2: Tensor
-    """To the right and down, in pixels."""
+    """Shift to the right and down, in pixels."""
     turn_B: Tensor
-    """Clockwise, in radians."""
+    """Clockwise rotation, in radians."""
     zoom_B: Tensor
-    """The scale factor."""
+    """Scale factor."""
 
     def of_images(self, images_BHWC: Tensor) -> Tensor:
-        """Returns the moved images, of the same type."""
+        """Returns the moved images, in the same dtype."""
         maps_BCHW = self._mirrored(images_BHWC.permute(0, 3, 1, 2))
-        only_shifts = not self.turn_B.any() and bool((self.zoom_B == 1).all())  # onto exactly one pixel each
+        only_shifts = not self.turn_B.any() and bool((self.zoom_B == 1).all())  # pixels map to whole pixels
         mode = "nearest" if only_shifts else "bilinear"
         moved_BCHW = self._sampled(maps_BCHW.float(), mode)
         if not images_BHWC.is_floating_point():
@@ -39,45 +40,45 @@ class Moves:
         return moved_BCHW.permute(0, 2, 3, 1).to(images_BHWC.dtype).contiguous()
 
     def of_classes(self, classes_BHW: Tensor, outside: int) -> Tensor:
-        """Returns the moved maps of class ids; `outside` is the class of pixels from outside the image."""
+        """Returns the moved maps of class ids. `outside`: the class of pixels from outside the image."""
         maps_B1HW = self._mirrored(classes_BHW[:, None]).float() - outside
         return (self._sampled(maps_B1HW, "nearest") + outside).round()[:, 0].to(classes_BHW.dtype)
 
     def of_places(self, places_BJ2: Tensor, height: int, width: int) -> Tensor:
-        """Returns the moved places, x and y in pixels, without mirroring; NaN for places that leave the image.
+        """Returns the moved points, x and y in pixels, without mirroring; NaN for points that leave the image.
 
-        0 and side - 1 are the middles of the outer pixels, so the image extends half a pixel beyond them.
+        0 and side - 1 are the centres of the outer pixels, so the image extends half a pixel beyond them.
         """
-        middle_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype) / 2
+        centre_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype) / 2
         cos_B, sin_B = (self.turn_B.cos() * self.zoom_B, self.turn_B.sin() * self.zoom_B)
-        x_BJ, y_BJ = (places_BJ2 - middle_2).unbind(-1)
+        x_BJ, y_BJ = (places_BJ2 - centre_2).unbind(-1)
         turned_BJ2 = torch.stack(
             [x_BJ * cos_B[:, None] - y_BJ * sin_B[:, None], x_BJ * sin_B[:, None] + y_BJ * cos_B[:, None]], dim=-1
         )
-        moved_BJ2 = turned_BJ2 + middle_2 + self.shift_B2[:, None].to(places_BJ2.dtype)
-        inside_BJ = ((moved_BJ2 >= -0.5) & (moved_BJ2 <= 2 * middle_2 + 0.5)).all(-1)
+        moved_BJ2 = turned_BJ2 + centre_2 + self.shift_B2[:, None].to(places_BJ2.dtype)
+        inside_BJ = ((moved_BJ2 >= -0.5) & (moved_BJ2 <= 2 * centre_2 + 0.5)).all(-1)
         return torch.where(inside_BJ[..., None], moved_BJ2, torch.nan)
 
     def _mirrored(self, maps_BCHW: Tensor) -> Tensor:
         return torch.where(self.mirrored_B[:, None, None, None].to(maps_BCHW.device), maps_BCHW.flip(3), maps_BCHW)
 
     def _sampled(self, maps_BCHW: Tensor, mode: str) -> Tensor:
-        """Returns each pixel sampled at its place before the moves; zero outside the image."""
+        """Returns the rotated, scaled and shifted maps. Pixels from outside the image are 0."""
         *_, height, width = maps_BCHW.shape
-        sides_2 = torch.tensor([width, height]) / 2
+        half_sides_2 = torch.tensor([width, height]) / 2
         cos_B, sin_B = self.turn_B.cos() / self.zoom_B, self.turn_B.sin() / self.zoom_B
-        # From a place in the result back to the source, in torch's units: half a side, from the middle.
-        back_B22 = torch.stack([torch.stack([cos_B, sin_B], -1), torch.stack([-sin_B, cos_B], -1)], -2)
-        shift_B2 = -(back_B22 @ self.shift_B2[..., None])[..., 0] / sides_2
-        back_B22 = back_B22 * sides_2 / sides_2[:, None]
-        theta_B23 = torch.cat([back_B22, shift_B2[..., None]], dim=-1).to(maps_BCHW.device)
+        # The inverse transformation: from a point of the result to the source, in torch's units of half a side.
+        inverse_B22 = torch.stack([torch.stack([cos_B, sin_B], -1), torch.stack([-sin_B, cos_B], -1)], -2)
+        shift_B2 = -(inverse_B22 @ self.shift_B2[..., None])[..., 0] / half_sides_2
+        inverse_B22 = inverse_B22 * half_sides_2 / half_sides_2[:, None]
+        theta_B23 = torch.cat([inverse_B22, shift_B2[..., None]], dim=-1).to(maps_BCHW.device)
         grid_BHW2 = affine_grid(theta_B23, list(maps_BCHW.shape), align_corners=False)
         return grid_sample(maps_BCHW, grid_BHW2, mode=mode, padding_mode="zeros", align_corners=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augmentation:
-    """The largest changes of images. Pixels from outside the image are black."""
+    """Ranges of random changes of images. Pixels from outside the image are black."""
 
     shift: float = 0.125
     """Largest shift in each direction, as a share of the side, in whole pixels. An eighth of 32 is the four pixels of
@@ -89,19 +90,19 @@ class Augmentation:
     zoom: float = 0.0
     """Largest share by which images grow or shrink."""
     patch: float = 0.0
-    """Share of the batches whose images get a rectangle of another image (CutMix, Yun et al. 2019). The right answers
-    of such images are unknown, so it is only for exits that imitate."""
+    """Share of the batches whose images get a rectangle of another image (CutMix, Yun et al. 2019). It requires
+    distillation (`imitate`), because the right answers of these images are unknown."""
 
     def check(self, inputs: Boundary) -> None:
         """Raise ModelFolderError for a network whose inputs are not images."""
         if not takes_images(inputs):
-            raise ModelFolderError("augmentation is of images; the model takes something else")
+            raise ModelFolderError("augmentation needs a model whose inputs are images")
 
     def draw(self, num_images: int, height: int, width: int) -> Moves:
-        """Returns random moves from torch's generator."""
+        """Returns random moves, drawn from torch's global generator."""
         mirrored_B = torch.rand(num_images) < 0.5 if self.mirror else torch.zeros(num_images, dtype=torch.bool)
-        half = torch.tensor([width, height]) * self.shift
-        shift_B2 = (_around_zero(num_images, 2) * half).round()
+        largest_2 = torch.tensor([width, height]) * self.shift
+        shift_B2 = (_around_zero(num_images, 2) * largest_2).round()
         return Moves(
             mirrored_B=mirrored_B,
             shift_B2=shift_B2,
@@ -110,21 +111,22 @@ class Augmentation:
         )
 
     def patched(self, images_BHWC: Tensor) -> Tensor:
-        """Returns the images; in some batches a rectangle of each image is replaced by that of the next image."""
-        share, where = torch.rand(2).tolist(), torch.rand(2).tolist()
-        if share[0] >= self.patch:
+        """Returns the images. In a random share of batches, each image gets a rectangle of the next image."""
+        chance, area = torch.rand(2).tolist()
+        position_2 = torch.rand(2).tolist()
+        if chance >= self.patch:
             return images_BHWC
-        stretches = []
-        for side, at in zip(images_BHWC.shape[1:3], where, strict=True):
-            length = round(side * share[1] ** 0.5)
-            first = round((side - length) * at)
-            stretches.append(slice(first, first + length))
-        rectangle = (slice(None), *stretches)
+        slices = []
+        for side, position in zip(images_BHWC.shape[1:3], position_2, strict=True):
+            length = round(side * area**0.5)
+            first = round((side - length) * position)
+            slices.append(slice(first, first + length))
+        rectangle = (slice(None), *slices)
         patched = images_BHWC.clone()
         patched[rectangle] = images_BHWC.roll(1, 0)[rectangle]
         return patched
 
 
 def _around_zero(*shape: int) -> Tensor:
-    """Returns uniform numbers from -1 to 1."""
+    """Returns uniform random numbers from -1 to 1."""
     return torch.rand(shape) * 2 - 1

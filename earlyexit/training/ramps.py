@@ -1,4 +1,4 @@
-"""The outputs of exits for known inputs, the training of ramps on a frozen backbone, and the attention of tokens."""
+"""Training of ramps on a frozen backbone, and evaluation of all exits and of the attention of tokens on a data set."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Parameters = Sequence[torch.nn.Parameter]
 Groups = list[dict[str, Any]]
 """Groups of parameters, each with its own learning rate."""
 RISING = 0.1
-"""Share of all steps in which the learning rate rises before it falls (Smith and Topin 2018)."""
+"""Share of all steps in which the learning rate rises, before it falls (Smith and Topin 2018)."""
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with a description of the work, the number of units done, and their total."""
+"""Called with a description of the work, the number of completed units, and the total number of units."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """The default of `progress`."""
+    """Does nothing: the default `progress`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """Length, learning rate and other options of training."""
+    """Options of training."""
 
     epochs: int = 40
     batch: int = 256
@@ -62,7 +62,7 @@ OPTIMIZERS: Mapping[str, Callable[[Groups, TrainOptions], Optimizer]] = {
 
 
 class Descent:
-    """The steps of a training run, epoch by epoch. Its state can be saved and restored."""
+    """Optimizer and learning rate schedule of a training run. The state can be saved and restored."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Descent:
         slower: Parameters = (),
         pace: float = 1.0,
     ) -> None:
-        """Parameters take gradients from now on, until `done`. `pace`: factor on the learning rate of `slower` ones.
+        """Enables gradients of the parameters until `done`. `pace`: factor on the learning rate of `slower`.
 
-        If the last batch of an epoch has fewer than `least_batch` inputs, it is joined with the batch before it.
+        If the last batch of an epoch has fewer than `least_batch` inputs, it is merged with the previous batch.
         """
         self.parameters = [*parameters, *slower]
         for parameter in self.parameters:
@@ -89,17 +89,16 @@ class Descent:
         """The sizes of an epoch's batches."""
         if full and 0 < rest < least_batch:
             self.sizes[-2:] = [options.batch + rest]
-        groups = [{"params": list(each)} for each in (parameters, slower) if each]
-        largest = [options.learning_rate, options.learning_rate * pace][-len(groups) :] if slower else None
+        rates = ((parameters, options.learning_rate), (slower, options.learning_rate * pace))
+        groups = [{"params": list(group)} for group, _ in rates if group]
         self.optimizer = OPTIMIZERS[optimizer](groups, options)
         self.generator = torch.Generator().manual_seed(options.seed)
-        steps = max(3, options.epochs * len(self.sizes))  # two rise, one falls: with fewer, torch divides by 0
-        self.schedule = OneCycleLR(
-            self.optimizer, max_lr=largest or options.learning_rate, total_steps=steps, pct_start=max(RISING, 2 / steps)
-        )
+        steps = max(3, options.epochs * len(self.sizes))  # OneCycleLR divides by 0 for fewer than 3 steps
+        largest = [rate for group, rate in rates if group]
+        self.schedule = OneCycleLR(self.optimizer, max_lr=largest, total_steps=steps, pct_start=max(RISING, 2 / steps))
 
     def epoch(self, loss: Callable[[Tensor], Tensor]) -> float:
-        """Train one epoch in random batches; returns the mean loss. `loss`: of the inputs at the given positions."""
+        """Train one epoch in random batches; returns the mean loss. `loss` maps positions of inputs to their loss."""
         total = 0.0
         for rows in torch.split(torch.randperm(self.num_inputs, generator=self.generator), self.sizes):
             self.optimizer.zero_grad(set_to_none=True)
@@ -111,27 +110,27 @@ class Descent:
         return total / self.num_inputs
 
     def run(self, loss: Callable[[Tensor], Tensor], what: str = "epochs") -> None:
-        """Train all epochs, telling `progress` about each as `what`; then parameters take no gradients any more."""
+        """Train all epochs, and then disable gradients. `what` describes the work in reports of progress."""
         for epoch in range(self.options.epochs):
             self.epoch(loss)
             self.options.progress(what, epoch + 1, self.options.epochs)
         self.done()
 
     def done(self) -> None:
-        """Stop gradients of the parameters."""
+        """Disable gradients of the parameters."""
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
     def state(self) -> dict[str, Any]:
-        """Returns all that the next epoch depends on, except the parameters."""
+        """Returns the state on which the next epoch depends, except the parameters."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
         }
 
-    def take_up(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state` of an equal run."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the `state` of a run with the same parameters and options."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
@@ -149,15 +148,15 @@ def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[i
 
 
 def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Layout]:
-    """Several inputs as the network takes them, with their layout."""
-    piece = entry_piece([""] * len(encoded), encoded)
+    """Returns several inputs as one packed batch on a device, and its layout."""
+    piece = entering([""] * len(encoded), encoded)
     return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 
 def after_every_exit(
     model: EarlyExitModel, encoded: Sequence[Encoded], batch: int, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[list[int], int, Tensors, Layout]]:
-    """Yields the positions of a batch's inputs, an exit's block, and the tensors after it; `progress` counts inputs."""
+    """Yields, for each batch and exit: positions of the inputs, the exit's block, tensors after the block, layout."""
     done, exits = 0, {*model.ramp_indices, model.num_blocks - 1}
     for rows in batches_by_length(encoded, batch):
         hidden, layout = pack([encoded[row] for row in rows], model.device)
@@ -169,22 +168,22 @@ def after_every_exit(
         progress(done, len(encoded))
 
 
-@torch.inference_mode()
 def exit_outputs(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> dict[int, Tensor]:
-    """Returns temperature-scaled outputs (N, *output_shape), float32, of every ramp and of the full model, by block."""
+    """Returns the temperature-scaled outputs of every exit, float32 (N, *output_shape), by block."""
     exits = [*model.ramp_indices, model.num_blocks - 1]
     outputs = {block: torch.empty(len(encoded), *model.task.output_shape) for block in exits}
-    for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "records")):
-        outputs[block][rows] = model.exit_outputs(block, hidden, layout).cpu()
+    for rows, by_block in outputs_by_batch(model, encoded, batch=batch, progress=progress):
+        for block, outputs_BC in by_block.items():
+            outputs[block][rows] = outputs_BC.cpu()
     return outputs
 
 
 def outputs_by_batch(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
-    """Yields the positions of a batch's inputs, and their `exit_outputs` on the model's device."""
+    """Yields, for each batch, positions of the inputs and their `exit_outputs` on the model's device."""
     outputs: dict[int, Tensor] = {}
     with torch.inference_mode():
         for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "records")):
@@ -198,15 +197,15 @@ def outputs_by_batch(
 def exit_features(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> dict[int, Tensor]:
-    """Returns the inputs of every exit's head, (N, ...), mostly pooled hidden states, by block.
+    """Returns the inputs of every exit's head, (N, ...), usually pooled hidden states, by block.
 
-    They are float32 in host memory, N * D * 4 bytes per exit, from one pass over the backbone.
+    They are float32 in host memory, N * D * 4 bytes per exit. The backbone runs once for all exits.
     """
     features: dict[int, Tensor] = {}
     for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "features")):
-        found = model.exit_head(block).gather(hidden[0], layout).float().cpu()
-        features.setdefault(block, torch.empty(len(encoded), *found.shape[1:]))[rows] = found
-    return {key: feature.clone() for key, feature in features.items()}
+        gathered = model.exit_head(block).gather(hidden[0], layout).float().cpu()
+        features.setdefault(block, torch.empty(len(encoded), *gathered.shape[1:]))[rows] = gathered
+    return {block: feature.clone() for block, feature in features.items()}
 
 
 def train_ramps(
@@ -217,12 +216,11 @@ def train_ramps(
     *,
     features: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Train all ramps, and the full model's head unless it came from a checkpoint, on the frozen backbone.
+    """Train all ramps on the frozen backbone, and also the full model's head unless it came from a checkpoint.
 
-    Every input trains every ramp. Ramps do not influence each other, neither by gradients nor by random numbers, so a
-    ramp trained alone is equal to the ramp trained among others (Apparate section 3.1). Bridges are initialised from
-    the backbone's blocks, and their heads from the full model's (PAME section 5.2). `features`: of `exit_features`, if
-    they are known already.
+    Every input trains every ramp. Ramps do not influence each other by gradients or by random numbers, so a ramp that
+    is trained alone gets the same weights (Apparate section 3.1). Bridges are initialised from the backbone's blocks,
+    and their heads from the full model's head (PAME section 5.2). `features`: of `exit_features`; None to compute them.
     """
     options = options or TrainOptions()
     features = features or exit_features(model, encoded, progress=options.progress)
@@ -231,19 +229,19 @@ def train_ramps(
     head = {} if "head" in model.info.provenance else {last: model.head}
     targets_N = torch.from_numpy(targets)
 
-    def by_answers(outputs_BC: Tensor, rows: Tensor) -> Tensor:
+    def label_loss(outputs_BC: Tensor, rows: Tensor) -> Tensor:
         return model.task.training_loss(outputs_BC, targets_N[rows].to(outputs_BC.device))
 
-    _train_heads(model, head if options.imitate else ramps | head, features, by_answers, options)
+    _train_heads(model, head if options.imitate else ramps | head, features, label_loss, options)
     if not options.imitate:
         return
     with torch.inference_mode():
         full_NC = model.head.classify(features[last].to(model.device)).cpu()
 
-    def loss(outputs_BC: Tensor, rows: Tensor) -> Tensor:
+    def imitation_loss(outputs_BC: Tensor, rows: Tensor) -> Tensor:
         return model.task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))
 
-    _train_heads(model, ramps, features, loss, options)
+    _train_heads(model, ramps, features, imitation_loss, options)
 
 
 def _train_heads(
@@ -256,20 +254,22 @@ def _train_heads(
     if not heads:
         return
     device, steps = model.device, count()
-    dropping = {at for at, head in heads.items() if any(isinstance(part, nn.Dropout) for part in head.modules())}
+    has_dropout = {
+        block for block, head in heads.items() if any(isinstance(module, nn.Dropout) for module in head.modules())
+    }
 
     def loss(rows: Tensor) -> Tensor:
         step = next(steps)
         losses = []
-        for at, head in heads.items():
-            if at in dropping:  # dropout does not depend on other heads
-                torch.manual_seed(draw(options.seed, at, step))
-            losses.append(loss_of(head.classify(features[at][rows].to(device)), rows))
-        return torch.stack(losses).sum()  # not the mean: a head's gradient is then that of its own loss
+        for block, head in heads.items():
+            if block in has_dropout:  # a seed per head, so that heads do not influence each other
+                torch.manual_seed(draw(options.seed, block, step))
+            losses.append(loss_of(head.classify(features[block][rows].to(device)), rows))
+        return torch.stack(losses).sum()  # the sum, because then a head's gradient does not depend on other heads
 
-    for at, head in heads.items():
+    for block, head in heads.items():
         if not isinstance(head, BridgeRamp):
-            draw_anew(head, draw(options.seed, at))
+            draw_anew(head, draw(options.seed, block))
         head.train()
     init_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
@@ -280,7 +280,7 @@ def _train_heads(
 
 
 def draw_anew(head: nn.Module, seed: int) -> None:
-    """Initialise a module's weights and the statistics of its norms again, with the given seed."""
+    """Initialise a module's weights and the statistics of its norms at random, with the given seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in head.modules():
@@ -294,7 +294,7 @@ def draw(*numbers: int) -> int:
 
 
 TIMED_INPUTS, TIMED_BATCH = 32, 8
-"""Inputs that are timed, few so that calibration stays short, and their batch size, similar to a replica's."""
+"""Number of timed inputs, small so that calibration stays short, and their batch size, similar to a replica's."""
 ROUNDS = 5
 
 
@@ -302,42 +302,42 @@ ROUNDS = 5
 def importance_of(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> list[npt.NDArray[np.float32]]:
-    """Returns the attention of every input's tokens, (N,), summed over blocks, heads and queries.
+    """Returns the attention that each token receives, (N,) per input, summed over blocks, heads and queries.
 
-    Raises PlanError for networks that do not measure it.
+    Raises PlanError for networks that cannot measure it.
     """
     if not model.backbone.measures_importance:
         raise PlanError(
             f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
-            f"{model.info.family!r} do not tell"
+            f"{model.info.family!r} cannot measure"
         )
     found: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
     for rows in batches_by_length(encoded, batch):
-        inputs, layout = pack([encoded[row] for row in rows], model.device)
-        begun = (*inputs, torch.zeros(layout.num_tokens, device=model.device))
-        importance_N = model.run_blocks(0, model.num_blocks, begun, layout)[-1]
-        for row, own in zip(rows, torch.split(importance_N, layout.lengths_B.tolist()), strict=True):
-            found[row] = own.cpu().numpy()
+        tensors, layout = pack([encoded[row] for row in rows], model.device)
+        tensors = (*tensors, torch.zeros(layout.num_tokens, device=model.device))
+        importance_N = model.run_blocks(0, model.num_blocks, tensors, layout)[-1]
+        for row, of_input in zip(rows, torch.split(importance_N, layout.lengths_B.tolist()), strict=True):
+            found[row] = of_input.cpu().numpy()
         progress("attention", sum(len(each) > 0 for each in found), len(encoded))
     return found
 
 
 @torch.inference_mode()
 def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded]) -> float:
-    """Returns the factor by which measuring attention increases a network's processor time; at least 1.
+    """Returns the factor by which measuring attention increases a network's processor time, at least 1.
 
-    It is the median over rounds that alternate with and without the measurement, on inputs of all lengths.
+    It is the median over rounds, each with and without the measurement, on inputs of all lengths.
     """
     step = max(1, len(encoded) // TIMED_INPUTS)
     some = sorted(encoded, key=lambda each: each.length)[::step][-TIMED_INPUTS:]
-    packed = [pack(some[first : first + TIMED_BATCH], model.device) for first in range(0, len(some), TIMED_BATCH)]
+    batches = [pack(some[first : first + TIMED_BATCH], model.device) for first in range(0, len(some), TIMED_BATCH)]
 
-    def took_s(*, measured: bool) -> float:
-        began_s = time.process_time()
-        for inputs, layout in packed:
-            more = (torch.zeros(layout.num_tokens, device=model.device),) if measured else ()
-            model.run_blocks(0, model.num_blocks, (*inputs, *more), layout)
-        return time.process_time() - began_s
+    def time_s(*, measured: bool) -> float:
+        start_s = time.process_time()
+        for tensors, layout in batches:
+            importance = (torch.zeros(layout.num_tokens, device=model.device),) if measured else ()
+            model.run_blocks(0, model.num_blocks, (*tensors, *importance), layout)
+        return time.process_time() - start_s
 
-    took_s(measured=True)  # the first one warms up
-    return max(1.0, median(took_s(measured=True) / took_s(measured=False) for _ in range(ROUNDS)))
+    time_s(measured=True)  # warm-up
+    return max(1.0, median(time_s(measured=True) / time_s(measured=False) for _ in range(ROUNDS)))

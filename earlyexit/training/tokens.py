@@ -1,9 +1,9 @@
-"""Training of a decoder's ramps on its own answers, at every token of texts, with blocks and head frozen.
+"""Training of a decoder's ramps to imitate the full model at every token of texts, with blocks and head frozen.
 
-The target at a token is the full model's answer there, whatever the text's next token is. Adapters learn it by cross
-entropy over the tokens that occur, a few thousand of SmolLM2's 49,152. Then each ramp's classifier learns when the
-ramp's answer equals the full model's (Schuster et al. 2022, CALM, section 3.4). Legend: N tokens of all texts, D hidden
-size, V tokens of the vocabulary, W those that occur.
+The target at a token is the full model's answer, not the text's next token. Norms and adapters are trained by
+cross-entropy over the tokens that occur as targets, because these are few. Then each ramp's classifier is trained to
+predict whether the ramp's answer equals the full model's (Schuster et al. 2022, CALM, section 3.4).
+Legend: N tokens of all texts, D hidden size, V tokens of the vocabulary, W tokens that occur as targets.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from earlyexit.training.ramps import Descent, TrainOptions, draw_anew
 TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6
 ROWS = 256
-"""Rows of logits that are computed at once: 50 MB with SmolLM2."""
+"""Rows of logits that are computed at once, to bound memory: 50 MB for SmolLM2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStates:
-    """The inputs of exits for every token of texts, (N, D) by block, and the full model's answers, (N,)."""
+    """Inputs of all exits, and the full model's answers, for the tokens of texts."""
 
     states: Mapping[int, Tensor]
+    """Block -> (N, D)."""
     full_N: Tensor
 
 
@@ -40,17 +41,21 @@ class TokenStates:
 def token_states(
     model: EarlyExitModel, texts: Sequence[Sequence[int]], given: Sequence[int], options: TrainOptions
 ) -> TokenStates:
-    """Returns the states of texts of token ids. Of a prompt, a text's first `given` tokens, only the last counts."""
+    """Returns the states at the tokens of texts, which are token ids.
+
+    `given`: the length of each text's prompt, its first tokens. A prompt has a state at its last token only.
+    """
     last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
-    done, prompts = 0, iter(given)
-    for batch in batches(model, texts, max_tokens=0):
-        lengths = [(len(each.prompt), next(prompts)) for each in batch]
-        runs = zip(batch, lengths, strict=True)
-        steps = {k: step_of(each.prompt, k, 0, length, prompt) for k, (each, (length, prompt)) in enumerate(runs, 1)}
-        piece = admitted_piece(model, steps)
+    done, prompt_lengths = 0, iter(given)
+    for batch in batches(model, texts, Asked(max_tokens=0)):
+        steps, wanted = {}, []
+        for key, text in enumerate(batch, start=1):
+            length, prompt_length = len(text.prompt), next(prompt_lengths)
+            steps[key] = step_of(text.prompt, key, 0, length, prompt_length)
+            wanted.append(torch.arange(length) >= prompt_length - 1)
+        piece, wanted_N = entered(model, steps), torch.cat(wanted)
         layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
-        wanted_N = torch.cat([torch.arange(length) >= prompt - 1 for length, prompt in lengths])
         first = 0
         for block in kept:
             tensors = model.run_blocks(first, block + 1, tensors, layout)
@@ -59,62 +64,71 @@ def token_states(
         done += len(batch)
         options.progress("states", done, len(texts))
     states = {block: torch.cat(parts) for block, parts in kept.items()}
-    return TokenStates(states=states, full_N=_said(model.head, states[last]))
+    return TokenStates(states=states, full_N=_answers(model.head, states[last]))
 
 
 def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: TrainOptions = TOKEN_OPTIONS) -> None:
-    """Train all ramps. Norms start as copies of the last norm, adapters at zero, and classifiers at random by the seed.
+    """Train all ramps: first norms and adapters, then classifiers."""
+    ramps: dict[int, NormedRamp] = {}
+    for block in model.ramp_indices:
+        ramp = model.exit_head(block)
+        assert isinstance(ramp, NormedRamp), "a decoder's ramps share its head"
+        _initialise(ramp, decoder_of(model).norm, options.seed + block)
+        ramps[block] = ramp
+    _train_answers(model, ramps, learned, options)
+    _train_classifiers(ramps, learned, replace(options, epochs=CLASSIFIER_EPOCHS))
+    model.eval()
 
-    A model whose blocks end in norms of their own, such as Marian, has no last norm; norms then start as ones.
+
+@torch.no_grad()
+def _initialise(ramp: NormedRamp, last_norm: torch.nn.Module, seed: int) -> None:
+    """Copy the decoder's last norm, set the adapter's output to zero, and initialise the rest at random.
+
+    Decoders without a last norm, such as Marian, leave the ramp's norm at ones.
     """
-    ramps = {block: _shared(model.exit_head(block)) for block in model.ramp_indices}
-    for block, ramp in ramps.items():
-        draw_anew(ramp, options.seed + block)
-        norm = decoder_of(model).norm
-        with torch.no_grad():
-            if isinstance(norm, torch.nn.RMSNorm):
-                ramp.norm.weight.copy_(norm.weight)
-            if isinstance(ramp, AdaptedRamp):
-                ramp.widen.weight.zero_()
-    words_W, target_N = torch.unique(learned.full_N, return_inverse=True)
+    draw_anew(ramp, seed)
+    if isinstance(last_norm, torch.nn.RMSNorm):
+        ramp.norm.weight.copy_(last_norm.weight)
+    if isinstance(ramp, AdaptedRamp):
+        ramp.widen.weight.zero_()
+
+
+def _train_answers(
+    model: EarlyExitModel, ramps: Mapping[int, NormedRamp], learned: TokenStates, options: TrainOptions
+) -> None:
+    tokens_W, target_N = torch.unique(learned.full_N, return_inverse=True)
     assert isinstance(model.head, VocabularyHead)
-    some_WD = model.head.classifier.weight[words_W].float()
-    bias_W = model.head.bias_V[words_W].float() if isinstance(model.head, BiasedVocabularyHead) else None
+    weight_WD = model.head.classifier.weight[tokens_W].float()
+    bias_W = model.head.bias_V[tokens_W].float() if isinstance(model.head, BiasedVocabularyHead) else None
 
-    def answers(rows: Tensor) -> Tensor:
-        return torch.stack(
-            [
-                F.cross_entropy(
-                    F.linear(ramp.norm(ramp.adapted(learned.states[block][rows])), some_WD, bias_W), target_N[rows]
-                )
-                for block, ramp in ramps.items()
-            ]
-        ).sum()
+    def loss(rows: Tensor) -> Tensor:
+        losses = []
+        for block, ramp in ramps.items():
+            logits_BW = F.linear(ramp.norm(ramp.adapted(learned.states[block][rows])), weight_WD, bias_W)
+            losses.append(F.cross_entropy(logits_BW, target_N[rows]))
+        return torch.stack(losses).sum()
 
-    spoken = [p for ramp in ramps.values() for name, p in ramp.named_parameters() if not name.startswith("sureness")]
-    Descent(spoken, len(target_N), options).run(answers, "ramps")
-    with torch.no_grad():
-        right = {block: (_said(ramp, learned.states[block]) == learned.full_N).float() for block, ramp in ramps.items()}
+    named = (parameter for ramp in ramps.values() for parameter in ramp.named_parameters())
+    trained = [parameter for name, parameter in named if not name.startswith("sureness")]
+    Descent(trained, len(target_N), options).run(loss, "ramps")
 
-    def sureness(rows: Tensor) -> Tensor:
+
+def _train_classifiers(ramps: Mapping[int, NormedRamp], learned: TokenStates, options: TrainOptions) -> None:
+    agrees = {block: (_answers(ramp, learned.states[block]) == learned.full_N).float() for block, ramp in ramps.items()}
+
+    def loss(rows: Tensor) -> Tensor:
         losses = [
-            F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), right[block][rows])
+            F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), agrees[block][rows])
             for block, ramp in ramps.items()
         ]
         return torch.stack(losses).sum()
 
-    unsure = [p for ramp in ramps.values() for p in ramp.sureness.parameters()]
-    Descent(unsure, len(target_N), replace(options, epochs=CLASSIFIER_EPOCHS)).run(sureness, "classifiers")
-    model.eval()
-
-
-def _shared(ramp: object) -> NormedRamp:
-    assert isinstance(ramp, NormedRamp), "a decoder's ramps share its head"
-    return ramp
+    trained = [parameter for ramp in ramps.values() for parameter in ramp.sureness.parameters()]
+    Descent(trained, len(learned.full_N), options).run(loss, "classifiers")
 
 
 @torch.no_grad()
-def _said(head: VocabularyHead | NormedRamp | torch.nn.Module, states_ND: Tensor) -> Tensor:
+def _answers(head: torch.nn.Module, states_ND: Tensor) -> Tensor:
     """Returns the answers of an exit, (N,)."""
     assert isinstance(head, VocabularyHead | NormedRamp)
     return torch.cat([head.classify(rows).argmax(-1) for rows in torch.split(states_ND, ROWS)])

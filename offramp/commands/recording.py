@@ -23,7 +23,7 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, load_model, read_card
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
-from earlyexit.policies.ensemble import CARRIED, carried, mixed
+from earlyexit.policies.ensemble import STATE_DTYPE, mixed, weighted_state
 from earlyexit.policies.threshold import ThresholdPolicy, shares_above
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import IntArray, Task, ValueArray
@@ -103,7 +103,7 @@ def mixed_outputs(
     nothing, and their own outputs are not changed.
     """
     some = next(iter(outputs.values()))
-    state_BS = torch.zeros(len(some), task.num_outputs, dtype=CARRIED)
+    state_BS = torch.zeros(len(some), task.num_outputs, dtype=STATE_DTYPE)
     found = dict(outputs)
     for block in sorted(outputs):
         network = chain.network_of(block)
@@ -111,7 +111,7 @@ def mixed_outputs(
             continue
         found[block] = mixed(Opinion(task, outputs[block]), state_BS).outputs_BC
         if block in weights:
-            state_BS = carried(found[block], weights[block])
+            state_BS = weighted_state(found[block], weights[block])
     return found
 
 

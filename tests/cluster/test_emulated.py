@@ -71,7 +71,7 @@ def test_an_input_without_records_is_refused_alone() -> None:
     assert [release.answer.sample_id for release in released if isinstance(release, Answered)] == ["a", "d"]
     [lost] = [release for release in released if isinstance(release, Failed)]
     assert isinstance(lost.error, UnprocessableInputError)
-    assert str(lost.error) == "no exit records of the id 'stranger'; send the `ids` of recorded inputs"
+    assert str(lost.error) == "no exit record for the id 'stranger'; send the `ids` of recorded inputs"
 
 
 def test_probes_are_seen_by_every_ramp_and_answered_early_without_leaving() -> None:
@@ -282,15 +282,15 @@ def test_a_batch_that_tokens_filled_was_waited_with_for_somebody_outside_it() ->
 
 def test_a_batch_or_a_token_budget_beyond_the_profile_is_refused() -> None:
     runner = Stage().runner
-    with pytest.raises(PlanError, match="the profile knows no batch of 5: its largest is 4"):
+    with pytest.raises(PlanError, match="the profile has no batch of 5: its largest is 4"):
         runner.prepare([Split(first=0, end=4, batch=5)])
-    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
+    with pytest.raises(PlanError, match="the profile has no batch of 5"):
         list(runner.run(batch_of("abcda", Split(first=0, end=4, batch=5))))
     runner = Stage(length=10).runner
     runner.prepare([Split(first=0, end=4, batch=64, tokens=40)])
-    with pytest.raises(PlanError, match="knows no batch of 41 tokens: its largest is 4 inputs of 10"):
+    with pytest.raises(PlanError, match="has no batch of 41 tokens: its largest is 4 inputs of 10"):
         runner.prepare([Split(first=0, end=4, batch=64, tokens=41)])
-    with pytest.raises(PlanError, match="knows no batch of 64"):
+    with pytest.raises(PlanError, match="has no batch of 64"):
         runner.prepare([Split(first=0, end=4, batch=64)])
 
 

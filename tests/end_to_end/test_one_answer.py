@@ -188,7 +188,7 @@ def test_one_broken_image_among_many_fails_alone(url: str, tmp_path: Path, capsy
     assert run("predict", "--data", tmp_path, "--out", out, "--url", url) == 1
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [("error" in row, row["image"]) for row in rows] == [(False, "1.png"), (True, "2.png"), (False, "3.png")]
-    assert "JPEG, PNG and WebP files are taken" in rows[1]["error"]
+    assert "JPEG, PNG and WebP files of one frame are supported" in rows[1]["error"]
 
 
 async def test_a_load_may_be_of_images() -> None:
@@ -223,17 +223,17 @@ REFUSED: dict[str, tuple[Callable[[Client], Prediction], type[Exception], str]] 
     "numbers beyond 1": (
         lambda client: client.predict(PHOTO.astype(np.float32)),
         UnprocessableInputError,
-        "pixels in floating point are from 0 to 1",
+        "floating point pixels must be from 0 to 1",
     ),
     "NaN": (
         lambda client: client.predict(np.full((2, 3, 3), np.nan, np.float32)),
         UnprocessableInputError,
-        "pixels in floating point are from 0 to 1",
+        "floating point pixels must be from 0 to 1",
     ),
     "no image": (
         lambda client: client.predict(b"no image"),
         UnprocessableInputError,
-        "JPEG, PNG and WebP files are taken",
+        "JPEG, PNG and WebP files of one frame are supported",
     ),
     "no file": (lambda client: client.predict(Path("gone.png")), InputError, "gone.png: No such file"),
     "words as array": (lambda client: client.predict(np.array("cat")), InputError, "an array of str96 cannot be sent"),

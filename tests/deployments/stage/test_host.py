@@ -222,7 +222,7 @@ async def test_a_replica_starts_for_the_followed_plan_where_it_cannot_run_the_co
     ]
     await replica.host.prepare_first(plans)
     assert replica.host.epoch == NOTHING
-    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
+    with pytest.raises(PlanError, match="the profile has no batch of 5"):
         await replica.host.prepare_first([plans[0], plans[0]])
 
 

@@ -189,11 +189,11 @@ def of_numbers(count: int) -> list[Encoded]:
         ),
         pytest.param(
             lambda: rows_of_three(Twice()),
-            "block 0 gives 6 rows for 3 inputs of 3 tokens; one per input",
+            "block 0 returns 6 rows for 3 inputs of 3 tokens; one row per input",
             id="too many",
         ),
         pytest.param(
-            lambda: rows_of_three(nn.Tanh(), embed=Twice()), "the embedding gives 6 rows", id="of the embedding"
+            lambda: rows_of_three(nn.Tanh(), embed=Twice()), "the embedding returns 6 rows", id="of the embedding"
         ),
     ],
 )
@@ -214,7 +214,7 @@ def test_whole_numbers_may_cross_and_numbers_enter_in_the_networks_precision() -
     assert [(each.dtype, each.shape) for each in model.boundary(0)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)
     assert [values.dtype for values in warm_up.tensors] == [torch.float32, torch.int32]
-    with pytest.raises(ModelFolderError, match=r"block 0 gives torch\.float64; what crosses is of the weights' float"):
+    with pytest.raises(ModelFolderError, match=r"block 0 returns torch\.float64; the weights' float"):
         model_of(rows_of_three(Doubled(), Doubled()))
     model = model_of(rows_of_three(nn.Linear(3, 3), nn.Tanh())).to(torch.bfloat16)
     answers = answers_alone(model, ConfidencePolicy(2.0), of_numbers(4))
@@ -275,7 +275,7 @@ def test_a_backbone_without_weights_is_not_trained() -> None:
     model.backbone = model.backbone.requires_grad_(False)
     for module in model.backbone.modules():
         module._parameters.clear()
-    with pytest.raises(ModelFolderError, match="bert stays as it is: train its ramps alone"):
+    with pytest.raises(ModelFolderError, match="bert cannot be trained: train its ramps only"):
         train_jointly(model, [], np.array([], dtype=np.int64))
 
 

@@ -144,7 +144,7 @@ def test_a_tokens_answer_is_the_likeliest_tokens_and_their_log_probabilities() -
     assert task.to_columns(values, [0.3, 0.1]) == {"token": [1, 0], "score": [0.3, 0.1]}
     assert task.to_json(values[0], 0.3) == {"token": 1, "score": 0.3}
     assert task.targets([4, 0]).tolist() == [4, 0]
-    with pytest.raises(DataError, match="labels must be tokens, whole numbers from 0 to 4"):
+    with pytest.raises(DataError, match="labels must be token ids, whole numbers from 0 to 4"):
         task.targets([5])
 
 

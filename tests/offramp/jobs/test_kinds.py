@@ -300,7 +300,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ("tokenizer", "words"),
     [
         (None, "no fast tokenizer can be loaded from '{folder}': it has no vocabulary"),
-        ("{", "{folder}/tokenizer.json holds no fast tokenizer that can be read: EOF while parsing"),
+        ("{", "{folder}/tokenizer.json cannot be read as a fast tokenizer: EOF while parsing"),
     ],
     ids=["missing", "broken"],
 )
