@@ -460,9 +460,9 @@ class RecordedRunner(Runner[EmulatedPiece]):
             ]
         )
 
-    def _seen(self, ramp: int, piece: EmulatedPiece, rows_B: IntArray) -> tuple[Seen, ...]:
+    def _seen(self, ramp: int, piece: EmulatedPiece, rows_B: IntArray) -> tuple[ExitResult, ...]:
         return tuple(
-            Seen(sample_id=sample_id, block=ramp, score=score, value=value)
+            ExitResult(sample_id=sample_id, block=ramp, score=score, value=value)
             for sample_id, (value, score) in zip(piece.sample_ids, self._recorded(ramp, rows_B), strict=True)
         )
 
@@ -490,6 +490,6 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return row
 
 
-def _full_model(answer: Answer) -> Seen:
+def _full_model(answer: Answer) -> ExitResult:
     """Returns the full model's answer as an observation, which has no score."""
-    return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)
+    return ExitResult(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)

@@ -25,8 +25,7 @@ CODECS = {
 def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
     """Returns the codec of a model card, such as `{"name": "text", "max_length": 128}`, loaded from the model's folder.
 
-    The name can also be a user's own `module:function`. Raises ModelFolderError for unknown names, invalid settings,
-    and missing files.
+    `module:function` names a user's own codec. Raises ModelFolderError for unknown names, settings and missing files.
     """
     codec = make_codec(spec)
     codec.load(folder)

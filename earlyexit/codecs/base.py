@@ -18,8 +18,7 @@ from earlyexit.words import Words, kept_texts
 Row = TypeVar("Row")
 """One input in the caller's form: a text, a pair of texts, an image file, an array."""
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | list[Any]]
-"""Name -> values, (n, *shape). BYTES columns are an array of objects, or a list with one element per row. The elements
-are `bytes`, or `str` if they came in JSON."""
+"""Name -> values, (n, *shape). BYTES columns are object arrays or lists of `bytes`, or of `str` if sent as JSON."""
 
 
 class Encode(Protocol):

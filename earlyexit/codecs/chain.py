@@ -56,8 +56,7 @@ class ChainCodec(Codec[Any]):
     def __init__(self, members: Sequence[NamedSpec], models: Sequence[str], max_length: int | None = None) -> None:
         """`members`: the codecs in the networks' cards. `models`: the networks' folders, relative to the chain's.
 
-        `max_length`: the longest row in tokens that all networks accept, for readers of the card only, because the
-        members check lengths. Raises ValueError.
+        `max_length`: the longest row in tokens, for readers of the card; members check lengths. Raises ValueError.
         """
         if len(members) < 2 or len(members) != len(models):
             raise ValueError(f"{len(members)} codecs for {len(models)} models; a chain has two or more, one codec each")
@@ -153,7 +152,7 @@ class ChainCodec(Codec[Any]):
         boundary = self._inputs[network]
         if boundary is not None:
             for k, encoded in enumerate(encodings):
-                mistake = misfit(boundary, encoded)
+                mistake = mismatch(boundary, encoded)
                 if mistake is not None:
                     raise UnprocessableInputError(f"input {k}: {mistake}")
         return encodings

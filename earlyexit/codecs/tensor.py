@@ -85,7 +85,7 @@ def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]
     """Returns the array of a JSON value. Raises InputError if the datatype or the shape is not the column's."""
     needed = f"{column.datatype} of the shape {list(column.shape)} is needed"
     try:
-        array = as_numbers(value, column.datatype)
+        array = parse_numbers(value, column.datatype)
     except ValueError as error:
         raise InputError(f"{where}: {needed}: {error}") from error
     if array.shape != column.shape:

@@ -132,8 +132,7 @@ class TokenizedCodec(Codec[Row]):
     def _shortened(self, row: Row) -> TextOrPair:
         """Returns the row, or prefixes of its texts that still have more than `max_length` tokens.
 
-        It saves the time of tokenizing the part that is truncated anyway. The first `max_length` tokens of a prefix
-        that is long enough are equal to those of the text.
+        It saves time. The first `max_length` tokens of a prefix that is long enough are equal to those of the text.
         """
         if isinstance(row, str):
             return self._prefix(row)

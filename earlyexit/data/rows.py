@@ -117,8 +117,7 @@ class LabelledRows:
     def encode(self, codec: Codec[Any]) -> list[Encoded]:
         """Returns the encodings of all rows. Rows that are too long are truncated.
 
-        Raises DataError if the columns are not the codec's, and InputError for a row that cannot be encoded (DataError
-        that names the file, if rows are files).
+        Raises DataError for wrong columns and for files that cannot be encoded, and InputError for other rows.
         """
         columns = self._columns_for(codec)
         try:

@@ -30,8 +30,7 @@ class Backbone(nn.Module, ABC):
     """
 
     reorders_linears: ClassVar[bool] = True
-    """Whether linear layers are only called on two-dimensional values, and never read otherwise. A CPU backend may then
-    store their weights in another layout."""
+    """Whether linear layers are only called, on 2-dimensional values, so that a CPU backend may re-layout weights."""
     float32_only: ClassVar[bool] = False
     """Whether the network computes in float32 regardless of the requested type. It may then have no parameters."""
     measures_importance: ClassVar[bool] = False

@@ -54,17 +54,17 @@ class Block(nn.Module, ABC):
 
 
 class Rows:
-    """The rows of one call of `run_blocks`: the rows of its runs, preceded by rows of tokens that left early.
+    """The rows of one call of `run_blocks`: for each run, rows of skipped tokens, and then the run's own rows.
 
-    A token is *behind* at a block if it left before the block, so that the block has not processed it yet.
+    Skipped tokens are earlier tokens of the sequence that left before a block, which has not processed them yet.
     """
 
     def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
         """`came`: the number of first rows of each run that came from another replica, for tokens that left there."""
         self.runs = runs
         self._backbone = backbone
-        self._copied: list[Behind | None] = [None] * len(runs)
-        """For each run, tokens behind whose keys and values are written by `keep`, with fill "copy"."""
+        self._copied: list[SkippedTokens | None] = [None] * len(runs)
+        """For each run, skipped tokens whose keys and values are written by `keep`, with fill "copy"."""
         self._came: list[Tensor | None] = [None] * len(runs)
         """For each run, rows from another replica, which are passed on unchanged, with fill "copy"."""
         self._rows_MD = hidden_ND
@@ -74,18 +74,18 @@ class Rows:
                 SkippedTokens(run.start, rows_nD[:count]) if count else None
                 for run, rows_nD, count in zip(runs, rows, came, strict=True)
             ]
-            self._came = [None if behind is None else behind.hidden_nD for behind in self._copied]
+            self._came = [None if skipped is None else skipped.hidden_nD for skipped in self._copied]
             self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, came, strict=True)])
             self.runs = [
                 replace(run, start=run.start + count, length=run.length - count)
                 for run, count in zip(runs, came, strict=True)
             ]
         self._spans = list(self.runs)
-        """The runs, each with the tokens behind that are in `_rows_MD`."""
+        """The runs, each extended by its skipped tokens that are in `_rows_MD`."""
         self._is_indexed = False
 
     def join(self, block: int) -> None:
-        """Add the rows of tokens that left just before a block."""
+        """Add the rows of skipped tokens that left just before a block."""
         pending = self._backbone.memory.pending
         starts = [(copied or span).start for copied, span in zip(self._copied, self._spans, strict=True)]
         found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
@@ -93,16 +93,15 @@ class Rows:
             return
         if self._backbone.fill == "copy":
             self._copied = [
-                copied if behind is None else joined(behind, copied)
-                for behind, copied in zip(found, self._copied, strict=True)
+                copied if skipped is None else concatenate(skipped, copied)
+                for skipped, copied in zip(found, self._copied, strict=True)
             ]
         else:
-            self._rows_MD = _interleaved(
-                [None if behind is None else behind.hidden_nD for behind in found], self._split()
-            )
+            earlier = [None if skipped is None else skipped.hidden_nD for skipped in found]
+            self._rows_MD = _interleaved(earlier, self._split())
             self._spans = [
-                span if behind is None else replace(span, start=behind.start, length=span.end - behind.start)
-                for behind, span in zip(found, self._spans, strict=True)
+                span if skipped is None else replace(span, start=skipped.start, length=span.end - skipped.start)
+                for skipped, span in zip(found, self._spans, strict=True)
             ]
         self._is_indexed = False
 
@@ -143,18 +142,15 @@ class Rows:
         self._is_indexed = True
         self._where = self._backbone.where(self._spans)
         self._copies: tuple[Tensor, Any] | None = None
-        copied = [(behind, run) for behind, run in zip(self._copied, self.runs, strict=True) if behind is not None]
+        copied = [(skipped, run) for skipped, run in zip(self._copied, self.runs, strict=True) if skipped is not None]
         if copied:
-            runs = [replace(run, start=behind.start, length=len(behind.hidden_nD)) for behind, run in copied]
-            self._copies = torch.cat([behind.hidden_nD for behind, _ in copied]), self._backbone.where(runs)
+            runs = [replace(run, start=skipped.start, length=len(skipped.hidden_nD)) for skipped, run in copied]
+            self._copies = torch.cat([skipped.hidden_nD for skipped, _ in copied]), self._backbone.where(runs)
 
 
 def _interleaved(earlier: Sequence[Tensor | None], later: Sequence[Tensor]) -> Tensor:
     """Returns the rows of all runs: for each run its earlier rows, if it has any, and then its later rows."""
-    parts: list[Tensor] = []
-    for before, after in zip(earlier, later, strict=True):
-        parts += [after] if before is None else [before, after]
-    return torch.cat(parts)
+    return torch.cat([rows for pair in zip(earlier, later, strict=True) for rows in pair if rows is not None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +305,7 @@ class DecoderBackbone(Backbone):
         return self.word(token_ids_N), run_B5, run_B5.new_zeros(len(run_B5))
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Runs blocks also on earlier tokens of the same sequences that left before one of them; see `Pending`."""
+        """Runs blocks, also on skipped tokens of the same sequences; see `PendingTokens`."""
         hidden_ND, run_B5, behind_B = hidden
         behind = behind_B.tolist()
         runs = self.runs(run_B5, behind, layout)

@@ -1,8 +1,7 @@
 """The post-norm transformer encoder of BERT, MiniLM, RoBERTa, DistilBERT and MPNet.
 
-It does not use `transformers` modules, because packed inputs need no time for padding, and because a replica can serve
-a saved model without `transformers`. Tests verify that weights and results equal those of `transformers`. Tensor legend
-as in `piece.py`; d is the size of one head.
+It does not use `transformers` modules, so that inputs can be packed, and a replica does not need `transformers`. Tests
+verify that weights and results equal those of `transformers`. Tensor legend as in `piece.py`; d the size of one head.
 """
 
 from __future__ import annotations
@@ -148,8 +147,7 @@ class EncoderBlock(nn.Module):
 
     def _by_head(self, qkv_RTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv_3RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        query_RHTd, key_RHTd, value_RHTd = qkv_3RHTd
-        return query_RHTd, key_RHTd, value_RHTd
+        return qkv_3RHTd[0], qkv_3RHTd[1], qkv_3RHTd[2]
 
     def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
         hidden = self.attention_norm(self.attention_out(context, hidden))

@@ -86,8 +86,7 @@ def _in_bytes(values: Sequence[float]) -> Tensor:
 def load_state_file(path: Path) -> tuple[Pretrained, str]:
     """Returns the network in a file, and its family.
 
-    The file is a state dict, or a dict that has one as `state_dict` or `model`. Raises ModelFolderError for other
-    files, unknown networks and missing tensors.
+    The file is a state dict, or a dict with one as `state_dict` or `model`. Raises ModelFolderError otherwise.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -114,10 +113,8 @@ def load_state_file(path: Path) -> tuple[Pretrained, str]:
 
 
 def fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> None:
-    """Load weights, which have our names, into a backbone. Raises ModelFolderError if they do not fit.
-
-    Batch norms may lack `num_batches_tracked`.
-    """
+    """Load weights, which have our names, into a backbone. Raises ModelFolderError if they do not fit."""
+    # Batch norms may lack num_batches_tracked.
     norms = {name.rsplit(".", 1)[0] for name in weights if name.endswith("running_mean")}
     counts = {f"{norm}.num_batches_tracked": torch.tensor(0) for norm in norms}
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}

@@ -147,10 +147,7 @@ def _difference(together: Trial, alone: Sequence[Trial], tolerance: Tolerance) -
 
 
 def beyond(values: Tensor, expected: Tensor, allowed: float, least_range: float) -> str | None:
-    """Returns a description of the largest deviation beyond the limit; None if all values are within it.
-
-    `allowed`, `least_range`: see `Tolerance`.
-    """
+    """Returns a description of the largest deviation beyond the limit (see `Tolerance`); None if there is none."""
     if values.shape != expected.shape:
         return f"({list(values.shape)} numbers, not {list(expected.shape)})"
     if not values.numel():
@@ -188,12 +185,12 @@ def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, le
         raise TrialError(
             f"{problem} of random inputs; provide rows of your own, as with `offramp inject --data`, to check answers"
         )
-    mistake = misfit(backbone.inputs, rows[0])
+    mistake = mismatch(backbone.inputs, rows[0])
     if mistake is not None:
         raise TrialError(mistake)
     sample = rows[:: max(1, len(rows) // MOST_ROWS)][:MOST_ROWS]
     for start in range(0, len(sample), ROWS_TOGETHER):
-        piece = entering("", sample[start : start + ROWS_TOGETHER])
+        piece = entry_piece("", sample[start : start + ROWS_TOGETHER])
         values, layout = tuple(map(torch.from_numpy, piece.tensors)), Layout(piece.lengths_B)
         together, alone = _run(backbone, values, layout), _alone(backbone, values, layout)
         for k, answers in enumerate(together.after[-1]):

@@ -174,9 +174,9 @@ class SourceBlock(nn.Module):
 class SidedPlaces:
     """The indices of the decoder's rows and of sources' rows, and their places in the store."""
 
-    own: Places | None
+    own: KvIndex | None
     """Places of the decoder's rows; None if all rows are of sources."""
-    crossing: Places | None
+    crossing: KvIndex | None
     """Places of the sources to which the decoder's rows attend."""
     own_M: Tensor | None
     """Indices of the decoder's rows; None if there are no others."""
@@ -377,8 +377,7 @@ class T5(Family):
             raise ModelFolderError("a T5 without a head over its vocabulary cannot generate")
         config, weights = hf_model.config, hf_model.state_dict()
         words_VD, head_VD = weights["shared.weight"], weights["lm_head.weight"]
-        # T5 scales states down before the head. This code scales the head's weights instead, and scales embedded tokens
-        # up if the head shares the embedding's weights.
+        # T5 scales states down before the head. This code scales the head's weights, and if tied, embedded tokens up.
         scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         tied = words_VD.equal(head_VD)
         backbone = Seq2SeqBackbone(_t5_sizes(config, embedding_scale=1 / scale if tied else 1.0, tied=tied))

@@ -47,9 +47,8 @@ def exit_wrapper(
 ) -> OwnExit | Callable[[DependentRule], OwnExit]:
     """Returns an exit policy made of a function. Plans name it as `own: "module:name"`.
 
-    `@exit_wrapper` on `rule(ramp, outputs)` makes independent ramps: switching one off does not change the decisions
-    of others. `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` makes dependent ramps. A rule must decide
-    each row independently of other rows.
+    `@exit_wrapper` on `rule(ramp, outputs)` makes independent ramps: switching one off does not affect other ramps.
+    `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` makes dependent ramps. A row must not affect others.
     """
     if rule is None:
         if state_width is None:

@@ -37,8 +37,7 @@ class Ramp(nn.Module):
     """Base class of exit heads: of ramps, and of the full model's head."""
 
     pools: ClassVar[bool] = True
-    """Whether `gather` pools maps to vectors. If not, training on a frozen backbone keeps whole hidden states in
-    memory, N * C * H * W * 4 bytes per ramp."""
+    """Whether `gather` pools maps. If not, training on a frozen backbone keeps N * C * H * W * 4 bytes per ramp."""
 
     def __init__(self, pooling: Pooling) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ class Task(Named, ABC):
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         """Returns the columns of several answers, by name. By default, the answers unchanged, and their scores."""
-        return {self.columns[0].name: stacked(values), "score": list(scores)}
+        return {self.columns[0].name: stack_values(values), "score": list(scores)}
 
     @abstractmethod
     def to_json(self, value: Value, score: float) -> dict[str, Any]:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from earlyexit.training.augmentation import Moves
 
 QUARTER = 0.25
-"""Offset of a joint from the highest pixel towards the higher neighbour, in pixels of a heatmap, as in Simple Baselines
-(Xiao et al. 2018) and hourglass networks."""
+"""Offset of a joint from the highest pixel towards the higher neighbour, as in Simple Baselines (Xiao et al. 2018)."""
 
 
 class PoseTask(Task):

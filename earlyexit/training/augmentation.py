@@ -81,8 +81,7 @@ class Augmentation:
     """Ranges of random changes of images. Pixels from outside the image are black."""
 
     shift: float = 0.125
-    """Largest shift in each direction, as a share of the side, in whole pixels. An eighth of 32 is the four pixels of
-    He et al. (2016, section 4.2)."""
+    """Largest shift in each direction, as a share of the side. 4 of 32 pixels are those of He et al. (2016, 4.2)."""
     mirror: bool = True
     """Whether every second image is mirrored horizontally."""
     turn: float = 0.0

@@ -149,7 +149,7 @@ def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[i
 
 def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Layout]:
     """Returns several inputs as one packed batch on a device, and its layout."""
-    piece = entering([""] * len(encoded), encoded)
+    piece = entry_piece([""] * len(encoded), encoded)
     return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 

@@ -30,10 +30,9 @@ ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStates:
-    """Inputs of all exits, and the full model's answers, for the tokens of texts."""
+    """Inputs of all exits, by block (N, D), and the full model's answers (N,), for the tokens of texts."""
 
     states: Mapping[int, Tensor]
-    """Block -> (N, D)."""
     full_N: Tensor
 
 
@@ -48,13 +47,13 @@ def token_states(
     last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
     done, prompt_lengths = 0, iter(given)
-    for batch in batches(model, texts, Asked(max_tokens=0)):
+    for batch in batches(model, texts, max_tokens=0):
         steps, wanted = {}, []
         for key, text in enumerate(batch, start=1):
             length, prompt_length = len(text.prompt), next(prompt_lengths)
             steps[key] = step_of(text.prompt, key, 0, length, prompt_length)
             wanted.append(torch.arange(length) >= prompt_length - 1)
-        piece, wanted_N = entered(model, steps), torch.cat(wanted)
+        piece, wanted_N = admitted_piece(model, steps), torch.cat(wanted)
         layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
         first = 0
         for block in kept:
