@@ -1,1 +1,1 @@
-"""What to do: pure decisions. No torch, no ray."""
+"""Plans, the planner and exit thresholds: pure decisions, without torch and ray."""

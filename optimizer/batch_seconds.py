@@ -1,4 +1,4 @@
-"""What one batch of a split takes, by a latency table and the shares of inputs that stay: E3's T, step by step."""
+"""The time of one batch in a split (T in E3), block by block, from a latency table and the survival."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from profiles.table import LatencyTable
 def step_seconds(
     table: LatencyTable, ramps: Sequence[int], split: Split, share_N: Sequence[float], size: float | None = None
 ) -> list[tuple[float, float]]:
-    """What one batch of `size` inputs, by default a full one, takes in every block, and in its ramp where it is active.
+    """Returns, per block, the seconds of the block and of its active ramp for one batch.
 
-    `ramps` are all of the model.
+    `size` is the number of inputs in the batch; by default the batch is full. `ramps` are all ramps of the model.
     """
     steps = []
     batches = expected_batches(split, share_N, split.batch if size is None else size)
@@ -30,12 +30,12 @@ def step_seconds(
 def split_seconds(
     table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: float | None = None
 ) -> float:
-    """E3's T of a split."""
+    """Returns the seconds of one batch in a split (T in E3)."""
     return total_s(step_seconds(table, ramps, split, computed_shares(split, unanswered_N), size))
 
 
 def total_s(steps: Iterable[tuple[float, ...]]) -> float:
-    """E3's T: the sum of the seconds of blocks and ramps, which each step begins with."""
+    """Returns the sum of the block and ramp seconds, the first two values of each step."""
     seconds = 0.0
     for block_s, ramp_s, *_ in steps:
         seconds += block_s
@@ -44,11 +44,11 @@ def total_s(steps: Iterable[tuple[float, ...]]) -> float:
 
 
 def computed_shares(split: Split, unanswered_N: Sequence[float]) -> Sequence[float]:
-    """Per block, the share of inputs that runs it: all where they stay."""
+    """Returns the share of inputs that each block computes: all of them if answered inputs stay."""
     return [1.0] * len(unanswered_N) if split.stays else unanswered_N
 
 
 def expected_batches(split: Split, share_N: Sequence[float], size: float) -> list[float]:
-    """Expected batch at each block; a split that nothing reaches is counted as full."""
+    """Returns the expected batch at each block. A split that no input reaches is counted as full."""
     enters = share_N[split.first]
     return [size * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]

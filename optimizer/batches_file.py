@@ -1,4 +1,4 @@
-"""Recorded batches as a plan problem's file has them: one number per input, its bits the ramps."""
+"""Recorded batches in a problem file: a bit mask of ramps for each input."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import BoolArray, FloatArray
 
 ROUNDING = 0.005
-"""Survival may be written to two places."""
+"""Allowed difference of survival, which may be written with two decimals."""
 
 
 def recorded_document(batches: RecordedBatches) -> dict[str, Any]:
-    """Plain data that `batches_of` reads back."""
+    """Returns plain data that `batches_of` reads."""
     document: dict[str, Any] = {"size": batches.size, "sure": _masks(batches.sure_NR)}
     if batches.zero_one:
         return {**document, "lost": _masks(batches.losses_NR > 0)}
@@ -28,7 +28,7 @@ def recorded_document(batches: RecordedBatches) -> dict[str, Any]:
 
 
 def batches_of(document: BatchesDocument, num_blocks: int, ramps: tuple[int, ...]) -> RecordedBatches:
-    """The batches of a document; raises PlanError or DataError for what does not fit together, or not these ramps."""
+    """Returns the batches of a document; raises PlanError or DataError if they do not fit the ramps or each other."""
     sure_NR = _bits(document.sure, len(ramps), "sure")
     return RecordedBatches(
         num_blocks=num_blocks,
@@ -41,16 +41,16 @@ def batches_of(document: BatchesDocument, num_blocks: int, ramps: tuple[int, ...
 
 
 def check_survival(batches: RecordedBatches, survival_N: Sequence[float]) -> None:
-    """Raise PlanError, naming the first block, where survival is not the mean of the batches."""
+    """Raises PlanError, with the first block, if survival is not the mean of the batches."""
     exits_N = batches.exits_N(batches.ramps)
-    for block, given in enumerate(survival_N):
-        found = float((exits_N >= block).mean())
-        if abs(found - given) > ROUNDING:
-            raise PlanError(f"batches: {found:.3g} of their inputs reach block {block}; survival says {given:.3g}")
+    for block, share in enumerate(survival_N):
+        recorded = float((exits_N >= block).mean())
+        if abs(recorded - share) > ROUNDING:
+            raise PlanError(f"batches: {recorded:.3g} of their inputs reach block {block}; survival says {share:.3g}")
 
 
 def with_recorded_batches(problem: PlanProblem, records: ExitRecords, thresholds: Mapping[int, float]) -> PlanProblem:
-    """The problem with the distribution that the records hold beside their mean, in batches as large as are planned."""
+    """Returns the problem with recorded batches, as large as the largest batch that can be planned."""
     largest = max(table.batches[-1] for table in problem.latency.values())
     size = min(largest, len(records))
     return replace(problem, batches=RecordedBatches.of_records(records, thresholds, size, problem.ramps))
@@ -74,7 +74,7 @@ def _losses(document: BatchesDocument, sure_NR: BoolArray) -> FloatArray:
 
 
 def _masks(bits_NR: BoolArray) -> list[int]:
-    """Per row, the number whose bit i is column i. Python's numbers: there may be more than 64 ramps."""
+    """Returns one bit mask per row, whose bit i is column i. They are Python integers: there may be over 64 ramps."""
     return [sum(1 << int(column) for column in np.flatnonzero(bits_R)) for bits_R in bits_NR]
 
 

@@ -1,4 +1,4 @@
-"""What a calibration leaves behind: thresholds, and what is promised of them."""
+"""The calibration file: thresholds and their guarantee."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CALIBRATION_FILE = "calibration.json"
 RECORDS_FILE = "exit_records.npz"
 REFERENCE, PRUNED = "reference", "pruned"
 BESIDE = (REFERENCE, PRUNED)
-"""Folders in a chain's, each with a calibration beside its own: of ramps of the last network alone, and of texts that
-lose words at crossings. A plan follows the one by which it is worth most."""
+"""Subfolders with alternative calibrations of a chain: for ramps of the last network alone, and for texts whose words
+are pruned at crossings. Plans are made for each calibration, and the best plan is used."""
 AMONG = "among"
-"""In the provenance of calibrations of which plans pick one: how many the same inputs tested."""
+"""Key in the provenance of alternative calibrations: how many of them were tested on the same inputs."""
 MEMBERS = "members"
-"""In the provenance of a chain's calibration and records: the models that they are of."""
+"""Key in the provenance of a chain's calibration and records: the chain's models."""
 
 
 class CalibrationCard(BaseModel):
-    """What `calibration.json` holds."""
+    """The contents of `calibration.json`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,55 +36,56 @@ class CalibrationCard(BaseModel):
     policy: Score
     thresholds: dict[int, float]
     confidences: dict[int, float] | None = None
-    """Of shares, per ramp: above which a principal value counts."""
+    """For the score `share`, by ramp: confidence above which a principal value counts."""
     weights: dict[int, float] | None = None
-    """Of an ensemble that pays, by the end of a network."""
+    """Weights of an ensemble, by the end of a network. None if the ensemble is not used."""
     decay: float | None = None
-    """Of tokens, as a plan's policy has it; None: thresholds hold at every place of an answer."""
+    """For tokens: `PolicySpec.decay`. None: thresholds do not depend on the position in the answer."""
     metric: Metric = "agreement"
-    """What the budget is of."""
+    """The loss that the budget bounds."""
     prune: dict[int, float] | None = None
-    """Of a chain, by end ramp: the alpha by which words are pruned where the thresholds hold; None: by none."""
+    """For a chain, by end ramp: the alpha with which words are pruned. None: no pruning."""
     budget: float
     confidence: float
     tested: dict[str, Any]
-    """What the thresholds did on the inputs they were tested on."""
+    """Results of the thresholds on the tested inputs."""
     provenance: dict[str, Any]
 
     def policy_spec(self) -> PolicySpec:
-        """As a plan names it."""
+        """Returns the exit policy with these thresholds."""
         return policy_of_score(self.policy, self.thresholds, self.confidences, self.weights, self.decay)
 
-    def with_ensemble(self, weights: Mapping[int, float] | None, found: dict[str, Any]) -> CalibrationCard:
-        """The same, of an ensemble with these weights, None where it is off, and what was found of it."""
-        tested = {**self.tested, "ensemble": found}
+    def with_ensemble(self, weights: Mapping[int, float] | None, results: dict[str, Any]) -> CalibrationCard:
+        """Returns the card with an ensemble's weights (None if it is not used) and the results of its test."""
+        tested = {**self.tested, "ensemble": results}
         return self.model_copy(update={"weights": None if weights is None else dict(weights), "tested": tested})
 
     def to_json(self) -> str:
-        """The file's text, without what there is none of, such as confidences, and of agreement no metric."""
+        """Returns the file's text, without empty optional fields and without the default metric."""
         left_out = {name for name in ("confidences", "weights", "prune", "decay") if getattr(self, name) is None}
         left_out |= {"metric"} if self.metric == "agreement" else set()
         return self.model_dump_json(indent=2, exclude=left_out) + "\n"
 
 
 def members_in(provenance: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """The models of a chain, `name` and `sha256`, that a calibration or records are of; none where they do not say."""
+    """Returns `name` and `sha256` of the chain's models from a provenance; empty if it has none."""
     return list((provenance or {}).get(MEMBERS, ()))
 
 
 def beside_of(model: Path) -> tuple[Path, ...]:
-    """The folders of the calibrations that a model has beside its own."""
-    return tuple(each for name in BESIDE if ((each := model / name) / CALIBRATION_FILE).is_file())
+    """Returns the folders of a model's alternative calibrations."""
+    return tuple(model / name for name in BESIDE if (model / name / CALIBRATION_FILE).is_file())
 
 
 def records_of(model: Path, beside: Path | None = None) -> Path:
-    """The exit records of a model's own calibration, or of the one in the folder `beside` it, where that has others."""
-    own = None if beside is None else beside / RECORDS_FILE
-    return own if own is not None and own.is_file() else model / RECORDS_FILE
+    """Returns the path of a calibration's exit records: in its folder `beside` the model's own, or else the model's."""
+    if beside is not None and (beside / RECORDS_FILE).is_file():
+        return beside / RECORDS_FILE
+    return model / RECORDS_FILE
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:
-    """Raises DataError, naming the file and the field, for anything else."""
+    """Reads a calibration; raises DataError, naming the file and the field, if it is invalid."""
     try:
         return CalibrationCard.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -96,17 +97,17 @@ def read_calibration_file(path: Path) -> CalibrationCard:
 
 
 def check_policy(policy: PolicySpec, whose: str, records: ExitRecords, name: str, ramps: Iterable[int]) -> None:
-    """Raises DataError for records without the scores that a policy compares at these ramps."""
+    """Raises DataError unless the records `name` hold the scores that the policy of `whose` compares at these ramps."""
     if policy.name == "recorded":
         return
     if policy.name != records.score:
         raise DataError(f"{whose} leaves by {policy.name}, {name} holds scores of {records.score}")
     for ramp in ramps:
-        both = (policy.confidences, records.confidences)
-        wanted, held = (each.get(ramp) if isinstance(each, Mapping) else each for each in both)
-        if wanted != held:
+        levels = (policy.confidences, records.confidences)
+        required, recorded = (each.get(ramp) if isinstance(each, Mapping) else each for each in levels)
+        if required != recorded:
             raise DataError(
-                f"{whose}'s shares at ramp {ramp} are of values above {wanted}, those of {name} of values above {held}"
+                f"{whose} counts values above {required} at ramp {ramp}, but {name} counts values above {recorded}"
             )
     check_weights(records, policy.weights, name)
     check_decay_of(records, policy.decay, name)

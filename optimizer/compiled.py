@@ -1,4 +1,4 @@
-"""numba's compiler, typed: a kernel keeps its signature, and its machine code is kept on disk between processes."""
+"""A typed wrapper of numba's compiler, with a cache of machine code on disk."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ logger = logging.getLogger(__name__)
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """The kernel as machine code, made at its first call; other threads run meanwhile, and x/0 is infinite.
+    """Compiles a kernel at its first call. The kernel releases the GIL, and a division by zero returns infinity.
 
-    numba renews kept code when the kernel's own file changes, but not when a kernel of another file that it calls does.
-    So it is kept in a folder named for all of the planner's sources that hold kernels.
+    numba recompiles a cached kernel if its own file changes, but not if a kernel that it calls changes in another file.
+    The cache folder is therefore named after a hash of all sources of the planner that define kernels.
     """
     before = config.CACHE_DIR  # type: ignore[attr-defined]  # set from the environment when numba is imported
     config.CACHE_DIR = str(  # type: ignore[attr-defined]  # as above
         Path(before or Path(__file__).parent / "__pycache__") / f"kernels-{_fingerprint()}"
     )
     try:
-        made = njit(cache=True, nogil=True, error_model="numpy")(kernel)
-    except RuntimeError:  # neither this folder nor the user's can be written
-        _say_that_nothing_is_kept()
-        made = njit(nogil=True, error_model="numpy")(kernel)
+        dispatcher = njit(cache=True, nogil=True, error_model="numpy")(kernel)
+    except RuntimeError:  # neither this folder nor the user's cache folder is writable
+        _warn_without_cache()
+        dispatcher = njit(nogil=True, error_model="numpy")(kernel)
     finally:
         config.CACHE_DIR = before  # type: ignore[attr-defined]  # as above
-    return cast("Callable[P, R]", made)
+    return cast("Callable[P, R]", dispatcher)
 
 
 def inlined(kernel: Callable[P, R]) -> Callable[P, R]:
-    """The same, written into the kernels that call it: a call that passes many arrays costs as much as a short loop."""
+    """Inlines a kernel into the kernels that call it: a call with many arrays costs as much as a short loop."""
     return cast("Callable[P, R]", njit(inline="always", error_model="numpy")(kernel))
 
 
@@ -49,5 +49,5 @@ def _fingerprint() -> str:
 
 
 @cache
-def _say_that_nothing_is_kept() -> None:
-    logger.warning("the planner is compiled anew in every process: NUMBA_CACHE_DIR names no folder to keep its code in")
+def _warn_without_cache() -> None:
+    logger.warning("the planner is compiled anew in every process: set NUMBA_CACHE_DIR to a writable folder")

@@ -1,8 +1,8 @@
-"""Above which confidence an exit's principal values count: ten values per ramp, looked at on the design part.
+"""Selects the confidence above which a principal value counts in the `share` score, among ten candidates per ramp.
 
-PAME (sections 5.3 and 6.2) searches ten values of this confidence with ten of the count that must exceed it, each exit
-as if it were the only one. Here the count is a score like others, whose threshold is tested afterwards; the confidence
-is a setting of that score, and may be any that never saw the inputs of the test.
+PAME (sections 5.3 and 6.2) searches ten confidences together with ten thresholds of the count, for each exit alone.
+Here the count is a score, whose threshold is calibrated afterwards. The confidence is a setting of that score. It is
+selected on the design part, so that it does not depend on the tested inputs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from profiles.scores import FloatArray
 ShareArray = npt.NDArray[np.float32]
 
 LEVELS: ShareArray = np.array([*np.arange(1, 100) / 100, 0.995, 0.999], dtype=np.float32)
-"""Confidences that are counted for; networks that are trained to the end are sure to the third digit."""
+"""Recorded confidence levels. They are denser near 1, because fully trained networks are very confident."""
 NUM_CONFIDENCES = 10
-"""Of a ramp, as PAME has it."""
+"""Candidates per ramp, as in PAME."""
 
 
 def choose_confidences(shares_DRL: ShareArray, losses_DR: FloatArray, budget: float) -> list[int]:
-    """Per ramp, the position in `LEVELS` of the confidence whose shares order inputs best.
+    """Returns, per ramp, the index in `LEVELS` of the confidence whose score lets most inputs leave within the budget.
 
-    `shares_DRL`: of each design input the share of a ramp's principal values above each level.
+    `shares_DRL` holds the share of principal values above each level, by design input and ramp.
     """
     return [
         max(candidates(shares_DL), key=lambda level: _worth(shares_DL[:, level], losses_D, budget))
@@ -32,14 +32,14 @@ def choose_confidences(shares_DRL: ShareArray, losses_DR: FloatArray, budget: fl
 
 
 def candidates(shares_DL: ShareArray) -> list[int]:
-    """Ten levels, fewer where some are one, with as many principal values between each two."""
-    wanted = (np.arange(NUM_CONFIDENCES) + 0.5) / NUM_CONFIDENCES
+    """Returns the indices of up to ten levels at evenly spaced quantiles of the principal values."""
+    quantiles = (np.arange(NUM_CONFIDENCES) + 0.5) / NUM_CONFIDENCES
     above_L = shares_DL.mean(0)
-    return sorted({int(np.abs(above_L - share).argmin()) for share in wanted})
+    return sorted({int(np.abs(above_L - quantile).argmin()) for quantile in quantiles})
 
 
 def _worth(score_D: ShareArray, losses_D: FloatArray, budget: float) -> tuple[int, float]:
-    """How many inputs can leave within the budget, the surest first; of equals, how little they lose all along."""
+    """Returns the number of inputs that can leave within the budget, surest first; then the smallest total loss."""
     order = np.argsort(-score_D, kind="stable")
     ends = np.flatnonzero(np.diff(score_D[order], append=-np.inf))  # inputs with equal scores leave together
     lost = np.cumsum(losses_D[order])[ends]

@@ -1,4 +1,4 @@
-"""What a planner answers: a plan with its proof, or why there is none."""
+"""The planner's result: a plan with its optimality gap, or the reason why no plan exists."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from optimizer.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 
 Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
-"""`best` searches the whole space of plans; the others are parts of it that people deploy today, or E3's."""
+"""`best` searches the whole space of plans. The others are restricted to common deployments, or to the plans of E3."""
 
 
 def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
-    """What a problem's plans are compared with: Apparate's as well, where early answers are what is sought.
+    """Returns the strategies that are compared for a problem.
 
-    And PAME's, where the distribution of batches is known besides.
+    They include Apparate if the mean answer time is minimized, and PAME if recorded batches are known as well.
     """
     if not isinstance(problem.objective, MinimizeLatency):
         return STRATEGIES
@@ -26,24 +26,24 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
 
 
 Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
-"""The last three of generation: its first tokens, sequences at a time, and memory of keys and values."""
+"""The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
 Possible = TypeVar("Possible")
 SLO_RESOLUTION = 1e-3
-"""How exactly the nearest SLO is told where plans are found quickly."""
+"""Relative resolution of the nearest SLO if plans are found quickly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeasiblePlan:
-    """A plan that keeps every promise, and its figures."""
+    """A plan that satisfies every constraint of its problem, and its figures."""
 
     stages: tuple[Stage, ...]
-    """Stages of all chains, one chain after the other."""
+    """The stages of all chains, one chain after the other."""
     figures: Evaluation
 
     def planned(
         self, problem: PlanProblem, strategy: Strategy, bound: float, others: Iterable[tuple[Stage, ...]] = ()
     ) -> Planned:
-        """The plan as the best of a strategy's space, of which no plan is better than `bound`."""
+        """Returns the plan as the result of a strategy, with `bound` as the bound on all plans of its space."""
         return Planned(
             strategy=strategy,
             stages=self.stages,
@@ -55,58 +55,58 @@ class FeasiblePlan:
 
 
 def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...], shares: Sequence[float] = ()) -> FeasiblePlan | None:
-    """The plan with its figures, if it keeps every promise; `shares` as `evaluate` takes them."""
+    """Returns the plan with its figures, or None if it violates a constraint. `shares` are those of `evaluate`."""
     figures = evaluate(problem, stages, shares=shares)
     return None if violations(problem, stages, figures) else FeasiblePlan(stages=stages, figures=figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The best plan of a strategy's space."""
+    """The best plan that was found in a strategy's space."""
 
     strategy: Strategy
     stages: tuple[Stage, ...]
-    """Of all chains, one chain after the other."""
+    """The stages of all chains, one chain after the other."""
     figures: Evaluation
     bound: float
-    """No plan of the space is better than this: a rate per second, USD per hour, or seconds."""
+    """Bound on the objective of all plans of the space: a rate per second, USD per hour, or seconds."""
     gap: float
-    """How far the plan may be from the best, as a share of the bound; 0 where it is proven best."""
+    """Relative distance between the plan's objective and the bound; 0 if the plan is proven optimal."""
     candidates: tuple[tuple[Stage, ...], ...] = ()
-    """Other good plans, best first: what joint exit records may prefer."""
+    """Other good plans, best first. Joint exit records may prefer one of them."""
     note: str = ""
-    """What else is to say of it in a line, such as why it has no exit."""
+    """A remark of one line about the plan, such as why it has no exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoPlan:
-    """No plan of the strategy's space meets the problem."""
+    """Proof that no plan of a strategy's space satisfies the problem."""
 
     strategy: Strategy
     binding: Binding
-    """Which promise cannot be kept; the figures below say what would do, the others unchanged."""
+    """The constraint that cannot be satisfied. Each figure below relaxes a single limit and keeps the others."""
     nearest_slo_s: float | None = None
-    """The least SLO latency that has a plan; None where none has."""
+    """The least SLO latency that has a plan; None if no SLO has one."""
     highest_rate_per_s: float | None = None
-    """The highest rate that has a plan; None where none has or the rate is what is sought."""
+    """The highest rate that has a plan. None if no rate has one, or if the rate is maximized."""
     more: tuple[str, int] | None = None
-    """An accelerator type, and how many more of it are needed at least (`optimizer.planner.more_devices`)."""
+    """An accelerator type, and the least number of further ones that is needed (`optimizer.planner.more_devices`)."""
 
 
 Decision = Planned | NoPlan
 
 
 def gap_between(value: float, bound: float) -> float:
-    """How far a plan is from a bound, as a share of it."""
+    """Returns the relative distance between an objective value and a bound."""
     return abs(value - bound) / bound if bound else float(value > 0)
 
 
 Relaxed = tuple[Binding, Callable[[PlanProblem], PlanProblem]]
-"""A promise, and the same problem without it."""
+"""A constraint, and a function that removes it from a problem."""
 
 
 def without_budget(problem: PlanProblem) -> PlanProblem:
-    """Money is no object."""
+    """Returns the problem without a limit on the cost."""
     return replace(problem, budget_usd_per_hour=None)
 
 
@@ -119,11 +119,11 @@ def why_infeasible(
     highest_rate_per_s: Callable[[PlanProblem], float | None],
     relaxed: Sequence[Relaxed] = (("budget", without_budget),),
 ) -> NoPlan:
-    """Which promise cannot be kept: the latency, where there is a plan at any; else the last that has to be `relaxed`.
+    """Returns which constraint keeps an infeasible problem from having a plan.
 
-    They are relaxed one after the other, and stay so. `possible` tells of a problem whether it has plans, None for
-    none, and `nearest_slo_s` goes on from what it said. Where a rate is asked for, `highest_rate_per_s` is the highest
-    that has a plan.
+    It is the latency if a plan exists at some latency. Otherwise the constraints in `relaxed` are removed one after the
+    other until a plan exists, and the last one binds. `possible` returns None if a problem has no plan; its result is
+    passed to `nearest_slo_s`. `highest_rate_per_s` is called if the problem requires a rate.
     """
     rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
@@ -144,7 +144,10 @@ def nearest_slo_s(
     any_plan: Callable[[PlanProblem], FeasiblePlan | None],
     resolution: float = SLO_RESOLUTION,
 ) -> float:
-    """The least SLO latency for which a plan is found, `resolution` above it at most; `patient` is a plan at any."""
+    """Returns the least SLO latency for which a plan is found, up to a relative `resolution`, by bisection.
+
+    `patient` is a plan without a latency limit.
+    """
 
     def needed_s(latency_s: float, found: FeasiblePlan) -> float:
         return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
@@ -153,10 +156,13 @@ def nearest_slo_s(
     while above > below * (1 + resolution):
         middle = (below * above) ** 0.5
         found = any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)))
-        below, above = (middle, above) if found is None else (below, needed_s(middle, found))
+        if found is None:
+            below = middle
+        else:
+            above = needed_s(middle, found)
     return above
 
 
 def rate_of(found: FeasiblePlan | None) -> float | None:
-    """The most that a plan does, if there is one."""
+    """Returns the highest rate of a plan, or None without a plan."""
     return None if found is None else found.figures.rate_per_s

@@ -1,7 +1,7 @@
-"""Weights of an ensemble of a chain's networks (Tabi, section 4.3), fitted on inputs that were rerouted, and its gain.
+"""Weights of an ensemble of a chain's networks (Tabi, section 4.3), and the ensemble's gain in accuracy.
 
-Every end of a network that is not the last has one weight: what the mixture up to it counts in what comes after it
-(`earlyexit/network/chain.py`). It is fit_weights on the inputs that go on there, since no others meet it.
+The end of each network except the last has one weight: the weight of the mixture of the networks up to this end in the
+answer of the next network (`earlyexit/network/chain.py`). It is fitted on the inputs that continue after this end.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from earlyexit.network.chain import proportional
 from profiles.records import IntArray
 from profiles.scores import BoolArray, FloatArray
 
-MOST = 0.99
-"""Of a fitted weight: the network at hand counts for something."""
-LEAST_PROBABILITY = 1e-12
-"""The least probability of a true label: a label that every network rules out costs much, but its loss is finite."""
+MAX_WEIGHT = 0.99
+"""Limit of fitted weights, so that the network itself always counts."""
+MIN_PROBABILITY = 1e-12
+"""Lower limit of the true label's probability, which keeps the likelihood finite."""
 FOLDS = 5
-"""Parts of the inputs, each answered by weights that the others fitted."""
-MOST_STEPS = 60
-"""Of a search that leaves a third of its interval out each time: a weight to 1e-9."""
+"""Folds of the cross-validation."""
+MAX_STEPS = 60
+"""Steps of a ternary search, which determine a weight up to 1e-9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a change of answers is worth on N inputs, paired."""
+    """Paired comparison of the accuracy before and after a change, on the same inputs."""
 
     num_inputs: int
     before: float
-    """Accuracy without."""
+    """Accuracy before the change."""
     after: float
     fixed: int
-    """Inputs that were answered wrongly, and rightly now."""
+    """Inputs whose answer changed from wrong to right."""
     spoilt: int
-    """The other way round."""
+    """Inputs whose answer changed from right to wrong."""
     low: float
     high: float
-    """Of the difference, an exact interval (McNemar's test): given how many answers changed for better or worse, that
-    of the share that became right (Clopper and Pearson). It contains 0 where chance could have done as much."""
+    """Exact confidence interval of the difference in accuracy (McNemar's test): the Clopper-Pearson interval of the
+    share of fixed among the changed answers. It contains 0 if the difference may be due to chance."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval lies above 0."""
+        """Whether the interval is above 0."""
         return self.low > 0
 
 
 def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: float = 0.95) -> Gain:
-    """What the answers after are worth beside those before; raises DataError for no inputs."""
+    """Compares the correctness of answers before and after a change; raises DataError for no inputs."""
     if not len(right_before_N) or len(right_before_N) != len(right_after_N):
-        raise DataError("a gain needs inputs, and each judged before and after")
+        raise DataError("a gain needs inputs, each with an answer before and after")
     fixed = int((~right_before_N & right_after_N).sum())
     spoilt = int((right_before_N & ~right_after_N).sum())
     low, high = _share_interval(fixed, fixed + spoilt, confidence)
@@ -69,44 +69,50 @@ def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: flo
 
 
 def mix_networks(probabilities: Sequence[FloatArray], weights: Mapping[int, float], ends: Sequence[int]) -> FloatArray:
-    """What the last of some networks says with those before it, (N, C); `ends`: of all but the last."""
-    said_NC = probabilities[0]
+    """Returns the last network's probabilities, mixed with those of the earlier networks, (N, C).
+
+    `ends` holds the ends of all networks but the last.
+    """
+    mixed_NC = probabilities[0]
     for end, own_NC in zip(ends, probabilities[1:], strict=True):
         weight = weights.get(end, 0.0)
-        said_NC = (1 - weight) * own_NC + weight * said_NC
-    return said_NC
+        mixed_NC = (1 - weight) * own_NC + weight * mixed_NC
+    return mixed_NC
 
 
 Rule = Callable[[Sequence[FloatArray], FloatArray, IntArray], float]
-"""Probabilities of the networks up to the one after an end, the mixture up to the end, and the truth -> its weight."""
+"""Returns the weight of an end from the networks' probabilities, the mixture up to the end, and the true labels."""
 
 
 def by_accuracy(probabilities: Sequence[FloatArray], _before_NC: FloatArray, truth_N: IntArray) -> float:
-    """Every network in proportion to its accuracy on these inputs, as Tabi has it."""
+    """Weights networks in proportion to their accuracy on these inputs, as Tabi does."""
     *earlier, last = (float((each_NC.argmax(1) == truth_N).mean()) for each_NC in probabilities)
     if not last:
-        return 0.0  # no proportion is one: nothing is mixed
+        return 0.0
     weights = proportional(dict(enumerate(earlier)), last)
-    return min(weights[len(earlier) - 1], MOST)
+    return min(weights[len(earlier) - 1], MAX_WEIGHT)
 
 
 def by_likelihood(probabilities: Sequence[FloatArray], before_NC: FloatArray, truth_N: IntArray) -> float:
-    """The weight that makes the true labels likeliest; the mean logarithm of a mixture has one peak only."""
+    """Returns the weight of maximum likelihood. The mean log-likelihood of a mixture is concave in the weight."""
     rows = np.arange(len(truth_N))
     before_N, own_N = before_NC[rows, truth_N], probabilities[-1][rows, truth_N]
 
     def likelihood(weight: float) -> float:
-        return float(np.log(np.maximum((1 - weight) * own_N + weight * before_N, LEAST_PROBABILITY)).mean())
+        return float(np.log(np.maximum((1 - weight) * own_N + weight * before_N, MIN_PROBABILITY)).mean())
 
-    low, high = 0.0, MOST
-    for _ in range(MOST_STEPS):
+    low, high = 0.0, MAX_WEIGHT
+    for _ in range(MAX_STEPS):
         left, right = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (left, high) if likelihood(left) < likelihood(right) else (low, right)
+        if likelihood(left) < likelihood(right):
+            low = left
+        else:
+            high = right
     return low if likelihood(low) > likelihood(0.0) else 0.0
 
 
 def best_accuracy(probabilities: Sequence[FloatArray], before_NC: FloatArray, truth_N: IntArray) -> float:
-    """The weight of hundredths with which most answers are right, of several the least."""
+    """Returns the most accurate weight among the hundredths; the smallest one if several are."""
     weights = np.arange(0, 100) / 100
     own_NC = probabilities[-1]
     right = [(((1 - weight) * own_NC + weight * before_NC).argmax(1) == truth_N).sum() for weight in weights]
@@ -114,57 +120,50 @@ def best_accuracy(probabilities: Sequence[FloatArray], before_NC: FloatArray, tr
 
 
 RULES: Mapping[str, Rule] = {"accuracy": by_accuracy, "likelihood": by_likelihood, "best": best_accuracy}
-"""How weights are found, by name: in proportion to accuracy (Tabi), the likeliest, the most accurate."""
+"""Rules for weights: proportional to accuracy (Tabi), maximum likelihood, and highest accuracy."""
 
 
 def fit_weights(
-    probabilities: Sequence[FloatArray],
-    truth_N: IntArray,
-    goes_on_NE: BoolArray,
-    ends: Sequence[int],
-    rule: Rule,
+    probabilities: Sequence[FloatArray], truth_N: IntArray, goes_on_NE: BoolArray, ends: Sequence[int], rule: Rule
 ) -> dict[int, float]:
-    """A weight for every end, first to last, each on the inputs that go on there; 0 where none does.
+    """Returns a weight for each end, fitted in order on the inputs that continue there; 0 if no input continues.
 
-    `probabilities` are the networks' calibrated ones, each (N, C); `goes_on_NE`: whether an input goes on at an end.
+    `probabilities` are the calibrated probabilities of each network, (N, C). `goes_on_NE` says whether an input
+    continues after an end.
     """
     weights: dict[int, float] = {}
     for column, end in enumerate(ends):
         rows = np.flatnonzero(goes_on_NE[:, column])
-        some = [each_NC[rows] for each_NC in probabilities[: column + 2]]
-        before_NC = mix_networks(some[:-1], weights, ends[:column])
-        weights[end] = rule(some, before_NC, truth_N[rows]) if len(rows) else 0.0
+        networks = [each_NC[rows] for each_NC in probabilities[: column + 2]]
+        before_NC = mix_networks(networks[:-1], weights, ends[:column])
+        weights[end] = rule(networks, before_NC, truth_N[rows]) if len(rows) else 0.0
     return weights
 
 
 def held_out_gain(
-    probabilities: Sequence[FloatArray],
-    truth_N: IntArray,
-    goes_on_NE: BoolArray,
-    ends: Sequence[int],
-    rule: Rule,
+    probabilities: Sequence[FloatArray], truth_N: IntArray, goes_on_NE: BoolArray, ends: Sequence[int], rule: Rule
 ) -> Gain | None:
-    """What the ensemble is worth beside the last network alone, on the inputs that go on at every end.
+    """Returns the cross-validated gain of the ensemble over the last network alone, or None without inputs.
 
-    No input is answered by weights that it helped to fit. None where no input goes on.
+    It is computed on the inputs that continue after every end, with weights from the other folds.
     """
     rows = np.flatnonzero(goes_on_NE.all(1))
     if not len(rows):
         return None
     fold_N = np.random.default_rng(0).permutation(len(truth_N)) % FOLDS
     alone_NC, right_N = probabilities[-1], truth_N[rows]
-    said_NC = np.empty_like(alone_NC)
+    mixed_NC = np.empty_like(alone_NC)
     for fold in range(FOLDS):
-        others, mine = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)
-        parts = [each_NC[others] for each_NC in probabilities]
-        weights = fit_weights(parts, truth_N[others], goes_on_NE[others], ends, rule)
-        said_NC[mine] = mix_networks([each_NC[mine] for each_NC in probabilities], weights, ends)
-    return gain(alone_NC[rows].argmax(1) == right_N, said_NC[rows].argmax(1) == right_N)
+        fitting, held_out = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)
+        known = [each_NC[fitting] for each_NC in probabilities]
+        weights = fit_weights(known, truth_N[fitting], goes_on_NE[fitting], ends, rule)
+        mixed_NC[held_out] = mix_networks([each_NC[held_out] for each_NC in probabilities], weights, ends)
+    return gain(alone_NC[rows].argmax(1) == right_N, mixed_NC[rows].argmax(1) == right_N)
 
 
 def _share_interval(count: int, total: int, confidence: float) -> tuple[float, float]:
-    """Clopper and Pearson's exact interval of a share; of nothing, anything."""
-    from scipy.stats import beta  # takes a second, and reading a calibration may import this module
+    """Returns the exact Clopper-Pearson interval of a share; [0, 1] if `total` is 0."""
+    from scipy.stats import beta  # slow to import, and reading a calibration may import this module
 
     tail = (1 - confidence) / 2
     low = float(beta.ppf(tail, count, total - count + 1)) if count else 0.0

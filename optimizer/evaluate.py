@@ -1,22 +1,22 @@
-"""The cost model: what a plan does, by the figures of its problem. Every planner, and its twin, is scored by this.
+"""The cost model, which scores the plans of every planner and of the brute-force reference.
 
-E3 section 3.2 and figure 6, extended to stages of several splits, and to plans whose inputs stay (Apparate). In short,
-with u(k) the share of inputs without an answer on reaching block k under the plan's active ramps, and s(k) the share
-that is computed there, which is u(k) where answered inputs stop, and 1 where they stay:
+It follows E3 (section 3.2, figure 6), extended to stages with several splits and to plans whose answered inputs stay
+(Apparate). Let u(k) be the share of inputs that reach block k without an answer under the plan's active ramps. Let s(k)
+be the share that block k computes: u(k) if answered inputs stop, and 1 if they stay. R is the rate.
 
-- a split over blocks i..j-1 at batch b runs block k at the expected batch b*s(k)/s(i), and takes the sum T of its
-  blocks and active ramps;
-- a stage does w = sum of s(i)*T/b seconds of work per input, so m replicas do m/w inputs per second;
-- a hop after a stage takes T_x and bounds the rate at m*b/(s(i)*T_x): a replica sends while it computes;
-- an input waits for its batch: b/(R*s(i)) for the first split of a stage, m times that for the further ones, where
-  each replica fills its own;
-- of a chain, only the networks that the plan uses count. Between two of them survivors go back to the ingress: that
-  takes T_x and `crossing_s`, in the middle of a stage as well, where it bounds no rate, and the batches behind it are
-  filled there, as those of a first split;
-- the rate is the smallest bound, the worst-case latency the sum of all waits, T and T_x;
-- the mean answer time weighs the same seconds by the share of inputs without an answer: half of a split's wait by
-  u(i), every block and ramp by u(k), every hop by u(j);
-- the ramp overhead is the seconds of active ramps over those of blocks, of one batch of every split.
+- A split over blocks i..j-1 at batch size b runs block k at the expected batch b*s(k)/s(i). Its time T is the sum over
+  its blocks and active ramps.
+- A stage does w = sum of s(i)*T/b seconds of work per input, so m replicas serve m/w inputs per second.
+- A hop after a stage takes T_x. It limits the rate to m*b/(s(i)*T_x), because a replica sends while it computes.
+- An input waits for its batch: b/(R*s(i)) at the first split of a stage, and m times as long at the further splits,
+  where each replica fills batches of its own.
+- In a cascade, only the networks that the plan uses count. Between two networks, survivors return to the ingress,
+  which takes T_x and `crossing_s`, and which fills the next batch as for a first split. A crossing inside a stage does
+  not limit the rate.
+- The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T and T_x.
+- The mean answer time weights the same seconds by the share of inputs without an answer: half of a split's wait by
+  u(i), each block and ramp by u(k), each hop by u(j).
+- The ramp overhead is the time of active ramps divided by the time of blocks, for one batch of each split.
 """
 
 from __future__ import annotations
@@ -40,81 +40,81 @@ from optimizer.queues import Load
 from optimizer.tokens import in_token_batches, in_tokens
 from profiles.lengths import Lengths
 
-# Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
+# Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
 
 
 class StepSeconds(NamedTuple):
-    """What a batch takes in one block, and in its ramp where that is active."""
+    """Time of a batch in one block and, if it is active, in the block's ramp."""
 
     block_s: float
     ramp_s: float
     unanswered_s: float
-    """Both together, counted by the share of all inputs that have no answer on reaching the block."""
+    """The sum of both, weighted by the share of all inputs that reach the block without an answer."""
 
 
 Steps = Callable[[Stage, Split], Sequence[StepSeconds] | None]
-"""Of a split of a stage, block by block; None where only the mean batch is known."""
+"""Returns the times of a stage's split, block by block, or None if only the mean batch is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedSplit:
-    """What one split is expected to do."""
+    """Expected figures of one split."""
 
     stage_index: int
     split: Split
     reached_by: float
-    """Share of all inputs that enter it, answered or not."""
+    """Share of all inputs that enter the split, with or without an answer."""
     seconds: float
-    """T, of one batch."""
+    """Time of one batch (T)."""
     ramp_s: float
-    """Of these, what its active ramps take."""
+    """The part of `seconds` that active ramps take."""
     wait_s: float
-    """Until its batch is full, at the plan's rate."""
+    """Wait until the batch is full, at the plan's rate."""
     unanswered_s: float
-    """Its part of the mean answer time: what an input without an answer waits and runs here, over all inputs."""
+    """The split's contribution to the mean answer time."""
     batch_at_block: tuple[float, ...]
-    """Expected batch at each of its blocks: tokens where its split has a budget of them, else inputs."""
+    """Expected batch at each block, in tokens if the split has a token budget, else in inputs."""
     crossing_s: float = 0.0
-    """Until what is left of a batch may begin the next network; a hop at its stage's end is not in it."""
+    """Time until the survivors may begin the next network, without the hop at the stage's end."""
 
     @property
     def fill(self) -> float:
-        """Mean expected batch over its blocks, as a share of its batch size."""
+        """Mean of the expected batches, as a share of the batch size."""
         return sum(self.batch_at_block) / len(self.batch_at_block) / (self.split.tokens or self.split.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFigures:
-    """What bounds one stage."""
+    """Rate limits of one stage and of the hop after it."""
 
     work_s: float
     """Device seconds per input of the service."""
     rate_per_s: float
     hop_s: float
-    """T_x after it; 0 after the last."""
+    """Transfer time after the stage (T_x); 0 after the last stage."""
     hop_rate_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a plan does on the cost model."""
+    """Figures of a plan in the cost model."""
 
     rate_per_s: float
-    """The most it can do."""
+    """The highest rate that the plan can serve."""
     served_per_s: float
-    """What its latency holds for: the rate asked for, or the most it can do."""
+    """The rate for which the latencies hold: the required rate, or the highest rate."""
     latency_s: float
-    """Worst case."""
+    """Worst-case latency."""
     mean_latency_s: float
     """Mean answer time."""
     ramp_overhead: float
-    """Seconds of active ramps per second of blocks."""
+    """Time of active ramps, as a share of the blocks' time."""
     usd_per_hour: float
     splits: tuple[ExpectedSplit, ...]
     stages: tuple[StageFigures, ...]
     shares: tuple[float, ...] = (1.0,)
-    """Of the rate, per chain: all are equally busy, unless they were given."""
+    """Each chain's share of the rate. By default it is such that all chains are equally busy."""
 
 
 def evaluate(
@@ -125,43 +125,42 @@ def evaluate(
     *,
     shares: Sequence[float] = (),
 ) -> Evaluation:
-    """Score a plan; raises PlanError where it names what the problem lacks.
+    """Returns the figures of a plan; raises PlanError if the plan does not fit the problem.
 
-    `stages` are of all chains, one chain after the other. Each serves its share of the rate: of `shares`, or as much as
-    it can do of what all of them can.
+    `stages` holds the stages of all chains, one chain after the other. `shares` holds each chain's share of the rate;
+    by default, shares are proportional to the highest rates of the chains.
 
-    `reach` replaces the nested survival, for example by that of joint exit records; `recorded` the seconds of the mean
-    batch by those of recorded ones. Where inputs have lengths, shares are of tokens (`optimizer.tokens`): of what
-    reaches a block, and of what counts in the mean answer time. Stages, and what `reach` and `recorded` are asked, are
-    in the chain's numbers, where a plan leaves networks out as well.
+    `reach` replaces the nested survival, for example by the survival of joint exit records. `recorded` replaces the
+    seconds of the mean batch by those of recorded batches. If inputs have lengths, shares count tokens rather than
+    inputs (`optimizer.tokens`). Blocks keep their numbers in the cascade even if the plan leaves networks out.
     """
     chains = chains_of(stages, problem.num_blocks)
     if len(chains) > 1:
-        return _side_by_side(problem, chains, shares, reach, recorded)
+        return _evaluate_parallel(problem, chains, shares, reach, recorded)
     _check_fits(problem, stages)
     part = subproblem_of(problem, stages)
     if part.problem is problem:
-        return _of_part(problem, stages, reach, recorded)
+        return _evaluate_subproblem(problem, stages, reach, recorded)
     inner_reach = None if reach is None else part.shares_of(reach)
     inner_recorded = None if recorded is None else part.splits_of(recorded)
-    figures = _of_part(part.problem, part.stages_of(stages), inner_reach, inner_recorded)
+    figures = _evaluate_subproblem(part.problem, part.stages_of(stages), inner_reach, inner_recorded)
     splits = [split for stage in stages for split in stage.splits]
-    named = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
-    return replace(figures, splits=named)
+    in_chain = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
+    return replace(figures, splits=in_chain)
 
 
-def _side_by_side(
+def _evaluate_parallel(
     problem: PlanProblem,
     chains: Sequence[Sequence[Stage]],
     shares: Sequence[float],
     reach: Reach | None,
     recorded: Steps | None,
 ) -> Evaluation:
-    """Rates and prices add up, the slowest chain's latency is the plan's, and means are weighted by shares."""
+    """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
     alone = [evaluate(problem, chain, reach, recorded) for chain in chains]
-    together_per_s = sum(each.rate_per_s for each in alone)
+    total_per_s = sum(each.rate_per_s for each in alone)
     if not shares:
-        shares = [each.rate_per_s / together_per_s for each in alone]
+        shares = [each.rate_per_s / total_per_s for each in alone]
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
     if problem.required_per_s is not None:
         alone = [
@@ -186,37 +185,39 @@ def _side_by_side(
     )
 
 
-def _of_part(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None) -> Evaluation:
-    """Of a problem whose networks are all used."""
-    if problem.lengths is not None:
-        figures = _evaluated(in_tokens(problem), in_token_batches(problem, stages), reach, recorded)
-        return _of_inputs(figures, stages, problem.lengths)
-    return _evaluated(problem, stages, reach, recorded)
-
-
-def _evaluated(
+def _evaluate_subproblem(
     problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None
 ) -> Evaluation:
+    """Evaluates a plan that uses all networks of its problem."""
+    if problem.lengths is not None:
+        figures = _evaluate_chain(in_tokens(problem), in_token_batches(problem, stages), reach, recorded)
+        return _per_input(figures, stages, problem.lengths)
+    return _evaluate_chain(problem, stages, reach, recorded)
+
+
+def _evaluate_chain(
+    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None
+) -> Evaluation:
+    """Evaluates a single chain, counted in inputs or in tokens."""
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     unanswered_N = (reach or nested_reach(problem))(ramps)
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
-    steps = [
-        [
-            (recorded and recorded(stage, split)) or _of_the_mean_batch(problem, stage, split, share_N, unanswered_N)
-            for split in stage.splits
-        ]
-        for stage in stages
-    ]
+
+    def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
+        known = None if recorded is None else recorded(stage, split)
+        return known or _mean_batch_steps(problem, stage, split, share_N, unanswered_N)
+
+    steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
     figures = tuple(
-        _stage_figures(problem, stage, [total_s(each) for each in of_splits], share_N)
-        for stage, of_splits in zip(stages, steps, strict=True)
+        _stage_figures(problem, stage, [total_s(each) for each in stage_steps], share_N)
+        for stage, stage_steps in zip(stages, steps, strict=True)
     )
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
     served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
     splits = tuple(
-        _expected(problem, stages, stage_index, index, steps[stage_index][index], served_per_s, share_N, unanswered_N)
-        for stage_index, stage in enumerate(stages)
-        for index in range(len(stage.splits))
+        _expected_split(problem, stages, stage_index, index, split_steps, served_per_s, share_N, unanswered_N)
+        for stage_index, stage_steps in enumerate(steps)
+        for index, split_steps in enumerate(stage_steps)
     )
     ramp_s = sum(each.ramp_s for each in splits)
     return Evaluation(
@@ -233,8 +234,8 @@ def _evaluated(
     )
 
 
-def _of_inputs(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -> Evaluation:
-    """Figures of tokens as those of inputs, by the mean length; latencies and prices are the same."""
+def _per_input(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -> Evaluation:
+    """Converts figures per token to figures per input, by the mean length. Latencies and prices do not change."""
     mean, splits = lengths.mean, [split for stage in stages for split in stage.splits]
     return replace(
         figures,
@@ -243,7 +244,7 @@ def _of_inputs(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -
         splits=tuple(
             replace(each, split=split, batch_at_block=tuple(tokens / counted for tokens in each.batch_at_block))
             for each, split in zip(figures.splits, splits, strict=True)
-            for counted in [mean if split.tokens is None else 1.0]  # a batch as its split counts it
+            for counted in [mean if split.tokens is None else 1.0]  # in the unit of the split's own batch size
         ),
         stages=tuple(
             replace(
@@ -257,7 +258,7 @@ def _of_inputs(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -
     )
 
 
-def _of_the_mean_batch(
+def _mean_batch_steps(
     problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float], unanswered_N: Sequence[float]
 ) -> list[StepSeconds]:
     steps = seconds_of_steps(problem, stage.device, split, share_N)
@@ -268,20 +269,20 @@ def _of_the_mean_batch(
 
 
 def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
-    """What the objective is about: a rate per second, USD per hour, or seconds."""
+    """Returns the value of the objective: a rate per second, USD per hour, or seconds."""
     if isinstance(problem.objective, MaximizeRate):
         return figures.rate_per_s
     return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.mean_latency_s
 
 
 def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
-    """Larger is better: by the objective, then the cheaper, then the quicker."""
+    """Returns the key by which plans are ranked, best last: by the objective, then by cost, then by latency."""
     sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
     return sign * objective_value(problem, figures), -figures.usd_per_hour, -figures.latency_s
 
 
 def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
-    """What a plan carries of its figures; of the mean answer time only where that is sought."""
+    """Returns the predictions that a plan carries. The mean answer time is included only if it is the objective."""
     promises = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s, "usd_per_hour": figures.usd_per_hour}
     if isinstance(problem.objective, MinimizeLatency):
         promises |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
@@ -293,74 +294,77 @@ def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
 
 
 def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
-    """Every promise of the problem that the plan breaks, with both numbers; none for a plan that meets it."""
-    found = []
+    """Returns a text, with both numbers, for each limit of the problem that the plan violates."""
+    texts = []
     for device in dict.fromkeys(stage.device for stage in stages):
         used = sum(stage.replicas for stage in stages if stage.device == device)
         if used > problem.devices[device].count:
-            found.append(f"{used} {device} used, {problem.devices[device].count} there")
-    limit = problem.budget_usd_per_hour
-    if limit is not None and figures.usd_per_hour > limit * (1 + TOLERANCE):
-        found.append(f"costs {figures.usd_per_hour:.2f} USD/h, the budget is {limit:.2f}")
+            texts.append(f"{used} {device} used, {problem.devices[device].count} there")
+    budget = problem.budget_usd_per_hour
+    if budget is not None and figures.usd_per_hour > budget * (1 + TOLERANCE):
+        texts.append(f"costs {figures.usd_per_hour:.2f} USD/h, the budget is {budget:.2f}")
     if figures.rate_per_s < figures.served_per_s * (1 - TOLERANCE):
-        found.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
+        texts.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
     queued_s = queue_s(problem, stages, figures)
     if not figures.latency_s + queued_s <= problem.slo.limit_s * (1 + TOLERANCE):
         queues = f" and {milliseconds(queued_s)} in queues" if queued_s else ""
-        found.append(
+        texts.append(
             f"takes {milliseconds(figures.latency_s)}{queues}, {milliseconds(problem.slo.limit_s)} are allowed"
         )
-    most = problem.ramp_budget
-    if most is not None and figures.ramp_overhead > most * (1 + TOLERANCE):
-        found.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {most:.3%} are allowed")
-    return [*found, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
+    ramp_budget = problem.ramp_budget
+    if ramp_budget is not None and figures.ramp_overhead > ramp_budget * (1 + TOLERANCE):
+        texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {ramp_budget:.3%} are allowed")
+    return [*texts, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns a time in words; a queue that grows without end takes an endless one."""
+    """Returns a time as text for messages. A queue that grows without limit takes an endless time."""
     return f"{seconds * 1e3:.4g} ms" if seconds < np.inf else "an endless time"
 
 
 def queue_s(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> float:
-    """What inputs that arrive at random queue, but for the share that may be late; 0 where the problem says no share.
+    """Returns the queueing time that only the allowed share of late inputs exceeds, if arrivals are random.
 
-    Of each chain the longest of its queues counts, and the means of the others.
+    In each chain, the longest queue counts in full, and the others with their means. Returns 0 if the problem does not
+    limit the share of late inputs.
     """
-    of_chains_s = [0.0]
-    for of_chain in loads(problem, stages, figures) if problem.in_time else []:
-        queues = [each.queue_s(1 - problem.in_time) for each in of_chain]
-        of_chains_s.append(sum(mean_s for mean_s, _ in queues) + max(most_s - mean_s for mean_s, most_s in queues))
-    return max(of_chains_s)
+    longest_s = 0.0
+    for chain_loads in loads(problem, stages, figures) if problem.in_time else []:
+        queues = [load.queue_s(1 - problem.in_time) for load in chain_loads]
+        means_s = sum(mean_s for mean_s, _ in queues)
+        longest_s = max(longest_s, means_s + max(tail_s - mean_s for mean_s, tail_s in queues))
+    return longest_s
 
 
 def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[list[Load]]:
-    """What the stages of each chain, and the links behind them, have to do at the rate that is served."""
-    found: list[list[Load]] = []
+    """Returns, per chain, the loads of its stages and of the links after them at the served rate."""
+    loads_by_chain: list[list[Load]] = []
     mean, lengths = (1.0, None) if problem.lengths is None else (problem.lengths.mean, problem.lengths.shares)
     spread = sum(share * (length / mean) ** 2 for length, share in lengths or ((mean, 1.0),))
     numbered = iter(enumerate(figures.stages))
     for chain, share in zip(chains_of(stages, problem.num_blocks), figures.shares, strict=True):
         rate_per_s = share * figures.served_per_s
-        found.append([])
+        chain_loads = []
         for stage, (index, own) in zip(chain, numbered, strict=False):
             before_s, square_s2, reached_by = 0.0, 0.0, 1.0
             for each in (each for each in figures.splits if each.stage_index == index):
                 seconds = each.seconds / each.batch_at_block[0] * (1.0 if each.split.tokens is None else mean)
                 square_s2 += each.reached_by * ((before_s + seconds) ** 2 - before_s**2)
                 before_s, reached_by = before_s + seconds, each.reached_by
-            found[-1].append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread))
+            chain_loads.append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread))
             if link_s := stage.replicas / own.hop_rate_per_s:
-                found[-1].append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / reached_by))
-    return found
+                chain_loads.append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / reached_by))
+        loads_by_chain.append(chain_loads)
+    return loads_by_chain
 
 
 def step_figures(figures: Evaluation) -> dict[str, float]:
-    """What `optimizer.generation.figures` asks of a plan's."""
+    """Returns the figures that `optimizer.generation.figures` needs."""
     hops_s = sum(each.hop_s for each in figures.stages)
     return {"rate_per_s": figures.served_per_s, "latency_s": figures.latency_s, "hops_s": hops_s}
 
 
-def _expected(
+def _expected_split(
     problem: PlanProblem,
     stages: Sequence[Stage],
     stage_index: int,
@@ -371,8 +375,8 @@ def _expected(
     unanswered_N: Sequence[float],
 ) -> ExpectedSplit:
     split = stages[stage_index].splits[index]
-    waits_s = _wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
-    crosses_s = _crossing_s(problem, stages[stage_index], split, share_N)
+    wait_s = _wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
+    crossing_s = _crossing_s(problem, stages[stage_index], split, share_N)
     steps_s = sum(each.unanswered_s for each in steps)
     unanswered = unanswered_N[split.first]
     return ExpectedSplit(
@@ -381,13 +385,13 @@ def _expected(
         reached_by=share_N[split.first],
         seconds=total_s(steps),
         ramp_s=sum(each.ramp_s for each in steps),
-        wait_s=waits_s,
-        # Batches fill evenly, so an input waits half of the time on average, and not at all if none arrives.
+        wait_s=wait_s,
+        # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
         unanswered_s=steps_s
-        + (unanswered * waits_s / 2 if unanswered else 0.0)
-        + (unanswered_N[split.end] * crosses_s if crosses_s else 0.0),
+        + (unanswered * wait_s / 2 if unanswered else 0.0)
+        + (unanswered_N[split.end] * crossing_s if crossing_s else 0.0),
         batch_at_block=tuple(expected_batches(split, share_N, split.batch)),
-        crossing_s=crosses_s,
+        crossing_s=crossing_s,
     )
 
 
@@ -399,55 +403,55 @@ def _stage_figures(
     if stage.end < problem.num_blocks:
         last = stage.splits[-1]
         after_s = _hop_s(problem, last, share_N)
-        hop_rate_per_s = _divided(stage.replicas * last.batch, share_N[last.first] * after_s)
+        hop_rate_per_s = _ratio(stage.replicas * last.batch, share_N[last.first] * after_s)
     return StageFigures(
         work_s=work_s,
-        rate_per_s=_divided(stage.replicas, work_s),
+        rate_per_s=_ratio(stage.replicas, work_s),
         hop_s=after_s,
         hop_rate_per_s=hop_rate_per_s,
     )
 
 
 def _hop_s(problem: PlanProblem, split: Split, share_N: Sequence[float]) -> float:
-    """E3's T_x, of what is left of a batch."""
+    """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after the split."""
     enters = share_N[split.first]
-    leaves = split.batch * (share_N[split.end] / enters if enters else 1.0)
-    return problem.link.seconds(problem.bytes_per_sample_N[split.end - 1] * leaves)
+    remaining = split.batch * (share_N[split.end] / enters if enters else 1.0)
+    return problem.link.seconds(problem.bytes_per_sample_N[split.end - 1] * remaining)
 
 
 def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
-    """From a network's end to the next one's batches, without the hop that ends a stage anyway; 0 elsewhere."""
+    """Returns the seconds from a network's end to the next network, without the hop at a stage's end; 0 elsewhere."""
     if split.end not in crossings(problem):
         return 0.0
     return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, split, share_N))
 
 
 def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
-    """Until a split's batch is full: at the ingress by all that comes, inside a stage by every replica for itself."""
+    """Returns the time to fill a split's batch. The ingress fills one batch; inside a stage each replica fills one."""
     split = stage.splits[index]
-    filled_apart = 1 if index == 0 or split.first in crossings(problem) else stage.replicas
-    return _divided(filled_apart * split.batch, rate_per_s * share_N[split.first])
+    num_filling = 1 if index == 0 or split.first in crossings(problem) else stage.replicas
+    return _ratio(num_filling * split.batch, rate_per_s * share_N[split.first])
 
 
-def _divided(amount: float, by: float) -> float:
-    """A quotient; infinite where nothing divides."""
-    return amount / by if by > 0 else np.inf
+def _ratio(numerator: float, denominator: float) -> float:
+    """Returns the quotient, or infinity if the denominator is 0."""
+    return numerator / denominator if denominator > 0 else np.inf
 
 
 def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
-    """Raise PlanError where a plan's stages name what the problem lacks, or do not make one model."""
+    """Raises PlanError if the stages do not fit the problem, or do not form one model."""
     splits = [split for stage in stages for split in stage.splits]
     if len({split.after_answer for split in splits}) > 1:
-        raise PlanError("the splits of a plan all stop after an answer, or all stay")
+        raise PlanError("after_answer must be the same for all splits of a plan: either stop or stay")
     subproblem_of(problem, stages)
     for stage in stages:
         if stage.device not in problem.devices:
             raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
         measured = problem.latency[stage.device].batches
         for split in stage.splits:
-            # Where inputs have lengths, a batch may lie between measured ones: `optimizer.tokens` sees to it.
+            # If inputs have lengths, a batch may lie between measured sizes; `optimizer.tokens` checks it.
             if problem.lengths is None and split.tokens is not None:
-                raise PlanError(f"the plan has batches of {split.tokens} tokens; the problem says nothing of lengths")
+                raise PlanError(f"the plan has batches of {split.tokens} tokens, but the problem has no lengths")
             if problem.lengths is None and split.batch not in measured:
                 raise PlanError(f"batch {split.batch} is not measured on {stage.device}; measured are {list(measured)}")
             unknown = sorted(set(split.ramps) - set(problem.ramps))

@@ -1,4 +1,4 @@
-"""`generation:` in a problem file: sequences, what is promised them, and memory for keys and values."""
+"""The field `generation` of a problem file: sequences, their SLOs, and the memory of the KV cache."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from optimizer.problem import PlanProblem, Slo
 from optimizer.problem_shape import GenerationDocument, read_at
 from profiles.lengths import Lengths, Pairs, grouped, read_sequences
 
-NAMED = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
-"""What a file says as `Generation` has it."""
+SAME_FIELDS = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
+"""Fields that a file and `Generation` have in common."""
 
 
 def with_generation(problem: PlanProblem, document: GenerationDocument, source: Source, folder: Path) -> PlanProblem:
-    """The problem with its file's sequences; raises PlanError at the line of what is wrong."""
+    """Returns the problem with the document's sequences; raises PlanError at the line of an error."""
     prompt, output, recorded = _lengths(document, source, folder)
-    tables = None
-    if document.prefill is not None:
-        tables = {
-            device: latency_table(
-                ("generation", "prefill", device), entry, problem.num_blocks, problem.ramps, source, folder
-            )
-            for device, entry in document.prefill.items()
-        }
+    tables = {
+        device: latency_table(
+            ("generation", "prefill", device), entry, problem.num_blocks, problem.ramps, source, folder
+        )
+        for device, entry in (document.prefill or {}).items()
+    }
     with source.said_at(("generation", "kv")):
         kv = None if document.kv is None else KvMemory(**document.kv.model_dump())
     with source.said_at(("generation",)):
@@ -38,20 +36,20 @@ def with_generation(problem: PlanProblem, document: GenerationDocument, source: 
             prompt=prompt,
             output=output,
             recorded=recorded,
-            prefill=tables,
+            prefill=None if document.prefill is None else tables,
             kv=kv,
-            **document.model_dump(include={*NAMED}),
+            **document.model_dump(include={*SAME_FIELDS}),
         )
         return replace(problem, generation=generation)
 
 
 def _lengths(document: GenerationDocument, source: Source, folder: Path) -> tuple[Lengths, Lengths, Pairs | None]:
-    """Of prompts and answers, and the sequences themselves where they were recorded."""
+    """Returns the lengths of prompts and of answers, and the recorded sequences if the file names any."""
     prompt, output = document.prompt_tokens, document.output_tokens
     if document.lengths is not None:
         with read_at(source, ("generation", "lengths")):
             if prompt is not None or output is not None:
-                raise PlanError("generation.lengths says what prompt_tokens and output_tokens say; leave one out")
+                raise PlanError("generation.lengths replaces prompt_tokens and output_tokens; leave out one of the two")
             recorded = read_sequences(folder / document.lengths)
             prompts, answers = zip(*recorded, strict=True)
             return grouped(prompts), grouped(answers), recorded
@@ -66,14 +64,14 @@ def _lengths(document: GenerationDocument, source: Source, folder: Path) -> tupl
 
 
 def generation_document(generation: Generation, slo: Slo, tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data that `with_generation` reads back; `tables` are its prefill's."""
+    """Returns plain data that `with_generation` reads. `tables` are the prefill tables as plain data."""
     kv = generation.kv
     return {
         "prompt_tokens": lengths_document(generation.prompt),
         "output_tokens": lengths_document(generation.output),
         "tpot_s": slo.latency_s,
         "slack": slo.slack,
-        **{name: getattr(generation, name) for name in NAMED},
+        **{name: getattr(generation, name) for name in SAME_FIELDS},
         **({"prefill": dict(tables)} if tables else {}),
         **({} if kv is None else {"kv": asdict(kv)}),
     }

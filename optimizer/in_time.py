@@ -1,48 +1,50 @@
-"""Plans that keep a latency where inputs arrive at random: the searches know of no queues, so they are asked again.
+"""Plans that keep the latency limit under random arrivals, by repeated searches with tighter limits.
 
-What a search finds may use the whole latency limit, or do just the rate. Where too many inputs would be late then
-(`optimizer.evaluate.queue_s`), the same search is asked for a shorter latency, and for so high a rate that the queues
-of the plan before would fit into the difference.
+The searches do not model queues: a plan may use the whole latency limit, or serve exactly the required rate. If too
+many inputs would be late (`optimizer.evaluate.queue_s`), the search is repeated with a shorter latency limit, and with
+a rate so high that the previous plan's queues would fit into the difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Planned
 from optimizer.evaluate import evaluate, loads, milliseconds, queue_s, violations
 from optimizer.problem import MinimizeCost, PlanProblem
 
-ROOMS = (0.25, 0.4, 0.1, 0.6)
-"""Shares of the latency limit that are kept for queues, one after the other until they fit."""
+QUEUE_SHARES = (0.25, 0.4, 0.1, 0.6)
+"""Shares of the latency limit that are reserved for queues, tried in this order until the queues fit."""
 
 
 def solve_in_time(
     problem: PlanProblem, solve: Callable[[PlanProblem], Decision], may_do: Callable[[PlanProblem], bool]
 ) -> Decision:
-    """A plan with room for queues, proven among plans that keep the limits of its note; or the nearest, with a note.
+    """Returns a plan with room for queues, or else the plan that comes closest to the limit.
 
-    `may_do` is soon told, of most problems that have no plan.
+    The plan's note names the tighter limits among which its gap is proven, or says that the limit is not kept. `may_do`
+    is a quick test that rules out most problems without a plan.
     """
-    assert isinstance(problem.objective, MinimizeCost), "only of these a share in time is said"
+    assert isinstance(problem.objective, MinimizeCost), "in_time belongs to this objective alone"
     plain = replace(problem, objective=replace(problem.objective, in_time=0.0))
     rate_per_s = required_per_s = problem.objective.rate_per_s
     limit_s, decision = problem.slo.limit_s, solve(plain)
     if not isinstance(decision, Planned) or not violations(problem, decision.stages, decision.figures):
         return decision
     met = [decision]
-    for share in ROOMS:
+    for share in QUEUE_SHARES:
         room_s = max(share * limit_s, limit_s - decision.figures.latency_s)
-        needed = [each for of_chain in loads(problem, decision.stages, decision.figures) for each in of_chain]
-        rate_per_s = max(rate_per_s, *(required_per_s * each.times(1 - problem.in_time, room_s) for each in needed))
+        for load in chain.from_iterable(loads(problem, decision.stages, decision.figures)):
+            rate_per_s = max(rate_per_s, required_per_s * load.overprovisioning(1 - problem.in_time, room_s))
         allowed_s = (1 - share) * limit_s
         slo = replace(problem.slo, slack=1 - allowed_s / problem.slo.latency_s)
         tighter = replace(plain.with_rate(rate_per_s), slo=slo)
         try:
             found = solve(tighter) if may_do(tighter) else None
-        except PlanError:  # none was found, and none is ruled out
+        except PlanError:  # the search neither found a plan nor proved that none exists
             continue
         if isinstance(found, Planned):
             figures = evaluate(problem, found.stages, shares=found.figures.shares)

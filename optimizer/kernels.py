@@ -1,4 +1,4 @@
-"""Compiles every kernel of the planner, so that no first plan waits for it: `python -m optimizer.kernels`."""
+"""Compiles all kernels of the planner, so that the first plan is not delayed: `python -m optimizer.kernels`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiles.table import LatencyTable
 
 
 def small_problem() -> PlanProblem:
-    """Six blocks on two types of devices; the beam search finds nothing in much smaller ones."""
+    """Returns a problem of six blocks on two device types. The beam search finds no plan for much smaller problems."""
     seconds = np.array([[0.001, 0.0012, 0.0015, 0.002]]).repeat(6, axis=0)
     table = LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds, ramp_s_EB=seconds[:5] / 20)
     slower = LatencyTable(batches=table.batches, block_s_NB=seconds * 1.7, ramp_s_EB=seconds[:5] / 12)
@@ -34,32 +34,35 @@ def small_problem() -> PlanProblem:
     )
 
 
-RATES_AND_COSTS = [replace(small_problem(), objective=each) for each in (MaximizeRate(), MinimizeCost(rate_per_s=4000))]
+PROBLEMS = [replace(small_problem(), objective=each) for each in (MaximizeRate(), MinimizeCost(rate_per_s=4000))]
 
 
-def exactly() -> list[Decision]:
-    """Plans of one chain, found exactly, then of several; the search for one takes longest."""
-    return [solve(replace(asked, most_chains=chains)) for chains in (1, 2) for asked in RATES_AND_COSTS]
+def plan_exactly() -> list[Decision]:
+    """Runs the exact planner for one chain, which takes longest, and column generation for several chains."""
+    return [solve(replace(problem, most_chains=chains)) for chains in (1, 2) for problem in PROBLEMS]
 
 
-def at_scale() -> list[Decision]:
-    """Bounds, a plan for the least mean answer time, then beams, which find the kernels that `exactly` has compiled."""
-    for asked in RATES_AND_COSTS:
-        bound_at_scale(asked, SPACES["best"])
+def plan_at_scale() -> list[Decision]:
+    """Runs the bounds, the planner of the least mean answer time, and the beam search.
+
+    The beam search is last, because by then `plan_exactly` has compiled the kernels that both use.
+    """
+    for problem in PROBLEMS:
+        bound_at_scale(problem, SPACES["best"])
     quickest = solve(replace(small_problem(), objective=MinimizeLatency(rate_per_s=1000, ramp_budget=0.1)))
-    return [quickest, *(solve_by_beam(asked, SPACES["best"]) for asked in RATES_AND_COSTS)]
+    return [quickest, *(solve_by_beam(problem, SPACES["best"]) for problem in PROBLEMS)]
 
 
-PARTS: tuple[Callable[[], list[Decision]], ...] = (exactly, at_scale)
-"""Each plans a small problem in ways that have kernels of their own; they take about as long."""
+PARTS: tuple[Callable[[], list[Decision]], ...] = (plan_exactly, plan_at_scale)
+"""Functions that use different kernels and take about equally long."""
 
 
 def main() -> None:
-    """Every part in a process of its own, on as many cores; what is compiled already is only read."""
+    """Runs each part in a process of its own. Kernels that are in the cache are only loaded."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(len(PARTS)) as pool:
-        for done in [pool.apply_async(part) for part in PARTS]:
-            done.get()
+        for result in [pool.apply_async(part) for part in PARTS]:
+            result.get()
 
 
 if __name__ == "__main__":

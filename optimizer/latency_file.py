@@ -1,4 +1,4 @@
-"""Latencies as a problem's file has them: written out, published, or a profile's file."""
+"""Latency entries of a problem file: written out, published, or from a profile."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LatencyEntry = TableDocument | PublishedDocument | ProfileFileDocument
 def latency_table(
     at: Place, entry: LatencyEntry, num_blocks: int, ramps: tuple[int, ...], source: Source, folder: Path
 ) -> LatencyTable:
-    """Seconds of one device, for these blocks and ramps; raises PlanError at the line of what does not fit.
+    """Returns the latency table of one device for these blocks and ramps; raises PlanError at the line of an error.
 
-    `at` is the entry's place in the file; the device is its last part.
+    `at` is the entry's path in the file, whose last part is the device.
     """
     if isinstance(entry, TableDocument):
         return _written_out(at, entry, num_blocks, len(ramps), source)
@@ -38,13 +38,13 @@ def latency_table(
 
 
 def with_rows(table: LatencyTable, ramps: Sequence[int], wanted: Sequence[int]) -> LatencyTable:
-    """Returns the table with only the rows of the wanted ramps; `ramps` are those it has."""
+    """Returns the table with only the rows of the wanted ramps. `ramps` are all ramps of the table."""
     rows = [ramps.index(ramp) for ramp in wanted]
     return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
 
 
 def _profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, folder: Path) -> LatencyProfile:
-    """Returns the profile that an entry names, of a device; raises DataError for an unknown or malformed one."""
+    """Returns the profile that an entry names; raises DataError if it is unknown or malformed."""
     if isinstance(entry, PublishedDocument):
         return published_profile(entry.published, device)
     return LatencyProfile.load(folder / entry.profile)
@@ -55,8 +55,8 @@ def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: in
     for name, rows, num_rows in (("block_s", entry.block_s, num_blocks), ("ramp_s", entry.ramp_s, num_ramps)):
         with source.said_at((*at, name)):
             if len(rows) != num_rows:
-                each = name.removesuffix("_s")
-                raise PlanError(f"{_dotted(at)}.{name} has {len(rows)} rows; {num_rows} are needed, one per {each}")
+                unit = name.removesuffix("_s")
+                raise PlanError(f"{_dotted(at)}.{name} has {len(rows)} rows; {num_rows} are needed, one per {unit}")
         for row, seconds in enumerate(rows):
             with source.said_at((*at, name, row)):
                 if len(seconds) != num_batches:

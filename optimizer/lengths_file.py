@@ -1,4 +1,4 @@
-"""Lengths of a service's inputs, as problem and service files have them."""
+"""Lengths of inputs in problem files and service files."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from optimizer.problem_shape import read_at
 from profiles.lengths import Lengths, read_lengths
 from profiles.records import ExitRecords
 
-Given = float | list[float] | Mapping[int, float] | str
+LengthsValue = float | list[float] | Mapping[int, float] | str
 
 
-def lengths_of(given: Given, source: Source, folder: Path, at: tuple[str, ...] = ("lengths",)) -> Lengths:
-    """Lengths that a file gives at a place of it; raises at the line of what no input has, as the source does."""
-    if isinstance(given, list):
-        for position, tokens in enumerate(given):
+def lengths_of(value: LengthsValue, source: Source, folder: Path, at: tuple[str, ...] = ("lengths",)) -> Lengths:
+    """Returns the lengths of a value in a file; raises the source's error at the line of an invalid length."""
+    if isinstance(value, list):
+        for position, tokens in enumerate(value):
             with read_at(source, (*at, position), called=at):
                 Lengths.of([tokens])
     with read_at(source, at):
-        if isinstance(given, str):
-            return Lengths.of(tokens_of(folder / given))
-        if isinstance(given, list):
-            return Lengths.of(given)
-        return Lengths.weighted(given) if isinstance(given, Mapping) else Lengths(mean=given)
+        if isinstance(value, str):
+            return Lengths.of(tokens_of(folder / value))
+        if isinstance(value, list):
+            return Lengths.of(value)
+        return Lengths.weighted(value) if isinstance(value, Mapping) else Lengths(mean=value)
 
 
 def lengths_document(lengths: Lengths) -> float | dict[int, float]:
-    """Plain data that `lengths_of` reads back."""
+    """Returns plain data that `lengths_of` reads."""
     return lengths.mean if lengths.shares is None else dict(lengths.shares)
 
 
 def tokens_of(path: Path) -> npt.NDArray[np.int64]:
-    """Tokens of inputs, in their order, of a file of lengths or of exit records; raises DataError."""
+    """Returns the tokens of each input from a file of lengths or of exit records; raises DataError."""
     if path.suffix != ".npz":
         return read_lengths(path)
     tokens_N = ExitRecords.load(path).tokens_N
     if tokens_N is None:
-        raise DataError(f"{path}: these exit records do not know how long their inputs are")
+        raise DataError(f"{path}: these exit records do not hold the lengths of their inputs")
     return tokens_N
 
 
 def stayers_length_N(records: ExitRecords, thresholds: Mapping[int, float]) -> tuple[float, ...] | None:
-    """Per block, the mean length of recorded inputs that reach it over that of all; None where it is not known."""
+    """Returns the mean length of recorded inputs that reach each block, relative to all; None if it is not recorded."""
     if records.tokens_N is None:
         return None
     exits_N, mean = records.outcome(thresholds).exits_N, float(records.tokens_N.mean())

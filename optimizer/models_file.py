@@ -1,4 +1,4 @@
-"""The networks of a chain in a problem file: `models:`, each with blocks and latencies of its own, or one chain's."""
+"""The networks of a chain in a problem file: as `models`, each with its own blocks and latencies, or as `networks`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.chain import Chain
 from earlyexit.network.store import read_card
 from optimizer.latency_file import latency_table
-from optimizer.networks import measuring
+from optimizer.networks import with_slower_networks
 from optimizer.problem import MOST_NETWORKS, PlanProblem, check_seconds
 from optimizer.problem_shape import MAX_BLOCKS, BytesDocument, LatencyDocument, ProblemDocument
 from optimizer.survival_file import Recorded
@@ -25,33 +25,34 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 OF_MODELS = ("blocks", "ramps", "latency", "bytes_per_sample", "networks", "network_tokens", "crossing_tokens")
-"""What a file with `models` does not say beside them."""
+"""Fields that a file with `models` must not have."""
 
 
 class ModelDocument(StrictDocument):
-    """One network of a chain: its shape, or the folder that knows it, and what is its own."""
+    """One network of a chain."""
 
     name: str | None = None
-    """By default the folder's."""
+    """By default the name of the folder's model."""
     folder: str | None = None
-    """A model folder, relative to the file's: blocks and ramps are its card's."""
+    """A model folder, relative to the file's folder. It defines blocks and ramps."""
     blocks: int | None = Field(default=None, ge=1, le=MAX_BLOCKS)
     ramps: list[int] = Field(default_factory=list)
-    """Inside the network, in its own numbers. Its end is one more, of no seconds: they are in the last block's."""
+    """Ramps inside the network, in its own block numbers. The network's end is one more ramp; the last block's latency
+    contains its seconds."""
     latency: dict[str, LatencyDocument] = Field(min_length=1)
-    """As of a problem, of this network's own blocks and ramps."""
+    """Like a problem's `latency`, for this network's own blocks and ramps."""
     bytes_per_sample: BytesDocument = 0.0
-    """Of the hidden state; one number, or one per block but the last."""
+    """Size of the hidden state: one number, or one per block but the last."""
     crossing_bytes: float = Field(default=0.0, ge=0, le=1e18)
-    """What the survivors of its end carry to the next network, of one input."""
+    """Bytes that one survivor of the network's end carries to the next network."""
     tokens: float = Field(default=1.0, gt=0, le=1e6)
-    """Of an input in this network, over those that `lengths` count."""
+    """Tokens of an input in this network, relative to `lengths`."""
     kept: float = Field(default=1.0, gt=0, le=1)
-    """Of the tokens of an input that crosses into this network, what pruning leaves."""
+    """Share of tokens that pruning leaves of an input that crosses into this network."""
 
 
 class ModelsDocument(StrictDocument):
-    """All of them, smallest first."""
+    """All networks of a chain, smallest first."""
 
     models: list[ModelDocument] = Field(min_length=1, max_length=MOST_NETWORKS)
 
@@ -65,9 +66,9 @@ class _Model:
 
 
 def as_chain(source: Source, folder: Path) -> Source:
-    """The source with the fields of a chain in the place of `models`; as it is where it has none.
+    """Returns the source with `models` replaced by a chain's fields; unchanged if it has no `models`.
 
-    Raises PlanError at the line of what does not fit together.
+    Raises PlanError at the line of a contradiction.
     """
     document = source.document
     if not isinstance(document, Mapping) or "models" not in document:
@@ -75,14 +76,14 @@ def as_chain(source: Source, folder: Path) -> Source:
     for name in OF_MODELS:
         if name in document:
             with source.said_at((name,)):
-                raise PlanError(f"{name}: the models say it, each its own; leave one of the two out")
-    given = replace(source, document={"models": document["models"]}).parse(ModelsDocument, called="the problem")
-    models = [_model(source, index, each, folder) for index, each in enumerate(given.models)]
+                raise PlanError(f"{name}: each of the models has its own; leave out either {name} or models")
+    parsed = replace(source, document={"models": document["models"]}).parse(ModelsDocument, called="the problem")
+    models = [_model(source, index, each, folder) for index, each in enumerate(parsed.models)]
     with source.said_at(("models",)):
         _check_names(models)
     with source.said_at(("models", 0, "kept")):
         if models[0].document.kept != 1:
-            raise PlanError("models.0.kept: nothing crosses into the first model; the one behind a crossing says it")
+            raise PlanError("models.0.kept: no input crosses into the first model; `kept` belongs to a later model")
     rest = {name: value for name, value in document.items() if name != "models"}
     return replace(source, document={**rest, **_chain(source, models, folder)})
 
@@ -97,7 +98,7 @@ def _model(source: Source, index: int, document: ModelDocument, folder: Path) ->
             name, num_blocks, ramps = document.name or f"model {index}", document.blocks, tuple(document.ramps)
         else:
             if document.ramps:
-                raise PlanError(f"models.{index}: the folder says its ramps; leave one of the two out")
+                raise PlanError(f"models.{index}: the folder defines the ramps; leave out either folder or ramps")
             name, num_blocks, ramps = _of_folder(folder / document.folder)
         if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
             raise PlanError(f"models.{index}.ramps must ascend, each after one of blocks 0 to {num_blocks - 2}")
@@ -110,15 +111,15 @@ def _of_folder(folder: Path) -> tuple[str, int, tuple[int, ...]]:
     except ModelFolderError as error:
         raise PlanError(str(error)) from error
     if not card.chain.is_one:
-        raise PlanError(f"{folder} is a chain itself; name its models")
+        raise PlanError(f"{folder} is a chain itself; list its models instead")
     return card.name, card.num_blocks, tuple(card.ramps)
 
 
 def _check_names(models: Sequence[_Model]) -> None:
     names = [each.name for each in models]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise PlanError(f"models: {twice!r} is there twice")
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(f"models: {name!r} is there twice")
 
 
 def _chain(source: Source, models: Sequence[_Model], folder: Path) -> dict[str, Any]:
@@ -143,19 +144,21 @@ def _chain(source: Source, models: Sequence[_Model], folder: Path) -> dict[str, 
 
 
 def _bytes(source: Source, index: int, model: _Model) -> list[float]:
-    given = model.document.bytes_per_sample
-    if isinstance(given, list) and len(given) != model.num_blocks - 1:
+    """Returns the bytes per input after each block of a model."""
+    sizes = model.document.bytes_per_sample
+    if not isinstance(sizes, list):
+        sizes = [sizes] * (model.num_blocks - 1)
+    if len(sizes) != model.num_blocks - 1:
         with source.said_at(("models", index, "bytes_per_sample")):
             raise PlanError(
-                f"models.{index}.bytes_per_sample has {len(given)} values; allowed are one number or "
+                f"models.{index}.bytes_per_sample has {len(sizes)} values; allowed are one number or "
                 f"{model.num_blocks - 1}, one per block but the last"
             )
-    inside = given if isinstance(given, list) else [given] * (model.num_blocks - 1)
-    return [*inside, model.document.crossing_bytes]
+    return [*sizes, model.document.crossing_bytes]
 
 
 def _latencies(source: Source, models: Sequence[_Model], folder: Path) -> dict[str, Any]:
-    """Written out, at the batch sizes that all models were measured with."""
+    """Returns the latency tables of the chain, by device, at the batch sizes that all models have in common."""
     tables: dict[str, list[LatencyTable]] = {}
     for index, model in enumerate(models):
         for device, entry in model.document.latency.items():
@@ -164,7 +167,7 @@ def _latencies(source: Source, models: Sequence[_Model], folder: Path) -> dict[s
             with source.said_at(at):
                 check_seconds(device, table)
             tables.setdefault(device, []).append(table)
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for device, of_models in tables.items():
         with source.said_at(("models",)):
             if len(of_models) < len(models):
@@ -175,16 +178,16 @@ def _latencies(source: Source, models: Sequence[_Model], folder: Path) -> dict[s
             lengths = {table.length for table in of_models}
             if len(lengths - {None}) > 1:
                 raise PlanError(
-                    f"models: latencies on {device} are of inputs of {_listed(lengths)} tokens; take one length, and "
-                    "say by each model's `tokens` how many more it makes of a text"
+                    f"models: latencies on {device} were measured at {_listed(lengths)} tokens; use one length, and "
+                    "state with each model's `tokens` how many more tokens it makes of a text"
                 )
-        found[device] = {
+        entries[device] = {
             "batch": common,
             "block_s": [row for table in of_models for row in table.blocks_at(np.array(common, dtype=float)).tolist()],
             "ramp_s": _ramp_rows(of_models, common),
             **({"length": lengths.pop()} if len(lengths) == 1 and None not in lengths else {}),
         }
-    return found
+    return entries
 
 
 def _listed(lengths: Collection[int | None]) -> str:
@@ -192,7 +195,7 @@ def _listed(lengths: Collection[int | None]) -> str:
 
 
 def _ramp_rows(tables: Sequence[LatencyTable], batches: Sequence[int]) -> list[list[float]]:
-    """Inner ramps, and behind all but the last network's its end, which is in the seconds of its last block."""
+    """Returns the rows of all ramps. The end of a network has zeros: its last block's latency contains the seconds."""
     rows: list[list[float]] = []
     for table in tables:
         rows += table.ramps_at(np.array(batches, dtype=float)).tolist()
@@ -201,13 +204,13 @@ def _ramp_rows(tables: Sequence[LatencyTable], batches: Sequence[int]) -> list[l
 
 
 def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: Source) -> PlanProblem:
-    """The problem with its networks and what a crossing takes; raises PlanError at the line of what does not fit."""
+    """Returns the problem with the document's networks and crossings; raises PlanError at the line of an error."""
     for name in ("networks", "crossing_s", "crossing_tokens", "network_tokens"):
-        given = getattr(document, name)
+        value = getattr(document, name)
         with source.said_at((name,)):
-            if given and name.startswith("crossing") and not document.networks:
-                raise PlanError(f"{name} is of a chain; this problem has one network")
-            changed: dict[str, Any] = {name: tuple(given) if isinstance(given, list) else given}
+            if value and name.startswith("crossing") and not document.networks:
+                raise PlanError(f"{name} belongs to chains; this problem has one network")
+            changed: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
             problem = replace(problem, **changed)
     return problem
 
@@ -215,16 +218,16 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
 def survival_of_networks(
     problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None
 ) -> Mapping[tuple[int, ...], tuple[float, ...]] | None:
-    """By networks used, what records say of these alone, or what is written out; None where nothing is known."""
-    given = {tuple(each.networks): tuple(each.survival) for each in document.survival_of}
-    if given and not problem.networks:
-        raise PlanError("survival_of is of a chain; this problem has one network")
-    if len(given) < len(document.survival_of):
-        raise PlanError("survival_of says the same networks twice")
+    """Returns the survival by used networks, from the document or from exit records; None if neither has it."""
+    by_networks = {tuple(each.networks): tuple(each.survival) for each in document.survival_of}
+    if by_networks and not problem.networks:
+        raise PlanError("survival_of belongs to chains; this problem has one network")
+    if len(by_networks) < len(document.survival_of):
+        raise PlanError("survival_of has the same networks twice")
     if recorded is None or not problem.networks:
-        return given or None
-    if given:
-        raise PlanError("survival_of follows from survival's exit records; leave one of the two out")
+        return by_networks or None
+    if by_networks:
+        raise PlanError("survival_of follows from survival's exit records; leave out one of the two")
     try:
         return survival_of(recorded.records, recorded.thresholds, _chain_of(problem), recorded.alone)
     except (DataError, ModelFolderError) as error:
@@ -232,16 +235,16 @@ def survival_of_networks(
 
 
 def with_pruning(problem: PlanProblem, records: ExitRecords) -> PlanProblem:
-    """As records of pruned texts say: what is left of inputs that cross, unless the file says it, and what it takes."""
+    """Returns the problem with the pruning of its records: shares of kept tokens, and seconds to compute attention."""
     if not problem.networks or not kept_of(records):
         return problem
-    times = measuring_of(records)
-    latency = {device: measuring(table, problem.networks, times) for device, table in problem.latency.items()}
+    networks, factors = problem.networks, measuring_of(records)
+    latency = {device: with_slower_networks(table, networks, factors) for device, table in problem.latency.items()}
     return replace(problem, latency=latency, crossing_tokens=problem.crossing_tokens or kept_of(records))
 
 
 def networks_document(problem: PlanProblem) -> dict[str, Any]:
-    """Plain data, of what is not as in a problem of one network."""
+    """Returns the chain's fields as plain data; none for a single network."""
     document: dict[str, Any] = {}
     if problem.networks:
         document["networks"] = list(problem.networks)
@@ -258,7 +261,7 @@ def networks_document(problem: PlanProblem) -> dict[str, Any]:
 
 
 def _chain_of(problem: PlanProblem) -> Chain:
-    """For the records, which know the ends of its networks as ramps."""
+    """Returns the chain as exit records describe it, with the ends of networks among its ramps."""
     starts = (0, *problem.networks[:-1])
     lengths = tuple(end - start for start, end in zip(starts, problem.networks, strict=True))
     ramps = {*problem.ramps, *(end - 1 for end in problem.networks[:-1])}

@@ -1,7 +1,7 @@
-"""The graph that plans are paths of: nodes are (block boundary, last active ramp), moves are splits.
+"""The graph whose paths are plans. Nodes are pairs of block boundary and last active ramp; arcs (*moves*) are splits.
 
-A move's figures do not depend on the rate, so the graph is built once per problem. Moves that are nowhere better than
-another between the same nodes on the same device are left out.
+The figures of a move do not depend on the rate, so the graph is built once per problem. A move that is dominated by
+another move between the same nodes on the same device is left out.
 """
 
 from __future__ import annotations
@@ -19,48 +19,38 @@ from optimizer.compiled import compiled
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import RampRule
-from optimizer.split_times import (
-    ALL,
-    CHOOSE,
-    NONE,
-    SPLIT_ENDS,
-    DeviceSeconds,
-    Ranks,
-    least_times,
-    ranks_of,
-    seconds_of,
-)
+from optimizer.split_times import ALL, CHOOSE, NONE, SPLIT_ENDS, DeviceSeconds, Ranks, least_times, ranks_of, seconds_of
 from optimizer.step import FloatArray, IntArray, Labels, batch_inside, dominates, hop_s, with_doubled_capacity
 
 FIGURES = 6
-"""Of a move that are seconds, or inputs."""
+"""Number of real-valued columns of a move, which hold seconds or inputs."""
 RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split-ends": SPLIT_ENDS}
 
 
 class MoveArrays(NamedTuple):
-    """One entry per move (M), ordered by the node it leaves; a tuple, because kernels take it whole."""
+    """The moves (M), ordered by the node that they leave. A named tuple, because kernels accept it as one argument."""
 
     first_move_P: IntArray
-    """Per node (and one past the last), its first move."""
+    """Index of each node's first move; the last entry is the number of moves."""
     to_M: IntArray
     device_M: IntArray
     batch_M: IntArray
     seconds_M: FloatArray
-    """T."""
+    """Time of a batch (T)."""
     work_M: FloatArray
     """Device seconds per input of the service, s(i)*T/b."""
     wait_M: FloatArray
-    """b/s(i), in inputs: divided by the rate, the seconds until the batch is full."""
+    """Inputs for which a batch waits, b/s(i). Divided by the rate, it is in seconds."""
     hop_M: FloatArray
-    """T_x of a hop after it."""
+    """Transfer time of a hop after the split (T_x)."""
     hop_work_M: FloatArray
-    """s(i)*T_x/b: the link's seconds per input."""
+    """Seconds of the link per input, s(i)*T_x/b."""
     rank_M: IntArray
-    """Last active ramp at its end, as a rank: at the model's end one node stands for all."""
+    """Rank of the last active ramp at the split's end. It is stored because all ranks share the model's end node."""
     cross_M: FloatArray
-    """From a network's end to the next one's batches, the hop included, which `hop_M` then is not; 0 elsewhere."""
+    """Seconds between a network's end and the next network, hop included (`hop_M` is then 0); 0 elsewhere."""
     pooled_M: IntArray
-    """1 where its batch is filled at the ingress in the middle of a stage as well: behind a crossing."""
+    """1 if the ingress fills the split's batches even inside a stage, because the split follows a crossing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,23 +64,23 @@ class Graph:
     rank_P: IntArray
     moves: MoveArrays
     _splits: dict[tuple[int, ...], Split] = field(default_factory=dict, repr=False, compare=False)
-    """The splits that were asked for, also by graphs with some of these moves."""
+    """Cache of `split_of`, shared with the graphs that hold a subset of these moves."""
 
     @property
     def num_moves(self) -> int:
         return len(self.moves.to_M)
 
     def with_batch(self, batch: int) -> Graph:
-        """Only the splits of one batch size."""
+        """Returns the graph with the splits of one batch size."""
         return self.only(self.moves.batch_M == batch)
 
     def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
-        """Some of the splits."""
+        """Returns the graph with a subset of the splits."""
         first_move_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_move_P]
         return replace(self, moves=MoveArrays(first_move_P, *(values_M[kept_M] for values_M in self.moves[1:])))  # type: ignore[arg-type]  # mixed arrays
 
     def split_of(self, node: int, move: int) -> Split:
-        """The split that a move from `node` stands for, with its best active ramps."""
+        """Returns the split that a move from `node` represents, with its best active ramps."""
         problem, moves = self.problem, self.moves
         first, entry = int(self.block_P[node]), int(self.rank_P[node])
         end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
@@ -109,11 +99,11 @@ class Graph:
         split = self._splits[key] = Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
         return split
 
-    def stages_of(self, way: Iterable[tuple[int, int, int]]) -> tuple[Stage, ...]:
-        """The stages of a way: nodes, moves from them, and the replicas of the stage that ends with a move, else 0."""
+    def stages_of(self, path: Iterable[tuple[int, int, int]]) -> tuple[Stage, ...]:
+        """Returns the stages of a path of (node, move, replicas). Replicas are 0 unless the move ends a stage."""
         stages: list[Stage] = []
         splits: list[Split] = []
-        for node, move, replicas in way:
+        for node, move, replicas in path:
             splits.append(self.split_of(node, move))
             if replicas:
                 device = self.device_names[int(self.moves.device_M[move])]
@@ -123,12 +113,12 @@ class Graph:
 
 
 class Nodes(NamedTuple):
-    """Starts of splits, in the order of their boundaries; the last is the model's end."""
+    """Nodes of a graph, in the order of their boundaries. The last node is the model's end."""
 
     block_P: IntArray
     rank_P: IntArray
     node_KQ: IntArray
-    """By boundary and rank; -1: none."""
+    """Node by boundary and rank; -1 if there is none."""
 
 
 def build_graph(
@@ -139,9 +129,9 @@ def build_graph(
     nodes: Nodes | None = None,
     most_moves: int = 20_000_000,
 ) -> Graph:
-    """Every split between all nodes, or the given ones; raises PlanError for more than `most_moves`.
+    """Returns the graph of all splits between all nodes, or between `nodes`; raises PlanError for too many moves.
 
-    `every_batch` keeps batch sizes that another is better than: where all splits must share one, it may still be it.
+    `every_batch` keeps dominated batch sizes. They can be optimal if all splits must have the same size.
     """
     nodes = nodes or all_nodes(problem)
     names = device_names(problem)
@@ -174,7 +164,7 @@ def build_graph(
 
 
 def all_nodes(problem: PlanProblem) -> Nodes:
-    """Every pair of boundary and last ramp; those that nothing reaches are no start of a split, so none."""
+    """Returns every pair of boundary and last ramp that inputs reach."""
     share_Q, after_Q, _ = ranks_of(problem)
     nodes = [
         (block, rank)
@@ -192,21 +182,21 @@ def all_nodes(problem: PlanProblem) -> Nodes:
 
 
 def end_nodes(problem: PlanProblem) -> Nodes:
-    """Only the model's two ends: between them, plans of a single split."""
+    """Returns the model's two ends. The paths between them are plans of a single split."""
     node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
     node_KQ[0, 0], node_KQ[problem.num_blocks, :] = 0, 1
     return Nodes(np.array([0, problem.num_blocks]), np.zeros(2, dtype=np.int64), node_KQ)
 
 
 def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> Nodes:
-    """Per boundary, as last ramp the one that `ramps` being active would make it, and up to `width` in all near it."""
+    """Returns, for each boundary, up to `width` ranks around the last ramp before it if `ramps` were active."""
     block_P, rank_P, node_KQ = all_nodes(problem)
     index = {ramp: rank for rank, ramp in enumerate(problem.ramps, start=1)}
     kept = []
     for block in range(problem.num_blocks):
         last = max((index[ramp] for ramp in ramps if ramp < block), default=0)
-        here_P = np.flatnonzero((block_P == block) & (np.arange(len(block_P)) < len(block_P) - 1))
-        nearest_P = here_P[np.argsort(np.abs(rank_P[here_P] - last), kind="stable")[:width]]
+        nodes_P = np.flatnonzero((block_P == block) & (np.arange(len(block_P)) < len(block_P) - 1))
+        nearest_P = nodes_P[np.argsort(np.abs(rank_P[nodes_P] - last), kind="stable")[:width]]
         kept += sorted(nearest_P.tolist())
     kept.append(len(block_P) - 1)
     chosen_P = np.array(kept)
@@ -217,20 +207,20 @@ def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> No
 
 
 class LinkArrays(NamedTuple):
-    """What a hop goes over, and what it carries of one input after every block."""
+    """The link, and the bytes per input that a hop carries after each block."""
 
     bytes_N: FloatArray
     bandwidth: float
     delay_s: float
     end_N: IntArray
-    """By block, where its network ends: no split runs further."""
+    """End of each block's network, which no split may pass."""
     crossing_s: float
 
 
 def link_arrays(problem: PlanProblem) -> LinkArrays:
-    """Of a problem whose networks are all used.
+    """Returns the link of a problem whose networks are all used.
 
-    Here and wherever kernels take a problem's numbers, whole ones become floats: kernels are compiled for either.
+    All numbers are converted to float, because numba would otherwise compile kernels once more for integers.
     """
     ends = problem.networks or (problem.num_blocks,)
     end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
@@ -249,7 +239,7 @@ def _moves_of_device(
     device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, link: LinkArrays, limit_s: float,
     every_batch: bool, most_moves: int,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
-    """Columns (from, to, device, batch, rank) and those of `_write_sizes`, of one device's moves."""
+    """Returns one device's moves: integers (from, to, device, batch, rank) and the columns of `_write_sizes`."""
     num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
     whole = np.empty((1024, 5), dtype=np.int64)
     real = np.empty((1024, FIGURES))
@@ -271,7 +261,7 @@ def _moves_of_device(
                 for size in range(num_sizes):
                     kept_B[size] = figures_B[size, 0] <= limit_s * (1 + 1e-9)
                 if not every_batch:
-                    _drop_worse(figures_B, kept_B)
+                    _drop_dominated_sizes(figures_B, kept_B)
                 for size in range(num_sizes):
                     if not kept_B[size]:
                         continue
@@ -291,7 +281,7 @@ def _write_sizes(
     sizes_G: FloatArray, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int, least_BEQ: FloatArray,
     figures_B: FloatArray,
 ) -> None:  # fmt: skip
-    """Seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
+    """Writes seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
     for size in range(sizes_G.size):
         seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
         if end < link.bytes_N.size:
@@ -307,8 +297,8 @@ def _write_sizes(
 
 
 @compiled
-def _drop_worse(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
-    """Batch sizes that are nowhere better than another one."""
+def _drop_dominated_sizes(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
+    """Marks the batch sizes that another size dominates."""
     for size in range(kept_B.size):
         for other in range(kept_B.size):
             if other != size and kept_B[size] and kept_B[other] and dominates(figures_B, other, size, 0, FIGURES, 0.0):
@@ -316,7 +306,7 @@ def _drop_worse(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
 
 
 def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:
-    """Only splits that start or end near where a stage of these does, on its device."""
+    """Returns the graph with the splits on a stage's device that start or end near that stage's ends."""
     from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(graph.moves.first_move_P))
     first_M, end_M = graph.block_P[from_M], graph.block_P[graph.moves.to_M]
     kept_M = np.zeros(graph.num_moves, dtype=np.bool_)
@@ -328,18 +318,22 @@ def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph
 
 
 def single_split_stages(graph: Graph, rate_per_s: float) -> Graph:
-    """Only splits that are the best stages of their own: none between the same nodes on the same device needs less."""
+    """Returns the graph with the splits that are Pareto-optimal stages, in devices and latency at a rate.
+
+    They are compared with the splits between the same nodes on the same device.
+    """
     moves = graph.moves
     from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(moves.first_move_P))
     cell_M = (from_M * len(graph.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
     needed_M = np.maximum(moves.work_M, moves.hop_work_M)
     latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s + moves.cross_M
     order_M = np.lexsort((latency_M, needed_M, cell_M))
-    return graph.only(_quickest_so_far(order_M, cell_M, latency_M))
+    return graph.only(_pareto_front(order_M, cell_M, latency_M))
 
 
 @compiled
-def _quickest_so_far(order_M: IntArray, cell_M: IntArray, latency_M: FloatArray) -> npt.NDArray[np.bool_]:
+def _pareto_front(order_M: IntArray, cell_M: IntArray, latency_M: FloatArray) -> npt.NDArray[np.bool_]:
+    """Returns the moves that are quicker than all moves of their cell that come before them in the order."""
     kept_M = np.zeros(order_M.size, dtype=np.bool_)
     cell, least = -1, np.inf
     for move in order_M:

@@ -1,7 +1,7 @@
-"""A problem of a chain, reduced to the networks that a plan uses, and the way back.
+"""Subproblems of a chain: the problem restricted to the networks that a plan uses, and conversions back.
 
-Networks that are left out take their blocks and ramps with them; what is left is numbered anew, from block 0, and is a
-problem like any other, of which splits end where a network does. `optimizer.subsets` asks for the best of all.
+A subproblem lacks the blocks and ramps of the unused networks, and numbers its blocks from 0. It is solved like any
+problem; its splits end where a network ends. `optimizer.subsets` finds the best subproblem.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ T = TypeVar("T")
 
 
 def network_sets(problem: PlanProblem) -> tuple[Used, ...]:
-    """Every set of networks that ends with the last, the smaller first; of one network there is one."""
+    """Returns every set of networks that contains the last network, smaller sets first."""
     last = max(1, len(problem.networks)) - 1
-    return tuple((*some, last) for size in range(last + 1) for some in combinations(range(last), size))
+    return tuple((*others, last) for size in range(last + 1) for others in combinations(range(last), size))
 
 
 def crossings(problem: PlanProblem) -> frozenset[int]:
-    """The blocks at which networks begin, the first one's apart."""
+    """Returns the blocks at which networks begin, except for the first network."""
     return frozenset(problem.networks[:-1])
 
 
 def is_whole(problem: PlanProblem) -> bool:
-    """Whether nothing of it depends on which networks are used: one that was reduced, or has but one."""
+    """Returns whether the problem does not depend on which networks are used: it has one, or is a subproblem."""
     return problem.survival_of is None and not problem.crossing_tokens
 
 
 def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
-    """The ramps in these networks."""
+    """Returns the ramps in these networks."""
     return tuple(ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used)
 
 
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
-    """Survival with the ramps of these networks alone, in the chain's numbers."""
-    given = (problem.survival_of or {}).get(used)
-    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if given is None else given
+    """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the chain."""
+    known = (problem.survival_of or {}).get(used)
+    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subproblem:
-    """A chain's problem, and the networks that are used of it."""
+    """A chain's problem, restricted to the networks that a plan uses."""
 
     whole: PlanProblem
     used: Used
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """Those that are left, by their numbers in the chain."""
+        """The blocks of the used networks, by their numbers in the chain."""
         ends = self.whole.networks or (self.whole.num_blocks,)
         starts = (0, *ends)
         return tuple(block for network in self.used for block in range(starts[network], ends[network]))
 
     @cached_property
     def problem(self) -> PlanProblem:
-        """The problem of these networks alone."""
+        """The problem of these networks alone, with blocks numbered from 0."""
         whole, blocks = self.whole, self.blocks
         if len(blocks) == whole.num_blocks and is_whole(whole):
             return whole
@@ -93,17 +93,17 @@ class Subproblem:
         )
 
     def stages_of(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-        """The stages of a plan of the chain, in the numbers of the part."""
+        """Converts stages of the chain to the subproblem's block numbers."""
         new = {block: number for number, block in enumerate(self.blocks)}
         return with_splits(stages, lambda _, split: _renumbered(split, new))
 
     def in_chain(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-        """The way back."""
+        """Converts stages of the subproblem to the chain's block numbers."""
         chain = dict(enumerate(self.blocks))
         return with_splits(stages, lambda _, split: _renumbered(split, chain))
 
     def shares_of(self, reach: Callable[[Sequence[int]], Sequence[float]]) -> Callable[[Sequence[int]], list[float]]:
-        """From the active ramps to the shares of blocks: what is said of the chain, said of the part."""
+        """Converts a survival function of the chain to one of the subproblem."""
 
         def inner(active: Sequence[int]) -> list[float]:
             share_N = reach([self.blocks[ramp] for ramp in active])
@@ -111,40 +111,40 @@ class Subproblem:
 
         return inner
 
-    def splits_of(self, said: Callable[[Stage, Split], T]) -> Callable[[Stage, Split], T]:
-        """The same of what is said of a stage's split."""
+    def splits_of(self, function: Callable[[Stage, Split], T]) -> Callable[[Stage, Split], T]:
+        """Converts a function of the chain's splits to one of the subproblem's splits."""
 
         def inner(stage: Stage, split: Split) -> T:
             [outer] = self.in_chain([replace(stage, splits=(split,))])
-            return said(outer, outer.splits[0])
+            return function(outer, outer.splits[0])
 
         return inner
 
     def _survival_N(self, ramps: Sequence[int]) -> tuple[float, ...]:
-        """Recorded where it is known of these networks; else an input that passes a ramp passes all before it."""
-        given = (self.whole.survival_of or {}).get(self.used)
-        if given is not None:
-            return tuple(given[block] for block in self.blocks)
+        """Returns the survival that is known for these networks, or else the nested survival."""
+        known = (self.whole.survival_of or {}).get(self.used)
+        if known is not None:
+            return tuple(known[block] for block in self.blocks)
         survival_N = self._nested(self.whole.survival_N, ramps)
         assert survival_N is not None
         return survival_N
 
-    def _nested(self, given_N: Sequence[float] | None, ramps: Sequence[int]) -> tuple[float, ...] | None:
-        """Of every block what is said behind the last ramp before it; 1 before the first."""
-        if given_N is None:
+    def _nested(self, value_N: Sequence[float] | None, ramps: Sequence[int]) -> tuple[float, ...] | None:
+        """Returns, per block, the value after the last of these ramps before the block; 1 before the first ramp."""
+        if value_N is None:
             return None
-        is_all = len(self.blocks) == self.whole.num_blocks
-        share_N = given_N if is_all else nested_shares(given_N, ramps)
-        return tuple(share_N[block] for block in self.blocks)
+        if len(self.blocks) < self.whole.num_blocks:
+            value_N = nested_shares(value_N, ramps)
+        return tuple(value_N[block] for block in self.blocks)
 
     def _tokens(self) -> tuple[float, ...]:
-        """Per network that is used, tokens of an input over those that are counted."""
-        own = self.whole.network_tokens or (1.0,) * len(self.whole.networks)
+        """Returns the tokens of an input in each used network, relative to `lengths`, after pruning at crossings."""
+        tokens = self.whole.network_tokens or (1.0,) * len(self.whole.networks)
         left = self.whole.crossing_tokens or (1.0,) * len(self.whole.networks)
-        return tuple(own[each] * (left[each] if each != self.used[0] else 1.0) for each in self.used)
+        return tuple(tokens[each] * (left[each] if each != self.used[0] else 1.0) for each in self.used)
 
     def _table(self, table: LatencyTable, ramps: Sequence[int]) -> LatencyTable:
-        """The rows that are left; without lengths, of the inputs that are left of pruned ones."""
+        """Returns the rows of the used blocks and ramps. Without lengths, batches shrink by the pruned tokens."""
         if self.whole.lengths is None:
             table = pruned_table(self.whole, table, self.used)
         rows = [self.whole.ramps.index(ramp) for ramp in ramps]
@@ -152,9 +152,9 @@ class Subproblem:
 
 
 def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> LatencyTable:
-    """A chain's table for plans of these networks: batches of inputs that lost words at a crossing hold fewer tokens.
+    """Returns a chain's table for plans of these networks, in which pruned inputs hold fewer tokens.
 
-    They take what so many inputs of the measured length take, row by row.
+    A batch of pruned inputs takes the time of the smaller batch with as many tokens.
     """
     if not problem.crossing_tokens:
         return table
@@ -168,10 +168,10 @@ def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> Laten
     )
 
 
-def measuring(table: LatencyTable, networks: Sequence[int], times: Sequence[float]) -> LatencyTable:
-    """A chain's table, whose first networks take so many times as long: they tell where attention went."""
+def with_slower_networks(table: LatencyTable, networks: Sequence[int], factors: Sequence[float]) -> LatencyTable:
+    """Returns a chain's table with the first networks slowed down by factors: they compute attention for pruning."""
     factors_N = np.ones(len(table.block_s_NB))
-    for start, end, factor in zip((0, *networks), networks, times, strict=False):
+    for start, end, factor in zip((0, *networks), networks, factors, strict=False):
         factors_N[start:end] = factor
     return replace(table, block_s_NB=table.block_s_NB * factors_N[:, None])
 
@@ -183,7 +183,7 @@ def _read_at(batches: Sequence[int], seconds_RB: FloatArray, share_R: FloatArray
 
 
 def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
-    """The networks that a plan uses; raises PlanError unless its splits run these, whole, one after the other."""
+    """Returns the subproblem of a plan; raises PlanError unless its splits run whole networks, in order."""
     splits = [split for stage in stages for split in stage.splits]
     ends = problem.networks or (problem.num_blocks,)
     part = Subproblem(whole=problem, used=used_networks(problem.networks, {split.first for split in splits}))
@@ -191,10 +191,10 @@ def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
     if over:
         raise PlanError(f"a split runs over block {over[0]}, where a network begins; it must end there")
     if [block for split in splits for block in range(split.first, split.end)] != list(part.blocks):
-        wanted = f"blocks 0 to {problem.num_blocks - 1}"
+        blocks = f"blocks 0 to {problem.num_blocks - 1}"
         if problem.networks:
-            wanted += f", less whole networks before the last (they end at blocks {list(ends)}),"
-        raise PlanError(f"the splits must run {wanted} without gap or overlap")
+            blocks += f", except for whole networks before the last (networks end at blocks {list(ends)}),"
+        raise PlanError(f"the splits must run {blocks} without gap or overlap")
     if part.used[-1] != len(ends) - 1:
         raise PlanError(f"the splits leave out the last network, blocks {ends[-2]} to {ends[-1] - 1}")
     return part

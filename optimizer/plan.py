@@ -1,4 +1,4 @@
-"""The plan: what runs where, at which batch, with which ramps on, and how sure they must be."""
+"""The plan: stages of splits on accelerators, with batch sizes, active ramps and an exit policy."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from earlyexit.words import check_prune
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """Which exit policy, and its numbers; refuses numbers that another policy would need."""
+    """An exit policy and its settings. Settings of other policies are refused."""
 
     name: PolicyName = "entropy"
     thresholds: float | Mapping[int, float] | None = None
-    """For policies that compare a score with it, and recorded: one for all ramps or one per ramp."""
+    """For `recorded` and for policies that compare a score: one threshold for all ramps, or one per ramp."""
     confidences: float | Mapping[int, float] | None = None
-    """For share: above which a principal value counts; one for all ramps or one per ramp."""
+    """For `share`: confidence above which a principal value counts; one for all ramps, or one per ramp."""
     c: float | None = None
-    """For tabi: the confidence up to which every input goes on."""
+    """For `tabi`: confidence up to which every input continues."""
     k: float | None = None
-    """For tabi: the slope of the band above it."""
+    """For `tabi`: slope of the exit probability above `c`."""
     patience: int | None = None
     votes: int | None = None
     records: str | None = None
-    """For recorded: the file of exit records."""
+    """For `recorded`: the file of exit records."""
     own: str | None = None
-    """For own: `module:name` of a policy made with `exit_wrapper`."""
+    """For `own`: `module:name` of a policy made with `exit_wrapper`."""
     weights: Mapping[int, float] | None = None
-    """Of an ensemble, by the end of a network: the weight, in what comes after it, of what was said up to it."""
+    """For ensembles: by the end of a network, the weight of the earlier networks' mixture in the next network's
+    answer."""
     decay: float | None = None
-    """Of tokens: in how many of them what is added to thresholds at an answer's beginning falls to 1/e (CALM's N / tau,
-    `earlyexit.policies.threshold.decayed`)."""
+    """For tokens: number of tokens after which the extra caution at an answer's start has fallen to 1/e (N / tau in
+    CALM, `earlyexit.policies.threshold.decayed`)."""
 
     def __post_init__(self) -> None:
         kind = kind_of(self.name)
-        needed, given = kind.takes, set(self.settings) - {"weights", "decay"}
-        if given != needed:
-            raise PlanError(f"exit policy {self.name!r} takes {_listed(needed)}, not {_listed(given)}")
+        required, present = kind.takes, set(self.settings) - {"weights", "decay"}
+        if present != required:
+            raise PlanError(f"exit policy {self.name!r} takes {_and_list(required)}, not {_and_list(present)}")
         for name, count in (("patience", self.patience), ("votes", self.votes)):
             if count is not None and count < 1:
                 raise PlanError(f"{name} must be at least 1, not {count}")
@@ -64,7 +65,7 @@ class PolicySpec:
             check_weights(self.weights)
             if not kind.mixes:
                 raise PlanError(
-                    f"exit policy {self.name!r} takes no weights of an ensemble: it decides by what it carries"
+                    f"exit policy {self.name!r} takes no weights of an ensemble: it decides by earlier answers"
                 )
         if self.decay is not None:
             check_decay(self.decay)
@@ -73,7 +74,7 @@ class PolicySpec:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is given beside the name."""
+        """The settings beside the name that are not None."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "name"}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -85,46 +86,44 @@ def policy_of_score(
     weights: Mapping[int, float] | None = None,
     decay: float | None = None,
 ) -> PolicySpec:
-    """The policy that compares such scores with thresholds; confidences are those of shares, weights an ensemble's.
+    """Returns the policy that compares this score with thresholds; raises PlanError if it lacks confidences.
 
-    `decay` is that of records of tokens.
-
-    Raises PlanError for shares without.
+    `confidences` are used by the score `share` alone.
     """
-    counts = "confidences" in kind_of(score).takes
-    if counts and confidences is None:
-        raise PlanError(f"nothing says above which confidence a {score} counts; exit records of `offramp calibrate` do")
-    confidences = confidences if counts else None
+    if "confidences" not in kind_of(score).takes:
+        confidences = None
+    elif confidences is None:
+        raise PlanError(f"the score {score} needs confidences; exit records of `offramp calibrate` have them")
     return PolicySpec(name=score, thresholds=thresholds, confidences=confidences, weights=weights, decay=decay)
 
 
 def check_decay(decay: float) -> None:
-    """Raise PlanError for what is no number of tokens."""
+    """Raises PlanError unless `decay` is a positive, finite number of tokens."""
     if not 0 < decay < math.inf:
         raise PlanError(f"decay must be a number of tokens above 0, not {decay:g}")
 
 
-def _numbers(one_or_several: float | Mapping[int, float] | None) -> Iterable[float]:
-    if one_or_several is None:
+def _numbers(setting: float | Mapping[int, float] | None) -> Iterable[float]:
+    if setting is None:
         return ()
-    return one_or_several.values() if isinstance(one_or_several, Mapping) else (one_or_several,)
+    return setting.values() if isinstance(setting, Mapping) else (setting,)
 
 
 SHARE_TOLERANCE = 2e-3
-"""How far the sum of shares may be from 1: a file may round each of three shares to three digits."""
+"""Largest difference between 1 and the sum of shares: a file may round each of three shares to three digits."""
 NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
-"""Of a plan that names none: without active ramps nothing is ever decided; the policy then only concludes."""
+"""The policy of plans without active ramps. It never decides; it only forms the final answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Consecutive splits hosted by the same replicas on one accelerator type.
+    """Splits that the same replicas host on one accelerator type.
 
-    What lies between two is for the plan to allow: networks that it leaves out.
+    The splits ascend. Blocks between two splits belong to networks that the plan leaves out; the plan checks this.
     """
 
     device: str
-    """Accelerator type, a name that `cluster.devices` knows."""
+    """Accelerator type, a name in `cluster.devices`."""
     replicas: int
     splits: tuple[Split, ...]
 
@@ -143,29 +142,29 @@ class Stage:
 
     @property
     def end(self) -> int:
-        """One past its last block. Between `first` and it there may be networks that the plan leaves out."""
+        """One past the stage's last block. Blocks of networks that the plan leaves out may lie before it."""
         return self.splits[-1].end
 
     @property
     def num_blocks(self) -> int:
-        """How many it runs."""
+        """Number of blocks that the stage runs."""
         return sum([split.end - split.first for split in self.splits])
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """First block and one past the last of what it runs without a gap."""
-        after = [each.first for before, each in pairwise(self.splits) if before.end < each.first]
-        before = [each.end for each, then in pairwise(self.splits) if each.end < then.first]
-        return tuple(zip((self.first, *after), (*before, self.end), strict=True))
+        """The ranges of blocks that the stage runs without a gap: first block, and one past the last."""
+        gaps = [(before.end, after.first) for before, after in pairwise(self.splits) if before.end < after.first]
+        starts, ends = [self.first, *(after for _, after in gaps)], [*(before for before, _ in gaps), self.end]
+        return tuple(zip(starts, ends, strict=True))
 
 
 def with_splits(stages: Sequence[Stage], changed: Callable[[Stage, Split], Split]) -> tuple[Stage, ...]:
-    """The same stages with each split changed, by its stage and itself."""
+    """Returns the stages with each split replaced by `changed(stage, split)`."""
     return tuple(replace(stage, splits=tuple(changed(stage, split) for split in stage.splits)) for stage in stages)
 
 
 def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...]]:
-    """The stages of every chain; a chain ends with the stage that runs the model's last block."""
+    """Groups stages by chain. A chain ends with the stage that runs the model's last block."""
     chains: list[tuple[Stage, ...]] = [()]
     for stage in stages:
         chains[-1] += (stage,)
@@ -176,10 +175,10 @@ def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Chains of stages side by side. The stages of a chain run the whole model, from block 0 to its end.
+    """Parallel chains of stages. The stages of a chain run the whole model, from block 0 to its end.
 
-    Of a cascade, a chain may leave out networks. Refuses gaps, overlaps, splits over a crossing, and splits that
-    disagree on stop or stay, or on `overlap_below`.
+    In a cascade, a chain may leave out networks. Gaps, overlaps and splits across two networks are refused, and so are
+    different values of `after_answer` or `overlap_below`.
     """
 
     stages: tuple[Stage, ...]
@@ -187,19 +186,19 @@ class Plan:
     shares: tuple[float, ...] = (1.0,)
     """Share of the inputs that each chain serves. The shares are positive and sum to 1."""
     policy: PolicySpec | None = None
-    """None where no ramp is active."""
+    """None if no ramp is active."""
     dispatch: Dispatch = "work-conserving"
     order: OrderSpec = DEFAULT
-    """Which of the inputs that wait, at ingresses and in replicas, make the next batch."""
+    """The order in which waiting inputs form batches, at ingresses and in replicas."""
     epoch: int = 0
-    """Counts plan changes of one service."""
+    """Counts the plan changes of a service."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """What the planner expects of it: rate_per_s, latency_s, usd_per_hour."""
+    """The planner's predictions: rate_per_s, latency_s, usd_per_hour."""
     networks: tuple[int, ...] = ()
-    """One past the last block of every network of the chain, used or not; nothing where there is but one network."""
+    """One past the last block of each network of the cascade, used or not. Empty for a single network."""
     prune: Mapping[int, float] = field(default_factory=dict)
-    """By end ramp, of the inputs that go on there: words are cut whose tokens got no more than so much of the mean
-    attention, Tabi's alpha (section 4.2). Nothing: the texts go on whole."""
+    """By end ramp: words whose tokens got at most this multiple of the mean attention are cut from the survivors' texts
+    (alpha in Tabi, section 4.2). Empty: no pruning."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -215,29 +214,29 @@ class Plan:
         check_prune(self.prune, self.networks)
         if self.prune and self.after_answer == "stay":
             raise PlanError(
-                "prune: inputs that stay are to tell what the reference says of whole texts; with after_answer stop "
-                "probes tell it, and words can be pruned of the others"
+                "prune: with after_answer stay, every input must get the reference's answer to its whole text; with "
+                "after_answer stop, only probes do, and the texts of other inputs can be pruned"
             )
         for before, after in pairwise(self.splits):
             if before.after_answer != after.after_answer:
                 raise PlanError(
-                    f"inputs stop or stay in a whole plan: blocks {after.first} on say {after.after_answer!r}, "
-                    f"those before {before.after_answer!r}"
+                    f"after_answer must be the same in all splits: it is {before.after_answer!r} before block "
+                    f"{after.first}, and {after.after_answer!r} from there on"
                 )
             if before.overlap_below != after.overlap_below:
                 raise PlanError(
-                    f"overlap_below is a whole plan's: blocks {after.first} on say {after.overlap_below}, those before "
-                    f"{before.overlap_below}"
+                    f"overlap_below must be the same in all splits: it is {before.overlap_below} before block "
+                    f"{after.first}, and {after.overlap_below} from there on"
                 )
         if self.ramps and self.policy is None:
-            raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
+            raise PlanError(f"ramps {list(self.ramps)} are active, but the plan has no exit policy")
         if self.policy is not None and self.policy.weights is not None:
             check_ends(self.policy.weights, self.networks)
-        for called in ("threshold", "confidence"):
-            numbers = None if self.policy is None else getattr(self.policy, f"{called}s")
+        for name in ("threshold", "confidence"):
+            numbers = None if self.policy is None else getattr(self.policy, f"{name}s")
             missing = [ramp for ramp in self.ramps if isinstance(numbers, Mapping) and ramp not in numbers]
             if missing:
-                raise PlanError(f"active ramps {missing} have no {called}")
+                raise PlanError(f"active ramps {missing} have no {name}")
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -245,7 +244,7 @@ class Plan:
 
     @property
     def chains(self) -> tuple[Plan, ...]:
-        """Every chain as a plan of its own, which predicts its share of the rate."""
+        """Each chain as a plan of its own, with its share of the predicted rate."""
         if len(self.shares) == 1:
             return (self,)
         rate_per_s, chains = self.predicted.get("rate_per_s"), chains_of(self.stages, self.num_blocks)
@@ -256,11 +255,17 @@ class Plan:
         )
 
     def with_replicas(self, counts: Sequence[int]) -> Plan:
-        """The plan with other numbers of replicas, and no predictions; a chain's share follows its scarcest stage."""
+        """Returns the plan with other numbers of replicas, and no predictions.
+
+        The rate of a chain changes in proportion to the replicas of its scarcest stage, and shares follow the rates.
+        """
         stages = tuple(replace(stage, replicas=count) for stage, count in zip(self.stages, counts, strict=True))
-        kept = iter([now.replicas / was.replicas for now, was in zip(stages, self.stages, strict=True)])
-        left = [part * min(islice(kept, len(each.stages))) for part, each in zip(self.shares, self.chains, strict=True)]
-        return replace(self, stages=stages, shares=tuple(share / sum(left) for share in left), predicted={})
+        factors = iter([new.replicas / old.replicas for new, old in zip(stages, self.stages, strict=True)])
+        rates = [
+            share * min(islice(factors, len(chain.stages)))
+            for share, chain in zip(self.shares, self.chains, strict=True)
+        ]
+        return replace(self, stages=stages, shares=tuple(rate / sum(rates) for rate in rates), predicted={})
 
     @property
     def ramps(self) -> tuple[int, ...]:
@@ -278,33 +283,33 @@ class Plan:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Places of the networks that any chain uses; the last network is always among them."""
+        """Indices of the networks that any chain uses. The last network is always used."""
         return used_networks(self.networks, {split.first for split in self.splits})
 
     @property
     def after_answer(self) -> AfterAnswer:
-        """What inputs do whose answer left at a ramp."""
+        """Whether inputs whose answer left at a ramp stop or stay."""
         return self.stages[0].splits[0].after_answer
 
     @property
     def overlap_below(self) -> int | None:
-        """Inputs left in a running batch below which a device may run its next one beside it; None: never."""
+        """A device may start the next batch if fewer inputs than this remain in the running one; None: never."""
         return self.stages[0].splits[0].overlap_below
 
     @property
     def planned_stages(self) -> tuple[Stage, ...]:
-        """The stages as planners make them, to be compared with theirs: they do not choose whether batches overlap."""
+        """The stages without `overlap_below`, which planners do not choose, for comparison with a planner's stages."""
         return self.with_splits(overlap_below=None).stages
 
     def with_splits(self, **changes: Any) -> Plan:
-        """The same plan with `after_answer` or `overlap_below` changed in all splits; its predictions are kept."""
+        """Returns the plan with `after_answer` or `overlap_below` changed in all splits, and the same predictions."""
         return replace(self, stages=with_splits(self.stages, lambda _, split: replace(split, **changes)))
 
 
 def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any) -> Plan:
-    """The model without exits: one split, no ramps; of a chain, the reference alone.
+    """Returns the plan of one split without ramps. Of a cascade, it uses the last network alone.
 
-    `stage` here and below: the `batch` of all splits, and the `device` and `replicas` of their stage.
+    `stage` holds the `batch` of all splits, and the `device` and `replicas` of their stage, here and below.
     """
     return _one_stage((networks[-2] if networks else 0, num_blocks), (), None, networks, **stage)
 
@@ -312,9 +317,9 @@ def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any)
 def early_exit_plan(
     num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, networks: tuple[int, ...] = (), **stage: Any
 ) -> Plan:
-    """All ramps in one split: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting).
+    """Returns the plan of one split with all ramps, whose batches shrink (the baseline of E3 section 2.3).
 
-    Of a chain, the reference alone with those of its ramps, as the planner's strategy of this name has it.
+    Of a cascade, it uses the last network alone, like the planner's strategy of this name.
     """
     return _one_stage((networks[-2] if networks else 0, num_blocks), ramps, policy, networks, **stage)
 
@@ -322,7 +327,7 @@ def early_exit_plan(
 def serial_plan(
     num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, networks: tuple[int, ...] = (), **stage: Any
 ) -> Plan:
-    """One stage, cut after every given ramp: survivors wait on the device until their next batch is full."""
+    """Returns the plan of one stage with a split after each ramp. Survivors wait on the device for a full batch."""
     bounds = sorted({0, *(ramp + 1 for ramp in ramps), *networks, num_blocks})
     return _one_stage(bounds, ramps, policy, networks, **stage)
 
@@ -331,7 +336,7 @@ def _one_stage(
     bounds: Sequence[int], ramps: tuple[int, ...], policy: PolicySpec | None, networks: tuple[int, ...], *,
     batch: int, device: str = "cpu", replicas: int = 1,
 ) -> Plan:  # fmt: skip
-    """Splits from bound to bound, with the ramps that lie in each."""
+    """Returns a plan of one stage, whose splits lie between the bounds and have the ramps inside them."""
     splits = tuple(
         Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
         for first, end in pairwise(bounds)
@@ -340,18 +345,18 @@ def _one_stage(
 
 
 def check_split(split: Split, end: int | None, networks: tuple[int, ...]) -> None:
-    """Raise PlanError unless a split lies in one network and may follow one that ends at `end`; None: be the first.
+    """Raises PlanError unless a split may follow a split that ends at `end`, and lies in one network.
 
-    Between two networks inputs are encoded anew.
+    `end` is None for the first split. A split must not cross networks, because inputs are encoded anew between them.
     """
     starts = (0, *networks[:-1])
     if end is None and split.first not in starts:
-        where = f"where a network does, at {_or(starts)}" if networks else "at block 0"
+        where = f"where a network does, at {_or_list(starts)}" if networks else "at block 0"
         raise PlanError(f"the first split must start {where}, not {split.first}")
     if end is not None and split.first < end:
         raise PlanError(f"overlap: two splits run block {split.first}")
     if end is not None and split.first > end and (end not in networks or split.first not in starts):
-        whole = f"; a plan leaves out whole networks, which begin at blocks {_or(starts)}" if networks else ""
+        whole = f"; a plan leaves out whole networks, which begin at blocks {_or_list(starts)}" if networks else ""
         raise PlanError(f"gap: no split runs blocks {end} to {split.first - 1}{whole}")
     over = [bound for bound in networks if split.first < bound < split.end]
     if over:
@@ -362,25 +367,25 @@ def check_split(split: Split, end: int | None, networks: tuple[int, ...]) -> Non
 
 
 def check_end(end: int, networks: tuple[int, ...]) -> None:
-    """Raise PlanError unless splits that end at `end` end with the last network of the chain."""
+    """Raises PlanError unless splits that end at `end` end with the last network."""
     if not networks or end == networks[-1]:
         return
     if end > networks[-1]:
         raise PlanError(f"the last split ends at block {end}, the last of the networks at {networks[-1]}")
     if end <= networks[-2]:
         raise PlanError(
-            f"the last network, blocks {networks[-2]} to {networks[-1] - 1}, is left out: it answers what no other does"
+            f"the last network, blocks {networks[-2]} to {networks[-1] - 1}, is left out; every plan must use it"
         )
     raise PlanError(f"gap: no split runs blocks {end} to {networks[-1] - 1}")
 
 
-def _or(blocks: tuple[int, ...]) -> str:
+def _or_list(blocks: tuple[int, ...]) -> str:
     *before, last = map(str, blocks)
     return f"{', '.join(before)} or {last}" if before else last
 
 
 def check_shares(shares: Sequence[float], num_chains: int) -> None:
-    """Raise PlanError unless there is one positive share for every chain, and the shares sum to 1."""
+    """Raises PlanError unless there is one positive share per chain and the shares sum to 1."""
     if len(shares) != num_chains:
         raise PlanError(f"the plan has {num_chains} chains and {len(shares)} shares; every chain needs one share")
     for share in shares:
@@ -391,10 +396,10 @@ def check_shares(shares: Sequence[float], num_chains: int) -> None:
 
 
 def check_own(name: str) -> None:
-    """Raise PlanError unless `name` has the form `module:name`."""
+    """Raises PlanError unless `name` has the form `module:name`."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
         raise PlanError(f"an own exit policy is named module:name, not {name!r}")
 
 
-def _listed(names: Iterable[str]) -> str:
+def _and_list(names: Iterable[str]) -> str:
     return " and ".join(sorted(names)) or "nothing"

@@ -1,4 +1,4 @@
-"""Plans as YAML or JSON; whatever is wrong with one is said with its file and line."""
+"""Plans as YAML or JSON. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_end, check_
 
 DocumentPath = tuple[str | int, ...]
 MOST_CHAINS = 3
-"""Chains that a plan may have side by side."""
+"""Largest number of parallel chains in a plan."""
 RampKey = Annotated[int, Field(strict=False)]
-"""JSON has string keys only."""
+"""Not strict, because JSON has string keys only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a plan must fit."""
+    """The properties of a model that a plan must fit."""
 
     num_blocks: int
     ramps: tuple[int, ...]
     has_tokens: bool = True
-    """Whether its inputs have lengths; images, say, have none."""
+    """Whether inputs have lengths in tokens; images have none."""
     networks: tuple[int, ...] = ()
-    """As in a plan: one past the last block of every network of a chain; nothing for a single network."""
+    """One past the last block of each network of a cascade; empty for a single network."""
     generates: bool = False
-    """Whether its answers are the next tokens of sequences."""
+    """Whether the model's answers are the next tokens of sequences."""
 
     @classmethod
     def of(cls, card: ModelCard) -> ModelShape:
-        """That of a model folder."""
+        """Returns the shape of the model that a card describes."""
         return cls(
             num_blocks=card.num_blocks,
             ramps=card.ramps,
@@ -98,7 +98,7 @@ class PolicyDocument(StrictDocument):
 
 
 class OrderDetails(StrictDocument):
-    """An order and its numbers."""
+    """An order of waiting inputs and its settings."""
 
     name: OrderName = "deadline"
     eta: float | None = None
@@ -106,19 +106,19 @@ class OrderDetails(StrictDocument):
     overdue_s: float | None = None
 
 
-def _name_or_mapping(value: Any) -> str:
+def _order_tag(value: Any) -> str:
     return "<mapping>" if isinstance(value, Mapping | OrderDetails) else "<name>"
 
 
-# Tags are no words of the format: they are left out where a mistake is told.
+# Tags are in angle brackets because they are not part of the format; error messages leave them out.
 OrderDocument = Annotated[
-    Annotated[OrderName, Tag("<name>")] | Annotated[OrderDetails, Tag("<mapping>")], Discriminator(_name_or_mapping)
+    Annotated[OrderName, Tag("<name>")] | Annotated[OrderDetails, Tag("<mapping>")], Discriminator(_order_tag)
 ]
-"""`das`, or a mapping with its name and numbers."""
+"""The name of an order, or a mapping with its name and settings."""
 
 
 class PlanDocument(StrictDocument):
-    """A whole plan: `chains` or, in schema 1, the `stages` of its one chain."""
+    """A whole plan: `chains` or, in schema 1, the `stages` of a single chain."""
 
     schema_version: Literal[1, 2] = 2
     chains: list[ChainDocument] | None = Field(default=None, min_length=1)
@@ -135,7 +135,7 @@ class PlanDocument(StrictDocument):
 
     @property
     def located_chains(self) -> list[tuple[DocumentPath, ChainDocument]]:
-        """Every chain with the path of its stages in the file; raises PlanError unless the file says them once."""
+        """Each chain with the path of its stages in the file; raises PlanError for both or neither form."""
         if (self.chains is None) == (self.stages is None):
             raise PlanError(
                 "a plan needs either `chains`, each with `share` and `stages`, or the `stages` of one chain"
@@ -146,29 +146,29 @@ class PlanDocument(StrictDocument):
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
-    """Read a plan file and, given a model's shape, check that it fits.
+    """Reads a plan file, and checks that it fits a model's shape if one is given.
 
-    Raises PlanError naming file, line, what is wrong and what is allowed.
+    Raises PlanError with the file, the line, the error and the allowed values.
     """
     return _build(read_source(path, PlanError), shape)
 
 
 def parse_plan(document: object, shape: ModelShape | None = None, *, where: str = "plan") -> Plan:
-    """A plan from plain data (what YAML or JSON gave); raises PlanError.
+    """Returns the plan from plain data (parsed YAML or JSON); raises PlanError.
 
-    Given the model's shape, on the machine that starts the service, a recorded policy's file must exist as well.
+    If a shape is given, the records of a `recorded` policy must exist. A shape is given where the service is started.
     """
     return _build(Source(document=document, where=where, raises=PlanError), shape)
 
 
 def parse_policy(document: object, *, where: str = "policy") -> PolicySpec:
-    """An exit policy from plain data, as a plan has it; raises PlanError."""
+    """Returns the exit policy from plain data; raises PlanError."""
     source = Source(document=document, where=where, raises=PlanError)
     return PolicySpec(**source.parse(PolicyDocument, called="the policy").model_dump())
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Plain data that `parse_plan` reads back."""
+    """Returns plain data that `parse_plan` reads."""
     policy = plan.policy
     return {
         "schema_version": 2,
@@ -185,13 +185,13 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def chains_document(stages: Sequence[Stage], shares: Sequence[float]) -> list[dict[str, Any]]:
-    """The chains of a plan, as its file has them."""
+    """Returns the chains of a plan as plain data."""
     chains = chains_of(stages, stages[-1].end)
     return [{"share": share, "stages": stages_document(chain)} for share, chain in zip(shares, chains, strict=True)]
 
 
 def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
-    """The stages of a plan, as its file has them."""
+    """Returns the stages of a plan as plain data."""
     return [
         {
             "device": stage.device,
@@ -203,12 +203,12 @@ def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
 
 
 def _split_document(split: Split) -> dict[str, Any]:
-    budget = {"batch": split.batch} if split.tokens is None else {"batch": split.batch, "tokens": split.tokens}
-    return {"first": split.first, "end": split.end, **budget, "ramps": list(split.ramps)}
+    tokens = {} if split.tokens is None else {"tokens": split.tokens}
+    return {"first": split.first, "end": split.end, "batch": split.batch, **tokens, "ramps": list(split.ramps)}
 
 
 def batches_document(stages: Sequence[Stage]) -> dict[str, Any]:
-    """What a plan's file says of all its batches: what answered inputs do, unless they stop, and when they overlap."""
+    """Returns the settings that all splits share, `after_answer` and `overlap_below`, without default values."""
     split = stages[0].splits[0]
     after_answer = {} if split.after_answer == "stop" else {"after_answer": split.after_answer}
     overlap = {} if split.overlap_below is None else {"overlap_below": split.overlap_below}
@@ -216,7 +216,7 @@ def batches_document(stages: Sequence[Stage]) -> dict[str, Any]:
 
 
 def order_document(order: OrderSpec) -> dict[str, Any]:
-    """What files say of an order: nothing of the default, and a name alone where it has no numbers of its own."""
+    """Returns an order as plain data: nothing for the default, and the name alone for an order without settings."""
     if order == DEFAULT:
         return {}
     numbers = {name: value for name, value in asdict(order).items() if value is not None}
@@ -224,12 +224,12 @@ def order_document(order: OrderSpec) -> dict[str, Any]:
 
 
 def order_of(document: OrderName | OrderDetails) -> OrderSpec:
-    """What a file says of an order; raises PlanError for numbers that contradict each other."""
+    """Returns the order of a document; raises PlanError for contradictory settings."""
     return OrderSpec(name=document) if isinstance(document, str) else OrderSpec(**document.model_dump())
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as YAML; raises PlanError naming a file that cannot be written."""
+    """Writes a plan as YAML; raises PlanError if the file cannot be written."""
     try:
         path.write_text(yaml.safe_dump(plan_document(plan), sort_keys=False), encoding="utf-8")
     except OSError as error:
@@ -237,7 +237,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def policy_document(policy: PolicySpec) -> dict[str, Any]:
-    """Plain data that `parse_policy` reads back, without what the policy does not take."""
+    """Returns plain data that `parse_policy` reads, without unused settings."""
     settings = {name: dict(value) if isinstance(value, Mapping) else value for name, value in policy.settings.items()}
     return {"name": policy.name, **settings}
 
@@ -252,7 +252,7 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
             _check_chain(networks, shape)
     with source.said_at(("after_answer",)):
         if document.after_answer == "stay" and shape is not None and shape.generates:
-            raise PlanError("after_answer: stay: no token stays, for behind it comes its sequence's next step")
+            raise PlanError("after_answer: stay is not possible for generation: the next step waits for the token")
     stages, shares = _build_chains(document, shape, source)
     policy = None if document.policy is None else _build_policy(document.policy, shape, source)
     with source.said_at(("order",)):
@@ -275,15 +275,15 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
 def _build_chains(
     document: PlanDocument, shape: ModelShape | None, source: Source
 ) -> tuple[tuple[Stage, ...], tuple[float, ...]]:
-    """The stages of all chains, and the share of each."""
+    """Returns the stages of all chains, and the share of each chain."""
     with source.said_at(()):
         chains = document.located_chains
     stages: list[Stage] = []
     num_blocks = None if shape is None else shape.num_blocks
     for at, chain in chains:
         stages += _build_chain(chain, at, document, shape, source)
-        end, where = stages[-1].end, (*at, len(chain.stages) - 1, "splits", len(chain.stages[-1].splits) - 1)
-        with source.said_at(where):
+        end, last = stages[-1].end, (*at, len(chain.stages) - 1, "splits", len(chain.stages[-1].splits) - 1)
+        with source.said_at(last):
             check_end(end, tuple(document.networks))
             if shape is not None and end != num_blocks:
                 raise PlanError(f"the last split ends at block {end}, the model has {num_blocks} blocks")
@@ -319,16 +319,16 @@ def _check_chain(networks: tuple[int, ...], shape: ModelShape) -> None:
     if networks == shape.networks:
         return
     if not shape.networks:
-        raise PlanError(f"networks {list(networks)}: the model is one network, and its plans do not name any")
-    said = f"the plan says {list(networks)}" if networks else "the plan does not say so (networks:)"
-    raise PlanError(f"the model is a chain, whose networks end at blocks {list(shape.networks)}; {said}")
+        raise PlanError(f"networks {list(networks)}: the model is a single network; leave out `networks`")
+    found = f"the plan has {list(networks)}" if networks else "the plan has no `networks`"
+    raise PlanError(f"the model is a chain, whose networks end at blocks {list(shape.networks)}; {found}")
 
 
 def _check_predicted(predicted: Mapping[str, Any], source: Source) -> None:
-    """Of what a plan predicts, what admission begins with: a plan without is fine, one with nonsense is not."""
-    for name, most in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
+    """Raises PlanError for invalid predictions that admission control starts with. They may be missing."""
+    for name, limit in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
         value = predicted.get(name)
-        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= most):
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= limit):
             with source.said_at(("predicted", name)):
                 raise PlanError(f"{name} must be a number, at least 0, not {value!r}")
 
@@ -368,11 +368,11 @@ def _build_policy(document: PolicyDocument, shape: ModelShape | None, source: So
 
 def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) -> None:
     numbers = {"thresholds": policy.thresholds, "confidences": policy.confidences, "weights": policy.weights}
-    for called, given in numbers.items():
-        unknown = sorted(set(given if isinstance(given, Mapping) else ()) - set(shape.ramps))
+    for name, by_ramp in numbers.items():
+        unknown = sorted(set(by_ramp) - set(shape.ramps)) if isinstance(by_ramp, Mapping) else []
         if unknown:
-            with source.said_at(("policy", called, str(unknown[0]))):
-                raise PlanError(f"{called} for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
+            with source.said_at(("policy", name, str(unknown[0]))):
+                raise PlanError(f"{name} for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
     if policy.records is not None:
         with source.said_at(("policy", "records")):
             check_file(Path(policy.records), PlanError, hint=" of exit records")

@@ -1,4 +1,4 @@
-"""From a plan problem to the best plan of a strategy's space, or why there is none."""
+"""Finds the best plan of a strategy's space for a problem, or the reason why no plan exists."""
 
 from __future__ import annotations
 
@@ -23,106 +23,107 @@ from optimizer.subsets import best_of_networks
 from optimizer.tokens import in_tokens, with_budgets
 
 Planner = Callable[[PlanProblem, Space], Decision | None]
-"""None where it cannot tell."""
+"""Returns None if it neither found a plan nor proved that no plan exists."""
 
 PLANNERS: Mapping[type[Objective], tuple[Planner, ...]] = {
     MaximizeRate: (solve_exactly, solve_at_scale),
     MinimizeCost: (solve_exactly, solve_at_scale),
     MinimizeLatency: (solve_soonest,),
 }
-"""By what is sought. Asked one after the other, until one proves its answer."""
-OF_STRATEGIES: Mapping[Strategy, tuple[Planner, ...]] = {"pame": (solve_pame,)}
-"""Of strategies that choose by a rule of their own, whatever is sought."""
-MOST_DOUBLINGS = 15
-"""How often the number of further accelerators is doubled where a problem has no plan."""
+"""Planners by objective. They are called one after the other until one proves its result."""
+STRATEGY_PLANNERS: Mapping[Strategy, tuple[Planner, ...]] = {"pame": (solve_pame,)}
+"""Planners of strategies that have a rule of their own, for any objective."""
+MAX_DOUBLINGS = 15
+"""How often `more_devices` doubles the number of additional accelerators."""
 
 
 def solve(
     problem: PlanProblem, space: Space | Strategy = "best", planners: tuple[Planner, ...] | None = None
 ) -> Decision:
-    """The best plan of a space, or of a strategy's, proven so or with a gap, or what keeps it from having one.
+    """Returns the best plan of a space, or of a strategy's space, or a proof that no plan exists.
 
-    Raises PlanError where no plan is found and none is ruled out.
+    Raises PlanError if the search neither finds a plan nor proves that none exists.
     """
     space = space if isinstance(space, Space) else SPACES[space]
     if problem.generation is not None:
-        return solve_generation(problem, space, _exactly)
+        return solve_generation(problem, space, _solve_generation_exactly)
     if problem.networks:
         return best_of_networks(problem, partial(_solve, space=space, planners=planners), partial(_bound, space=space))
     return _solve(problem, space, planners)
 
 
 def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | None:
-    """An accelerator type, and how many more of it a problem without a plan needs at least.
+    """Returns an accelerator type and the least number of additional ones that an infeasible problem needs.
 
-    It is the type that is the cheapest to add to, by a bound that is found quickly: with fewer there is no plan. None
-    where no number of one type suffices, or the objective is not the cost.
+    It is the type whose addition is cheapest. The number is a lower bound, by a relaxation that is solved quickly.
+    Returns None if no number of one type suffices, or if the objective is not the cost.
     """
     if not isinstance(problem.objective, MinimizeCost) or problem.generation is not None or problem.networks:
         return None
     space = SPACES[strategy]
 
-    def may_do(name: str, more: int) -> bool:
+    def may_suffice(name: str, more: int) -> bool:
         supply = problem.devices[name]
         devices = {**problem.devices, name: replace(supply, count=supply.count + more)}
         return _bound(replace(problem, devices=devices), space) is not None
 
     needed: dict[str, int] = {}
     for name in problem.devices:
-        most = next((1 << power for power in range(MOST_DOUBLINGS) if may_do(name, 1 << power)), None)
-        if most is not None:
-            fewer = range(most // 2 + 1, most + 1)
-            needed[name] = fewer[bisect_left(fewer, True, key=partial(may_do, name))]
-    return min(
-        needed.items(), key=lambda each: (each[1] * problem.devices[each[0]].usd_per_hour, each[1]), default=None
-    )
+        enough = next((1 << power for power in range(MAX_DOUBLINGS) if may_suffice(name, 1 << power)), None)
+        if enough is not None:
+            counts = range(enough // 2 + 1, enough + 1)
+            needed[name] = counts[bisect_left(counts, True, key=partial(may_suffice, name))]
+    prices = {name: more * problem.devices[name].usd_per_hour for name, more in needed.items()}
+    cheapest = min(needed, key=lambda name: (prices[name], needed[name]), default=None)
+    return None if cheapest is None else (cheapest, needed[cheapest])
 
 
-def _exactly(problem: PlanProblem, space: Space) -> Decision:
-    """Of steps; raises PlanError where a problem is too large for that."""
-    decision = solve_exactly(problem, _sensible(problem, space))
+def _solve_generation_exactly(problem: PlanProblem, space: Space) -> Decision:
+    """Solves a problem of generation steps; raises PlanError if it is too large for the exact planner."""
+    decision = solve_exactly(problem, _without_useless_ramps(problem, space))
     if decision is None:
-        raise PlanError("generation is planned exactly, and here are too many devices, ramps or batch sizes for that")
+        raise PlanError("generation is planned exactly; this problem has too many devices, ramps or batch sizes for it")
     return decision
 
 
 def _bound(problem: PlanProblem, space: Space) -> float | None:
-    """What no plan of a space is better than, soon told; None: there is none."""
+    """Returns a quickly computed bound on the plans of a space, or None if no plan exists."""
     if problem.lengths is not None:
-        found = _bound(in_tokens(problem), space)
+        bound = _bound(in_tokens(problem), space)
         is_rate = isinstance(problem.objective, MaximizeRate)
-        return found / problem.lengths.mean if found is not None and is_rate else found
+        return bound / problem.lengths.mean if bound is not None and is_rate else bound
     if isinstance(problem.objective, MinimizeLatency):
         return bound_soonest(problem, space)
-    return bound_at_scale(problem, _sensible(problem, space))
+    return bound_at_scale(problem, _without_useless_ramps(problem, space))
 
 
 def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | None) -> Decision:
-    """Of a problem whose networks are all used."""
+    """Solves a problem whose networks are all used."""
     if problem.in_time:
         plain = partial(_solve, space=space, planners=planners)
         return solve_in_time(problem, plain, lambda other: _bound(other, space) is not None)
     if problem.lengths is not None:
-        return _of_inputs(problem, _solve(in_tokens(problem), space, planners))
-    space = _sensible(problem, space)
+        return _per_input(problem, _solve(in_tokens(problem), space, planners))
+    space = _without_useless_ramps(problem, space)
     several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
     if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
         decision = solve_chains(problem, space)
         if decision is not None:
             return _no_worse_than_one(problem, space, decision)
     best: Decision | None = None
-    usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
-    for planner in usual if planners is None else planners:
+    if planners is None:
+        planners = STRATEGY_PLANNERS.get(space.strategy, PLANNERS[type(problem.objective)])
+    for planner in planners:
         decision = planner(problem, space)
-        best = _together(problem, best, decision) if isinstance(best, Planned) else decision
+        best = _better_of(problem, best, decision) if isinstance(best, Planned) else decision
         if isinstance(best, NoPlan) or (best is not None and best.gap == 0):
             break
-    assert best is not None, "the last planner always tells"
+    assert best is not None, "the last planner always decides"
     return best
 
 
 def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) -> Decision:
-    """A plan of several chains, or that of one which is better: the search for several is not exact."""
+    """Returns the plan of several chains, or a better one of a single chain: the search for several is not exact."""
     if isinstance(several, NoPlan) or several.gap == 0:
         return several
     one = one_better(problem, space, objective_value(problem, several.figures))
@@ -131,8 +132,8 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
 
 
-def _of_inputs(problem: PlanProblem, decision: Decision) -> Decision:
-    """What was found for tokens, for inputs of the problem's lengths."""
+def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
+    """Converts the result of a problem in tokens to inputs of the problem's lengths."""
     lengths = problem.lengths
     assert lengths is not None
     if isinstance(decision, NoPlan):
@@ -149,16 +150,16 @@ def _of_inputs(problem: PlanProblem, decision: Decision) -> Decision:
     )
 
 
-def _sensible(problem: PlanProblem, space: Space) -> Space:
-    """Where inputs stay, ramps cost time and win neither rate nor money: plans that must stay then have none."""
+def _without_useless_ramps(problem: PlanProblem, space: Space) -> Space:
+    """Returns the space without ramps if answered inputs must stay: ramps then improve neither rate nor cost."""
     if isinstance(problem.objective, MinimizeLatency) or "stop" in space.after_answer:
         return space
     return replace(space, ramps="none")
 
 
-def _together(problem: PlanProblem, first: Planned, second: Decision | None) -> Planned:
-    """The better of two plans, and the tighter of two bounds."""
-    assert isinstance(second, Planned), "there is a plan, so none is ruled out"
+def _better_of(problem: PlanProblem, first: Planned, second: Decision | None) -> Planned:
+    """Returns the better of two plans with the tighter of their bounds."""
+    assert isinstance(second, Planned), "no planner may rule out a problem that has a plan"
     better, other = sorted((first, second), key=lambda each: merit(problem, each.figures), reverse=True)
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(first.bound, second.bound)

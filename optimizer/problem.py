@@ -1,4 +1,4 @@
-"""The plan problem: what a planner knows, and what it is asked."""
+"""The planning problem: a model, its latencies, the available devices, the SLO and the objective."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from profiles.lengths import Lengths
 from profiles.records import RecordedBatches
 from profiles.table import LatencyTable
 
-# An SLO that any plan keeps.
+# An SLO that every plan meets.
 ANY_LATENCY_S = 1e15
 IN_TIME = 0.99
-"""Share of inputs that must be in time where a file asks for the least cost and does not say it."""
-# Of a block, for any batch: nothing is so quick or so slow. Far beyond, rates overflow and searches never end.
+"""Default of `in_time` when the cost is minimized."""
+# Allowed seconds of one block, at any batch size. With values far outside, rates overflow and searches never end.
 LEAST_BLOCK_S, MOST_BLOCK_S = 1e-9, 1e9
 MOST_NETWORKS = 6
-"""Of a chain: every set of them that ends with the last is a problem of its own, 32 in all."""
+"""Networks of a chain. Each subset that contains the last network is planned as a problem of its own: at most 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """How many accelerators of one type there are, and what one costs."""
+    """Number and price of the accelerators of one type."""
 
     count: int
     usd_per_hour: float = 0.0
@@ -40,7 +40,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a hop between two stages goes over."""
+    """The network link between two stages."""
 
     bandwidth_bytes_per_s: float
     delay_s: float = 0.0
@@ -50,13 +50,13 @@ class Link:
         check_number("delay_s", self.delay_s)
 
     def seconds(self, num_bytes: float) -> float:
-        """E3's T_x."""
+        """Returns the transfer time of a hop (T_x in E3)."""
         return self.delay_s + num_bytes / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Worst-case latency that is promised, and the share of it kept in hand (E3 section 3.1: 20 %)."""
+    """The promised worst-case latency, and the share of it that is held in reserve (E3 section 3.1: 20 %)."""
 
     latency_s: float
     slack: float = 0.2
@@ -68,22 +68,22 @@ class Slo:
 
     @property
     def limit_s(self) -> float:
-        """What a plan's worst-case latency may be."""
+        """The largest worst-case latency that a plan may have."""
         return self.latency_s * (1 - self.slack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaximizeRate:
-    """The highest rate that the devices give."""
+    """Find the plan with the highest rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimizeCost:
-    """The cheapest devices that give a rate."""
+    """Find the cheapest plan that serves a rate."""
 
     rate_per_s: float
     in_time: float = 0.0
-    """Share of inputs that must be in time if they arrive at random (`evaluate.queue_s`); 0: as E3, without queues."""
+    """Share of inputs that must be in time if arrivals are random (`evaluate.queue_s`). 0: no queues, as in E3."""
 
     def __post_init__(self) -> None:
         check_number("rate_per_s", self.rate_per_s, above_zero=True)
@@ -93,11 +93,11 @@ class MinimizeCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimizeLatency:
-    """The least mean answer time at a rate (Apparate, PAME)."""
+    """Find the plan with the least mean answer time at a rate (Apparate, PAME)."""
 
     rate_per_s: float
     ramp_budget: float | None = None
-    """The most seconds that active ramps may take per second of blocks (Apparate, section 5.1: 2 %); None: no bound."""
+    """Largest time of active ramps, as a share of the blocks' time (Apparate, section 5.1: 2 %). None: no limit."""
 
     def __post_init__(self) -> None:
         check_number("rate_per_s", self.rate_per_s, above_zero=True)
@@ -118,43 +118,43 @@ class PlanProblem:
 
     num_blocks: int
     ramps: tuple[int, ...]
-    """Ascending; ramp r sits after block r. None sits after the last block, where every input leaves."""
+    """In ascending order. Ramp r is after block r. The last block has no ramp, because every input leaves there."""
     survival_N: tuple[float, ...]
-    """Per block k, the share of inputs that no ramp before k lets out, all ramps active (E3's batch profile)."""
+    """Share of inputs that reach each block if all ramps are active (the batch profile of E3)."""
     latency: Mapping[str, LatencyTable]
-    """Per accelerator type."""
+    """By accelerator type."""
     devices: Mapping[str, Supply]
     link: Link
     bytes_per_sample_N: tuple[float, ...]
-    """Per block, the hidden state after it, for one input."""
+    """Size of one input's hidden state after each block."""
     slo: Slo
     objective: Objective
     budget_usd_per_hour: float | None = None
-    """What all replicas together may cost; None: any price."""
+    """Largest cost of all replicas together. None: no limit."""
     batches: RecordedBatches | None = None
-    """How many of a batch move on, as a distribution, where it is known: `survival_N` is its mean. None: only that."""
+    """Recorded distribution of the survivors per batch, whose mean is `survival_N`. None: only the mean is known."""
     lengths: Lengths | None = None
-    """Of the service's inputs: then plans have token budgets (`optimizer.tokens`). None: every input is of the length
-    that latencies are of, and batches are counted in inputs."""
+    """Lengths of the inputs. Plans then have token budgets (`optimizer.tokens`). None: every input has the length at
+    which latencies were measured, and batches are counted in inputs."""
     stayers_length_N: tuple[float, ...] | None = None
-    """Per block, the mean length of inputs that reach it, all ramps active, over that of all inputs; None: alike."""
+    """Mean length of the inputs that reach each block, relative to all inputs, with all ramps active. None: equal."""
     networks: tuple[int, ...] = ()
-    """Of a chain: one past the last block of each network, the last being the reference; (): there is one network."""
+    """For a chain: one past the last block of each network. The last network is the reference. (): a single network."""
     survival_of: Mapping[tuple[int, ...], tuple[float, ...]] | None = None
-    """By the networks that a plan uses, what `survival_N` is with only their ramps active, in the chain's numbering
-    (blocks of others do not count); of sets that are not in it, and for None, survival is nested."""
+    """Survival of plans that use a subset of the networks, by subset. Only the ramps of the subset are active. Blocks
+    keep their numbers in the chain; the values of unused blocks are ignored. Other subsets have nested survival."""
     crossing_s: float = 0.0
-    """What the ingress takes until survivors of a network are on their way to the next, encoded anew; the hop, which
-    carries `bytes_per_sample_N` of that block, comes on top."""
+    """Seconds in which the ingress encodes the survivors of a network for the next network. The hop, which carries
+    `bytes_per_sample_N` of the network's last block, is added."""
     network_tokens: tuple[float, ...] = ()
-    """Per network, tokens of an input there over those that `lengths` count, by tokenizer; (): alike."""
+    """Tokens of an input in each network, relative to `lengths`: tokenizers differ. (): equal."""
     crossing_tokens: tuple[float, ...] = ()
-    """Per network, the share of an input's tokens that is left of it where it came over a crossing, words having been
-    pruned (Tabi, section 4.2); (): all. Batches take what so many tokens take."""
+    """Share of tokens that an input keeps when it crosses into each network, because words are pruned (Tabi, section
+    4.2). Batches take the time of that many tokens. (): all tokens are kept."""
     most_chains: int = 1
-    """Chains of stages that a plan may have side by side, where a rate or a cost is sought, of one network's inputs."""
+    """Largest number of parallel chains of stages, if a rate or a cost is optimized for a single network."""
     generation: Generation | None = None
-    """Where inputs are steps of sequences: rates are then of steps, and the SLO is of one. None: they are no steps."""
+    """Set if each input is a step of a sequence: rates then count steps, and the SLO applies to one step."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -179,15 +179,15 @@ class PlanProblem:
         others = {"lengths": self.lengths, "batches": self.batches, "networks": self.networks or None}
         for name, other in others.items():
             if other is not None:
-                raise PlanError(f"steps of sequences have no {name}; leave one of generation and {name} out")
+                raise PlanError(f"steps of sequences have no {name}; leave out either generation or {name}")
         if isinstance(self.objective, MinimizeLatency):
             raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
         kv = self.generation.kv
         memory = None if kv is None else kv.memory_bytes
-        for name, known in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
-            missing = [] if known is None else sorted(set(self.devices) - set(known))
+        for name, by_device in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
+            missing = [] if by_device is None else sorted(set(self.devices) - set(by_device))
             if missing:
-                raise PlanError(f"generation {name} says nothing of {missing[0]}; it is of {sorted(known or ())}")
+                raise PlanError(f"generation {name} has no entry for {missing[0]}; it has {sorted(by_device or ())}")
 
     def _check_networks(self) -> None:
         check_networks(self.networks)
@@ -210,17 +210,17 @@ class PlanProblem:
     def _check_survival_of(self, used: tuple[int, ...], survival_N: tuple[float, ...]) -> None:
         last = len(self.networks) - 1
         if list(used) != sorted(set(used)) or not used or used[0] < 0 or used[-1] != last:
-            raise PlanError(f"survival_of is by ascending networks that end with the last, {last}, not {list(used)}")
+            raise PlanError(f"survival_of needs networks that ascend and end with the last, {last}, not {list(used)}")
         if len(survival_N) != self.num_blocks or not all(0 <= share <= 1 for share in survival_N):
             raise PlanError(f"survival_of {list(used)} needs {self.num_blocks} shares from 0 to 1, one per block")
         starts = (0, *self.networks)
-        first, *later = (block for network in used for block in range(starts[network], starts[network + 1]))
-        if survival_N[first] != 1:
-            given = survival_N[first]
+        blocks = [block for network in used for block in range(starts[network], starts[network + 1])]
+        first, share = blocks[0], survival_N[blocks[0]]
+        if share != 1:
             raise PlanError(
-                f"survival_of {list(used)} must be 1 at block {first}, where every input enters, not {given}"
+                f"survival_of {list(used)} must be 1 at block {first}, where every input enters, not {share}"
             )
-        for before, after in pairwise((first, *later)):
+        for before, after in pairwise(blocks):
             if survival_N[after] > survival_N[before]:
                 raise PlanError(
                     f"survival_of {list(used)} rises at block {after}, from {survival_N[before]} to "
@@ -250,7 +250,7 @@ class PlanProblem:
             raise PlanError("a plan problem needs at least one device type")
         unmeasured = sorted(set(self.devices) - set(self.latency))
         if unmeasured:
-            raise PlanError(f"no latency for devices {unmeasured}; latency is given for {sorted(self.latency)}")
+            raise PlanError(f"devices {unmeasured} have no latency; latency is known for {sorted(self.latency)}")
         for device, table in self.latency.items():
             if len(table.block_s_NB) != self.num_blocks:
                 raise PlanError(f"latency of {device}: block_s needs {self.num_blocks} rows, one per block")
@@ -259,10 +259,10 @@ class PlanProblem:
             check_seconds(device, table)
 
     def _check_batches(self) -> None:
-        known = self.batches
-        if known is not None and (known.num_blocks, known.ramps) != (self.num_blocks, self.ramps):
+        batches = self.batches
+        if batches is not None and (batches.num_blocks, batches.ramps) != (self.num_blocks, self.ramps):
             raise PlanError(
-                f"batches are of {known.num_blocks} blocks and ramps {list(known.ramps)}; "
+                f"batches are of {batches.num_blocks} blocks and ramps {list(batches.ramps)}; "
                 f"the problem has {self.num_blocks} blocks and ramps {list(self.ramps)}"
             )
 
@@ -272,75 +272,76 @@ class PlanProblem:
         unknown = [device for device in self.devices if self.latency[device].length is None]
         if unknown:
             raise PlanError(
-                f"latency of {unknown[0]}: its length is not known, so nothing says what inputs of other lengths take; "
-                "lengths need a latency with a length"
+                f"latency of {unknown[0]}: the length at which it was measured is not known; a problem with lengths "
+                "needs it to scale the latency"
             )
         if self.batches is not None:
-            raise PlanError("batches are counted in inputs, of whatever length; leave one of batches and lengths out")
-        longer = self.stayers_length_N
-        if longer is not None and (len(longer) != self.num_blocks or not all(0 <= each < math.inf for each in longer)):
+            raise PlanError("batches count inputs of any length; leave out either batches or lengths")
+        stayers = self.stayers_length_N
+        if stayers is None:
+            return
+        if len(stayers) != self.num_blocks or not all(0 <= length < math.inf for length in stayers):
             raise PlanError(f"stayers_length needs {self.num_blocks} numbers, one per block, none below 0")
 
     @property
     def required_per_s(self) -> float | None:
-        """The rate that is asked for; None where the rate is what is sought."""
+        """The rate that a plan must serve. None if the rate itself is maximized."""
         return None if isinstance(self.objective, MaximizeRate) else self.objective.rate_per_s
 
     @property
     def in_time(self) -> float:
-        """Share of inputs that must be in time where they arrive at random; 0: none is said."""
+        """Share of inputs that must be in time if arrivals are random; 0 if the problem does not require it."""
         if isinstance(self.objective, MinimizeCost) and self.generation is None:
             return self.objective.in_time
         return 0.0
 
     @property
     def max_usd_per_hour(self) -> float:
-        """What all devices cost, or the budget where that is less."""
-        there = sum(supply.count * supply.usd_per_hour for supply in self.devices.values())
-        return there if self.budget_usd_per_hour is None else min(there, self.budget_usd_per_hour)
+        """The cost of all devices, or the budget if it is lower."""
+        total = sum(supply.count * supply.usd_per_hour for supply in self.devices.values())
+        return total if self.budget_usd_per_hour is None else min(total, self.budget_usd_per_hour)
 
     @property
     def ramp_budget(self) -> float | None:
-        """The most seconds that active ramps may take per second of blocks; None: no bound."""
+        """The largest time of active ramps, as a share of the blocks' time. None: no limit."""
         return self.objective.ramp_budget if isinstance(self.objective, MinimizeLatency) else None
 
     def with_rate(self, rate_per_s: float) -> PlanProblem:
-        """The same problem at another rate; as it is where none is asked for."""
+        """Returns the problem with another required rate. A problem that maximizes the rate is returned unchanged."""
         if isinstance(self.objective, MaximizeRate):
             return self
         return replace(self, objective=replace(self.objective, rate_per_s=rate_per_s))
 
     def share_after(self, ramp: int | None) -> float:
-        """Share of inputs inside the model when `ramp` is the last active one so far; None: no ramp yet."""
+        """Returns the share of inputs that remain when `ramp` is the last active ramp so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
 
 
 def check_seconds(device: str, table: LatencyTable) -> None:
-    """Raise PlanError for blocks that are too quick or too slow to be true."""
-    least_s, most_s = float(table.block_s_NB.min()), float(table.block_s_NB.max())
-    if least_s < LEAST_BLOCK_S or most_s > MOST_BLOCK_S:
-        given_s = least_s if least_s < LEAST_BLOCK_S else most_s
-        raise PlanError(
-            f"latency of {device}: a block takes {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {given_s}"
-        )
+    """Raises PlanError if a block's seconds are implausible."""
+    for seconds in (float(table.block_s_NB.min()), float(table.block_s_NB.max())):
+        if not LEAST_BLOCK_S <= seconds <= MOST_BLOCK_S:
+            raise PlanError(
+                f"latency of {device}: a block must take {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {seconds}"
+            )
 
 
 def device_names(problem: PlanProblem) -> tuple[str, ...]:
-    """The devices that there are, in the order of all of the planner's arrays."""
+    """Returns the available device types, in the order of all of the planner's arrays."""
     return tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
 
 
 Reach = Callable[[Sequence[int]], Sequence[float]]
-"""From the active ramps to the share of inputs that reach every block (N)."""
+"""Maps the active ramps to the share of inputs that reach each block (N)."""
 
 
 def nested_reach(problem: PlanProblem) -> Reach:
-    """The planner's view of survival: an input that passes the last active ramp would pass all earlier ones."""
+    """Returns the planner's model of survival: an input that passes a ramp passes all earlier ramps as well."""
     return partial(nested_shares, problem.survival_N)
 
 
 def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:
-    """Per block, the share of inputs that reaches it with these ramps active, by a nested survival."""
+    """Returns the share of inputs that reach each block under these active ramps, with nested survival."""
     shares, share = [], 1.0
     for block in range(len(survival_N)):
         shares.append(share)

@@ -1,4 +1,4 @@
-"""Plan problems as YAML or JSON; whatever is wrong with one is said with its file and line."""
+"""Planning problems as YAML or JSON. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
 from optimizer.problem_shape import ObjectiveDocument, ProblemDocument, read_at
-from optimizer.survival_file import (
-    Recorded,
-    by_calibration,
-    recorded_survival,
-    with_thresholds_of,
-)
+from optimizer.survival_file import Recorded, by_calibration, recorded_survival, with_thresholds_of
 from optimizer.tokens import in_tokens
 from profiles.networks import decay_of, prune_of, weights_of
 from profiles.table import LatencyTable
@@ -33,21 +28,21 @@ from profiles.table import LatencyTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFile:
-    """A plan problem, and what its file says beside it."""
+    """A planning problem, and the other contents of its file."""
 
     problem: PlanProblem
     recorded: Recorded | None = None
-    """What survival was taken from: plans can be scored on it again. None where survival is written out."""
+    """The exit records behind the survival, on which plans are scored again. None if survival is written out."""
     order: OrderSpec = DEFAULT
-    """Of the inputs that wait. The planner does not choose it."""
+    """The order of waiting inputs. The planner does not choose it."""
 
     @property
     def prune(self) -> dict[int, float]:
-        """By which alphas words were pruned of what was recorded, by end ramp."""
+        """By end ramp, the alpha with which words were pruned in the recorded texts."""
         return {} if self.recorded is None else prune_of(self.recorded.records)
 
     def policy(self, ramps: tuple[int, ...]) -> PolicySpec | None:
-        """The exit policy of the records, for these ramps; None where the file names no records."""
+        """Returns the exit policy of the records for these ramps, or None without records."""
         if self.recorded is None:
             return None
         records, thresholds = self.recorded.records, {ramp: self.recorded.thresholds[ramp] for ramp in ramps}
@@ -55,30 +50,30 @@ class ProblemFile:
 
 
 def read_problem(path: Path) -> ProblemFile:
-    """Read a problem file; paths inside it are relative to its folder.
+    """Reads a problem file. Paths inside it are relative to its folder.
 
-    Raises PlanError naming file, line, what is wrong and what is allowed, also for a model's several calibrations.
+    Raises PlanError with the file, the line, the error and the allowed values, also for several calibrations.
     """
     source = read_source(path, PlanError)
     first, *others = by_calibration(source, path.parent)
     with source.said_at(("survival",)):
         if others:
-            raise PlanError("survival.folder has several calibrations, and one is needed here: {records, calibration}")
+            raise PlanError("survival.folder has several calibrations; name one of them: {records, calibration}")
     return _build(first, path.parent)
 
 
 def read_problems(path: Path) -> tuple[ProblemFile, ...]:
-    """The same by each of the calibrations of a model whose folder the file's survival names, its own first."""
+    """Reads a problem file once for each calibration of the model folder that `survival` names, its own first."""
     return tuple(_build(each, path.parent) for each in by_calibration(read_source(path, PlanError), path.parent))
 
 
 def parse_problem(document: object, *, where: str = "problem", folder: Path = Path()) -> ProblemFile:
-    """A problem from plain data (what YAML or JSON gave); raises PlanError."""
+    """Returns the problem from plain data (parsed YAML or JSON); raises PlanError."""
     return _build(Source(document=document, where=where, raises=PlanError), folder)
 
 
 def problem_document(problem: PlanProblem) -> dict[str, Any]:
-    """Plain data that `parse_problem` reads back, every number written out."""
+    """Returns plain data that `parse_problem` reads, with all numbers written out."""
     document: dict[str, Any] = {
         "schema_version": 1,
         "blocks": problem.num_blocks,
@@ -112,9 +107,9 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
 
 
 def table_of_length(table: LatencyTable) -> dict[str, Any]:
-    """Plain data of a table, in the form of `latency`, with what it was measured at."""
-    of_steps = {} if table.context is None else {"context": table.context, "context_s": table.context_s}
-    return _table_document(table) | {"length": table.length} | of_steps
+    """Returns a table as plain data in the form of `latency`, with the length and context of its measurement."""
+    context = {} if table.context is None else {"context": table.context, "context_s": table.context_s}
+    return _table_document(table) | {"length": table.length} | context
 
 
 def _objective_document(objective: Objective) -> dict[str, Any]:
@@ -130,15 +125,11 @@ def _objective_document(objective: Objective) -> dict[str, Any]:
 
 
 def _table_document(table: LatencyTable) -> dict[str, Any]:
-    return {
-        "batch": list(table.batches),
-        "block_s": table.block_s_NB.tolist(),
-        "ramp_s": table.ramp_s_EB.tolist(),
-    }
+    return {"batch": list(table.batches), "block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
 
 
 def _build(source: Source, folder: Path) -> ProblemFile:
-    """Field by field: the problem's own checks run after each, and speak at its line."""
+    """Builds the problem field by field. Its checks run after each field, so that errors name the field's line."""
     source = as_chain(source, folder)
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
@@ -166,7 +157,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     if document.batches is not None:
         with read_at(source, ("batches",)):
             if recorded is not None:
-                raise PlanError("batches are those of survival's exit records; leave one of the two out")
+                raise PlanError("batches follow from survival's exit records; leave out one of the two")
             batches = batches_of(document.batches, problem.num_blocks, problem.ramps)
             check_survival(batches, problem.survival_N)
             problem = replace(problem, batches=batches)
@@ -176,23 +167,27 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     if document.generation is not None:
         problem = with_generation(problem, document.generation, source, folder)
     with source.said_at(("most_chains",)):
-        one_only = problem.networks or problem.generation or isinstance(problem.objective, MinimizeLatency)
-        if one_only and document.most_chains > 1:
-            raise PlanError(
-                f"most_chains is {document.most_chains}; several chains side by side are planned where a rate or a "
-                "cost is sought for inputs of one network, neither for generation nor for the least latency; "
-                "there only 1 is allowed"
-            )
-        problem = replace(problem, most_chains=document.most_chains)
+        problem = _with_most_chains(problem, document.most_chains)
     if recorded is not None and problem.batches is None and problem.lengths is None and problem.generation is None:
         problem = with_recorded_batches(problem, recorded.records, recorded.thresholds)
     return ProblemFile(problem=problem, recorded=recorded, order=order)
 
 
+def _with_most_chains(problem: PlanProblem, most_chains: int) -> PlanProblem:
+    """Returns the problem with a number of parallel chains; raises PlanError if it allows only one."""
+    single_only = problem.networks or problem.generation or isinstance(problem.objective, MinimizeLatency)
+    if single_only and most_chains > 1:
+        raise PlanError(
+            f"most_chains must be 1 for cascades, for generation and for the least latency, not {most_chains}; "
+            "several parallel chains are planned for a rate or a cost of one network"
+        )
+    return replace(problem, most_chains=most_chains)
+
+
 def _with_lengths(
     problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None, source: Source, folder: Path
 ) -> PlanProblem:
-    """The problem with the lengths of its inputs, where the file gives any."""
+    """Returns the problem with the lengths of its inputs, if the file has any."""
     if document.lengths is None:
         with source.said_at(("stayers_length",)):
             if document.stayers_length is not None:
@@ -200,17 +195,18 @@ def _with_lengths(
         return problem
     lengths, stayers = lengths_of(document.lengths, source, folder), document.stayers_length
     with source.said_at(("lengths",) if stayers is None else ("stayers_length",)):
+        length_N: tuple[float, ...] | None = None
         if stayers is not None:
-            longer_N: tuple[float, ...] | None = tuple(stayers)
-        else:
-            longer_N = None if recorded is None else stayers_length_N(recorded.records, recorded.thresholds)
-        problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
-        in_tokens(problem)  # whether batches that hold such inputs were measured
+            length_N = tuple(stayers)
+        elif recorded is not None:
+            length_N = stayers_length_N(recorded.records, recorded.thresholds)
+        problem = replace(problem, lengths=lengths, stayers_length_N=length_N)
+        in_tokens(problem)  # raises PlanError if no measured batch holds such inputs
         return problem
 
 
 def _blank(document: ProblemDocument) -> PlanProblem:
-    """The least that is a problem with these blocks and ramps; every other field is replaced."""
+    """Returns a minimal problem with these blocks and ramps. All other fields are replaced later."""
     num_ramps = len(document.ramps)
     table = LatencyTable(batches=(1,), block_s_NB=np.ones((document.blocks, 1)), ramp_s_EB=np.ones((num_ramps, 1)))
     return PlanProblem(
@@ -227,7 +223,7 @@ def _blank(document: ProblemDocument) -> PlanProblem:
 
 
 def _slo(document: ProblemDocument, source: Source) -> Slo:
-    """The SLO of an input; of a sequence's step, the time per token."""
+    """Returns the SLO of an input. For generation, it is the time per output token."""
     generation, slo = document.generation, document.slo
     with source.said_at(("slo",)):
         if generation is None:
@@ -235,31 +231,31 @@ def _slo(document: ProblemDocument, source: Source) -> Slo:
                 raise PlanError("slo: Field required")
             return Slo(**slo.model_dump())
         if slo is not None:
-            raise PlanError("slo: generation says it, as tpot_s and slack; leave one of the two out")
+            raise PlanError("slo: generation defines it by tpot_s and slack; leave out one of the two")
         return Slo(latency_s=generation.tpot_s, slack=generation.slack)
 
 
 def _bytes_per_sample(document: ProblemDocument) -> tuple[float, ...]:
-    given = document.bytes_per_sample
-    if isinstance(given, float):
-        return (given,) * document.blocks
-    if len(given) not in (document.blocks, document.blocks - 1):
+    sizes = document.bytes_per_sample
+    if isinstance(sizes, float):
+        return (sizes,) * document.blocks
+    if len(sizes) not in (document.blocks, document.blocks - 1):
         raise PlanError(
-            f"bytes_per_sample has {len(given)} values; allowed are one number, {document.blocks} (one per block) "
+            f"bytes_per_sample has {len(sizes)} values; allowed are one number, {document.blocks} (one per block) "
             f"or {document.blocks - 1} (nothing hops after the last)"
         )
-    return (*given, *(0.0,) * (document.blocks - len(given)))
+    return (*sizes, *(0.0,) * (document.blocks - len(sizes)))
 
 
 def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objective:
-    """What is sought; raises PlanError for fields that do not go together."""
+    """Returns the objective; raises PlanError for contradictory fields."""
     allowed = (
         "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ..., in_time: ...} and "
         "{minimize: latency, rate_per_s: ..., ramp_budget: ...}"
     )
     if (document.maximize is None) == (document.minimize is None):
         found = "neither maximize nor minimize" if document.maximize is None else "both maximize and minimize"
-        raise PlanError(f"{where} says {found}; {allowed}")
+        raise PlanError(f"{where} has {found}; {allowed}")
     if document.ramp_budget is not None and document.minimize != "latency":
         raise PlanError(f"{where} has a ramp_budget, and does not minimize latency; {allowed}")
     if "in_time" in document.model_fields_set and document.minimize != "cost":
@@ -269,14 +265,14 @@ def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objec
             raise PlanError(f"{where} maximizes the rate and names a rate_per_s as well; {allowed}")
         return MaximizeRate()
     if document.rate_per_s is None:
-        raise PlanError(f"{where} minimizes the {document.minimize} of no rate_per_s; {allowed}")
+        raise PlanError(f"{where} minimizes the {document.minimize} without a rate_per_s; {allowed}")
     if document.minimize == "cost":
         return MinimizeCost(rate_per_s=document.rate_per_s, in_time=document.in_time)
     return MinimizeLatency(rate_per_s=document.rate_per_s, ramp_budget=document.ramp_budget)
 
 
 def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Source, folder: Path) -> PlanProblem:
-    """The problem with its latencies and devices, each checked at its line."""
+    """Returns the problem with its latencies and devices. Errors name the line of the entry."""
     for device, entry in document.latency.items():
         table = latency_table(("latency", device), entry, problem.num_blocks, problem.ramps, source, folder)
         with source.said_at(("latency", device)):

@@ -1,4 +1,4 @@
-"""What a problem file holds, field by field, as pydantic checks it."""
+"""The schema of problem files, as pydantic models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from optimizer.problem import ANY_LATENCY_S, IN_TIME, LEAST_BLOCK_S
 from profiles.lengths import MOST_TOKENS
 
 MAX_BLOCKS = 10_000
-"""Far above any model: what a file asks for is refused before memory is."""
+"""Far above any real model. A larger number is refused here, before it exhausts the memory."""
 MAX_BATCH = 1_000_000
-"""The largest batch size, far above what any accelerator holds: whole numbers stay exact in all that is computed."""
-# Far beyond what is measured anywhere: with numbers further apart, sums and quotients overflow or lose their digits.
+"""Far above what any accelerator holds. Up to this size all computed integers are exact."""
+# Limits far outside real measurements. Beyond them, sums and quotients overflow or lose precision.
 MOST_SECONDS = 1e9
 MOST_USD_PER_HOUR = 1e12
 LEAST_RATE, MOST_RATE = 1e-9, 1e12
-"""Per second: once in thirty years, and more than all machines do."""
+"""Per second. The lower limit is one request in thirty years."""
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Place = Sequence[str | int]
 """The path of a value in its file."""
@@ -32,9 +32,9 @@ Place = Sequence[str | int]
 
 @contextmanager
 def read_at(source: Source, at: Place, *, called: Place | None = None) -> Iterator[None]:
-    """As `Source.said_at`; a DataError of the data that this value names is an error of the file too.
+    """Like `Source.said_at`, and also turns a DataError in the data that this value names into an error of the file.
 
-    `called`: the value's path in the message; None: `at`.
+    `called` is the value's path in the message; None: `at`.
     """
     with source.said_at(at):
         try:
@@ -44,7 +44,7 @@ def read_at(source: Source, at: Place, *, called: Place | None = None) -> Iterat
 
 
 class TableDocument(StrictDocument):
-    """Seconds written out."""
+    """A latency table that is written out in the file."""
 
     batch: list[Annotated[int, Field(le=MAX_BATCH)]] = Field(min_length=1)
     """Measured batch sizes, ascending."""
@@ -53,41 +53,41 @@ class TableDocument(StrictDocument):
     ramp_s: list[list[Seconds]]
     """One row per ramp."""
     length: int | None = Field(default=None, ge=1)
-    """Tokens of every input; needed where the problem has lengths."""
+    """Tokens of each input. Required if the problem has lengths."""
     context: int | None = Field(default=None, ge=1)
-    """Of steps of sequences: tokens that each had come to."""
+    """For steps of sequences: tokens of the sequence before the step."""
     context_s: Seconds = 0.0
-    """What a block takes longer for each further one."""
+    """Additional seconds of a block per further token of context."""
 
 
 class PublishedDocument(StrictDocument):
-    """Seconds that a paper published: a model of the catalogue, at one input length."""
+    """Latencies that a paper published: a model of the catalogue, at one input length."""
 
     published: str
     length: int = Field(ge=1)
 
 
 class ProfileFileDocument(StrictDocument):
-    """Seconds of a latency profile, at one input length."""
+    """Latencies from a profile, at one input length."""
 
     profile: str
-    """Its file, relative to the problem's folder."""
+    """The profile's file, relative to the problem's folder."""
     length: int = Field(default=1, ge=1)
-    """Tokens of an input; 1 where inputs have none."""
+    """Tokens of an input; 1 if inputs have no tokens."""
 
 
-# Tags are no words of the format: pydantic puts them into a mistake's path, where they would read as fields.
-def _form_of(value: Any) -> str | None:
-    """Returns the tag of plain data, which says whether a union has such a form; None for what no union has."""
+# Tags are in angle brackets because pydantic puts them into the paths of errors, where they could be read as fields.
+def _form_tag(value: Any) -> str | None:
+    """Returns the tag of the union member that parses this value, or None if no union has such a member."""
     for kind, tag in ((Mapping, "<mapping>"), (list, "<list>"), (str, "<file>")):
         if isinstance(value, kind):
             return tag
     return "<one>" if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _forms(allowed: str, form_of: Callable[[Any], str | None] = _form_of) -> Discriminator:
-    """Chooses a union's form by its tag; `allowed`: the forms in words."""
-    return Discriminator(form_of, custom_error_type="form", custom_error_message=f"Input should be {allowed}")
+def _forms(allowed: str, form_tag: Callable[[Any], str | None] = _form_tag) -> Discriminator:
+    """Returns a discriminator that selects a union's member by tag. `allowed` describes the members in messages."""
+    return Discriminator(form_tag, custom_error_type="form", custom_error_message=f"Input should be {allowed}")
 
 
 ThresholdsDocument = Annotated[
@@ -97,16 +97,16 @@ ThresholdsDocument = Annotated[
 
 
 class RecordsDocument(StrictDocument):
-    """Survival that follows from exit records."""
+    """Survival that is computed from exit records."""
 
     records: str | None = None
-    """Their file, relative to the problem's folder."""
+    """The records' file, relative to the problem's folder."""
     thresholds: ThresholdsDocument | None = None
     """One for all ramps, or one per ramp, in the unit of the records' score."""
     calibration: str | None = None
-    """The file of a calibration, whose thresholds are taken, in the place of `thresholds`."""
+    """Instead of `thresholds`: the file of a calibration."""
     folder: str | None = None
-    """In the place of all others: a model's, by each of whose calibrations is planned, with the ramps that it is of."""
+    """Instead of all other fields: a model's folder. Plans are made for each calibration in it, with its ramps."""
 
 
 class SupplyDocument(StrictDocument):
@@ -117,56 +117,58 @@ class SupplyDocument(StrictDocument):
 
 
 class LinkDocument(StrictDocument):
-    """What a hop goes over."""
+    """The network link between stages."""
 
     bandwidth_bytes_per_s: float = Field(ge=1e-3, le=1e18)
     delay_s: Seconds = 0.0
 
 
 class SloDocument(StrictDocument):
-    """The latency limit; plans use it without the share `slack`."""
+    """The latency limit. Plans must keep it with the share `slack` in reserve."""
 
     latency_s: float = Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
     slack: float = Field(default=0.2, ge=0, lt=1)
 
 
 class ObjectiveDocument(StrictDocument):
-    """What plans are chosen by: {maximize: rate}, or {minimize: cost} or {minimize: latency} with a rate."""
+    """The objective: {maximize: rate}, or {minimize: cost} or {minimize: latency} with a rate."""
 
     maximize: Literal["rate"] | None = None
     minimize: Literal["cost", "latency"] | None = None
     rate_per_s: float | None = Field(default=None, ge=LEAST_RATE, le=MOST_RATE)
     in_time: float = Field(default=IN_TIME, ge=0, lt=1)
-    """With cost: the share of inputs that must be in time if they arrive at random; 0 ignores queues."""
+    """For cost: share of inputs that must be in time if arrivals are random; 0 ignores queues."""
     ramp_budget: float | None = Field(default=None, le=MOST_SECONDS)
-    """With latency: the most seconds of active ramps per second of blocks."""
+    """For latency: largest time of active ramps, as a share of the blocks' time."""
 
 
 class BudgetDocument(StrictDocument):
-    """Limit of the cost of all replicas together."""
+    """The largest cost of all replicas together."""
 
     usd_per_hour: float = Field(ge=0, le=MOST_USD_PER_HOUR)
 
 
 class BatchesDocument(StrictDocument):
-    """Inputs in order of arrival: what a batch of them does."""
+    """Recorded inputs, in order of arrival, which form batches."""
 
     size: int = Field(ge=1, le=MAX_BATCH)
-    """Inputs of a batch."""
+    """Inputs per batch."""
     sure: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
-    """Per input, bit i: the problem's i-th ramp lets it leave."""
+    """Bit mask per input: bit i is set if the problem's i-th ramp lets the input leave."""
     lost: list[Annotated[int, Field(ge=0)]] | None = None
-    """Per input, bit i: that ramp's answer is lost. Where losses are 0 or 1."""
+    """Bit mask per input: bit i is set if the i-th ramp's answer is lost. For losses of 0 or 1."""
     losses: list[list[float]] | None = None
-    """In the place of `lost`: per input, what the answers cost of the ramps that let it leave, in their order."""
+    """Instead of `lost`: per input, the losses at the ramps that let it leave, in the order of the ramps."""
 
 
-def _latency_kind(entry: Any) -> str | None:
-    """Which form a latency entry has, by the field that only that form has."""
+def _latency_tag(entry: Any) -> str | None:
+    """Returns the tag of a latency entry, by the field that only that form has."""
     if not isinstance(entry, Mapping):
         return None
-    named = [kind for kind in ("published", "profile") if kind in entry]
-    return f"<{named[0]}>" if named else "<table>"
+    for kind in ("published", "profile"):
+        if kind in entry:
+            return f"<{kind}>"
+    return "<table>"
 
 
 LatencyDocument = Annotated[
@@ -176,7 +178,7 @@ LatencyDocument = Annotated[
     _forms(
         f"a mapping with {fields_of(TableDocument)}, or with {fields_of(PublishedDocument)}, "
         f"or with {fields_of(ProfileFileDocument)}",
-        _latency_kind,
+        _latency_tag,
     ),
 ]
 
@@ -204,41 +206,41 @@ LengthsDocument = Annotated[
         "them"
     ),
 ]
-"""How many tokens inputs have."""
+"""Lengths of inputs, in tokens."""
 
 
 class KvDocument(StrictDocument):
-    """Memory for keys and values."""
+    """Memory of the KV cache."""
 
     bytes_per_token: float = Field(gt=0, le=1e18)
-    """Of all blocks: 2 x blocks x key/value heads x head size x bytes of a number."""
+    """All blocks together: 2 x blocks x key/value heads x head size x bytes per number."""
     memory_bytes: dict[str, float] = Field(min_length=1)
-    """Of one accelerator, by type, for weights and for keys and values."""
+    """By accelerator type: memory of one accelerator for the weights and the KV cache."""
     weights_bytes: NumBytes = 0.0
-    """Of the whole model."""
+    """Size of the whole model."""
     page_tokens: int = Field(default=PAGE_TOKENS, ge=1, le=MOST_TOKENS)
     reserved_tokens: float | None = Field(default=None, gt=0, le=MOST_TOKENS)
-    """For a sequence, on average: prompt and most answer. None: prompt and answer."""
+    """Mean tokens that are reserved per sequence: prompt and longest answer. None: prompt and actual answer."""
 
 
 class GenerationDocument(StrictDocument):
-    """Sequences of a service."""
+    """The sequences of a service that generates text."""
 
     prompt_tokens: LengthsDocument | None = None
     output_tokens: LengthsDocument | None = None
     lengths: str | None = None
-    """In the place of both: a table of recorded sequences."""
+    """Instead of both: a table of recorded sequences."""
     tpot_s: float = Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
-    """Within which each token after the first is promised: the SLO of a step."""
+    """Promised time per output token after the first: the SLO of a step."""
     ttft_s: float | None = Field(default=None, ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
-    """Within which the first is."""
+    """Promised time to the first token."""
     slack: float = Field(default=0.2, ge=0, lt=1)
-    """Of both, the share that is kept in hand."""
+    """Share of both times that is held in reserve."""
     fill: str = "compute"
     copy_share: float = Field(default=1.0, ge=0, le=1)
     chunk: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     prefill: dict[str, LatencyDocument] | None = None
-    """Of batches of prompts; None: a prompt takes what as many steps take at once."""
+    """Latencies of batches of prompts. None: a prompt takes as long as a batch of as many steps."""
     regroup_s: Seconds = 0.0
     late_head: bool = False
     most_running: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
@@ -246,16 +248,16 @@ class GenerationDocument(StrictDocument):
 
 
 class SurvivalOfDocument(StrictDocument):
-    """Survival of plans that use some of a chain's networks."""
+    """Survival of plans that use a subset of a chain's networks."""
 
     networks: list[int]
-    """Their places, the last network's among them."""
+    """Indices of the used networks. The last network is always used."""
     survival: list[float]
-    """Per block of the chain."""
+    """One value per block of the chain."""
 
 
 class ProblemDocument(StrictDocument):
-    """A whole problem."""
+    """A whole problem file."""
 
     schema_version: Literal[1] = 1
     blocks: int = Field(ge=1, le=MAX_BLOCKS)
@@ -266,24 +268,24 @@ class ProblemDocument(StrictDocument):
     link: LinkDocument
     bytes_per_sample: BytesDocument
     slo: SloDocument | None = None
-    """None: `generation` says it."""
+    """None if `generation` holds the SLO."""
     objective: ObjectiveDocument
     budget: BudgetDocument | None = None
     most_chains: int = Field(1, ge=1, le=MOST_CHAINS)
-    """Of stages, side by side."""
+    """Largest number of parallel chains of stages."""
     batches: BatchesDocument | None = None
     order: OrderDocument = Field(default_factory=OrderDetails)
-    """Of the inputs that wait, in plans that are made of it."""
+    """The order of waiting inputs, which is copied into plans."""
     lengths: LengthsDocument | None = None
-    """None: every input is as long as those of the latencies, and batches are counted in inputs."""
+    """None: every input has the length at which latencies were measured, and batches are counted in inputs."""
     stayers_length: list[float] | None = None
-    """Per block, the mean length of inputs that reach it over that of all; None: the records', or alike."""
+    """Mean length of the inputs that reach each block, relative to all inputs. None: from the records, or equal."""
     models: None = None
-    """In the place of blocks, ramps, latency and bytes_per_sample: networks of a chain (`optimizer.models_file`)."""
+    """Instead of blocks, ramps, latency and bytes_per_sample: networks of a chain (`optimizer.models_file`)."""
     generation: GenerationDocument | None = None
-    """Of decoders: sequences, whose steps the inputs are."""
+    """For decoders: the sequences, whose steps are the inputs."""
     networks: list[int] = Field(default_factory=list)
-    """Of a chain: one past the last block of every network."""
+    """For a chain: one past the last block of each network."""
     survival_of: list[SurvivalOfDocument] = Field(default_factory=list)
     crossing_s: Seconds = 0.0
     network_tokens: list[float] = Field(default_factory=list)

@@ -1,12 +1,11 @@
-"""Plans scored again on joint exit records.
+"""Scores plans again on joint exit records.
 
-The planner takes survival as nested: an input that passes the last active ramp would pass every earlier one. Records
-know better: an input that ramp 2 would have let out may pass ramp 5. With few ramps active, more inputs stay than the
-nested view says, so the rate falls; which of several good plans is best can change. And where early answers are
-sought, and batches are recorded, what a plan's batches take is theirs one by one, not that of their mean: the mean of
-a time is the time of the mean only where times grow evenly with the batch. On accelerators they come in steps (PAME,
-figure 13(c)), and a batch that has shrunk to 9 takes what 16 take; and the inputs that wait longest are in the batches
-that shrink least.
+The planner models survival as nested: an input that passes a ramp passes all earlier ramps. Records are more exact: an
+input that would leave at ramp 2 may pass ramp 5. If few ramps are active, more inputs stay than in the nested model,
+and another of several good plans may be the best one. If the mean answer time is minimized and batches are recorded,
+plans are also scored batch by batch rather than on the mean batch. The two differ because times are not linear in the
+batch size: on accelerators they grow in steps (PAME, figure 13(c)), and a batch of 9 may take as long as one of 16.
+Moreover, the inputs that wait longest are in the batches that shrink least.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from profiles.table import FloatArray, LatencyTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """One plan by both views."""
+    """A plan's figures with nested survival and with joint records."""
 
     stages: tuple[Stage, ...]
     nested: Evaluation
     joint: Evaluation
     broken: tuple[str, ...]
-    """Promises that it breaks by the records; none for a plan that keeps them all."""
+    """Constraints that the plan violates according to the records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescoring:
-    """All candidates by both views, in the planner's order: the first is its own choice."""
+    """All rescored candidates, in the planner's order. The first one is the planner's choice."""
 
     candidates: tuple[Rescored, ...]
     chosen_index: int | None
-    """The best by the records that keeps every promise; None where none does."""
+    """The best feasible candidate according to the records; None if no candidate is feasible."""
 
     @property
     def chosen(self) -> Rescored | None:
@@ -52,9 +51,9 @@ class Rescoring:
 
 
 def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tokens: bool = False) -> Reach:
-    """From the active ramps to the share of recorded inputs that reach every block, with these thresholds.
+    """Returns the survival of recorded inputs under these thresholds, as a function of the active ramps.
 
-    `by_tokens`: of their tokens, where the records know them.
+    `by_tokens` weights inputs by their tokens, if the records hold them.
     """
 
     def reach(active: Sequence[int]) -> Sequence[float]:
@@ -69,28 +68,28 @@ def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tok
     return reach
 
 
-def by_networks(problem: PlanProblem, together: Reach, alone: Reach) -> Reach:
-    """`together` where inputs come by every network of a chain, that is where each has an active ramp, else `alone`."""
+def by_networks(problem: PlanProblem, with_all: Reach, without_some: Reach) -> Reach:
+    """Returns `with_all` for plans that use every network, that is if each has an active ramp, else `without_some`."""
     before_last = set(range(len(problem.networks) - 1))
 
     def reach(active: Sequence[int]) -> Sequence[float]:
-        came_by = set(used_networks(problem.networks, set(active)))
-        return together(active) if before_last <= came_by else alone(active)
+        used = set(used_networks(problem.networks, set(active)))
+        return with_all(active) if before_last <= used else without_some(active)
 
     return reach
 
 
 def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
-    """Score a plan and its candidates by `reach`, and find the best that still keeps every promise."""
-    stages = dict.fromkeys((planned.stages, *planned.candidates))
-    candidates = tuple(_rescored(problem, each, reach) for each in stages)
-    kept = [index for index, each in enumerate(candidates) if not each.broken]
-    chosen_index = max(kept, key=lambda index: merit(problem, candidates[index].joint), default=None)
+    """Scores a plan and its candidates with `reach`, and selects the best one that is still feasible."""
+    plans = dict.fromkeys((planned.stages, *planned.candidates))
+    candidates = tuple(_rescored(problem, stages, reach) for stages in plans)
+    feasible = [index for index, each in enumerate(candidates) if not each.broken]
+    chosen_index = max(feasible, key=lambda index: merit(problem, candidates[index].joint), default=None)
     return Rescoring(candidates=candidates, chosen_index=chosen_index)
 
 
 def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Planned:
-    """The plan that the records prefer, with its nested figures and its gap; the planner's own where none is left."""
+    """Returns the plan that the records prefer, with its nested figures, or the planner's if none is feasible."""
     chosen = rescoring.chosen
     if chosen is None or chosen.stages == planned.stages:
         return planned
@@ -112,17 +111,17 @@ def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> 
 
 
 def evaluate_on(problem: PlanProblem, stages: Sequence[Stage], batches: RecordedBatches) -> Evaluation:
-    """Score a plan as `evaluate` does, its batches cut from the recorded inputs that come to each split, in order.
+    """Scores a plan like `evaluate`, on batches of the recorded inputs that reach each split, in order.
 
-    A split that fewer inputs come to than its batch holds keeps the mean batch's seconds. Raises PlanError as
-    `evaluate` does, DataError for ramps that were not recorded.
+    A split that fewer inputs than a batch reach is scored on its mean batch. Raises PlanError as `evaluate` does, and
+    DataError for ramps that were not recorded.
     """
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     return evaluate(problem, stages, reach_of(batches), _steps(problem, batches.exits_N(ramps)))
 
 
 def reach_of(batches: RecordedBatches) -> Reach:
-    """From the active ramps to the share of recorded inputs that reach every block."""
+    """Returns the survival of recorded batches, as a function of the active ramps."""
 
     def reach(active: Sequence[int]) -> Sequence[float]:
         exits_N = batches.exits_N(active)
@@ -133,33 +132,33 @@ def reach_of(batches: RecordedBatches) -> Reach:
 
 def _steps(problem: PlanProblem, exits_N: IntArray) -> Steps:
     def steps(stage: Stage, split: Split) -> list[StepSeconds] | None:
-        coming_N = exits_N if split.stays else exits_N[exits_N >= split.first]
-        if len(coming_N) < split.batch:
+        entering_N = exits_N if split.stays else exits_N[exits_N >= split.first]
+        if len(entering_N) < split.batch:
             return None
-        share = len(coming_N) / len(exits_N)
-        return [_step(problem, stage, split, block, coming_N, share) for block in range(split.first, split.end)]
+        share = len(entering_N) / len(exits_N)
+        return [_step(problem, stage, split, block, entering_N, share) for block in range(split.first, split.end)]
 
     return steps
 
 
 def _step(
-    problem: PlanProblem, stage: Stage, split: Split, block: int, coming_N: IntArray, share: float
+    problem: PlanProblem, stage: Stage, split: Split, block: int, entering_N: IntArray, share: float
 ) -> StepSeconds:
-    """One block of all of a split's batches. Inputs that stay are computed and need no answer."""
+    """Returns the mean times of one block over a split's batches. Answered inputs that stay are computed as well."""
     table = problem.latency[stage.device]
-    waiting_K = batch_counts(coming_N >= block, split.batch)
-    computed_K = np.full(len(waiting_K), split.batch) if split.stays else waiting_K
+    unanswered_K = batch_counts(entering_N >= block, split.batch)
+    computed_K = np.full(len(unanswered_K), split.batch) if split.stays else unanswered_K
     block_s_K = _seconds(table, table.block_s_NB[block], computed_K)
-    ramp_s_K = np.zeros(len(waiting_K))
+    ramp_s_K = np.zeros(len(unanswered_K))
     if block in split.ramps:
         ramp_s_K = _seconds(table, table.ramp_s_EB[problem.ramps.index(block)], computed_K)
     return StepSeconds(
         block_s=float(block_s_K.mean()),
         ramp_s=float(ramp_s_K.mean()),
-        unanswered_s=share * float((waiting_K / split.batch * (block_s_K + ramp_s_K)).mean()),
+        unanswered_s=share * float((unanswered_K / split.batch * (block_s_K + ramp_s_K)).mean()),
     )
 
 
 def _seconds(table: LatencyTable, seconds_B: FloatArray, sizes_K: IntArray) -> FloatArray:
-    """Of batches of these sizes; an empty one takes none."""
+    """Returns the seconds of batches of these sizes; 0 for an empty batch."""
     return np.where(sizes_K > 0, np.interp(sizes_K, table.batches, seconds_B), 0.0)

@@ -1,4 +1,4 @@
-"""What is promised of thresholds, and the tests by which a promise may be made."""
+"""Guarantees on the mean loss of thresholds, and the statistical tests behind them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from earlyexit.errors import DataError
 from profiles.scores import FloatArray
 
 Metric = Literal["agreement", "harm", "sequences"]
-"""What is promised: agreement with the full model; harm, by labels: how often it is wrong where that is right; of
-sequences, agreement with the full model's own: the mean share of their tokens that differs."""
+"""The bounded loss. `agreement`: disagreement with the full model. `harm`: wrong answers where the full model is right,
+by labels. `sequences`: mean share of tokens that differ from the full model's sequences."""
 
 ROUNDING = 1e-9
-"""A sum of losses this far above a whole number is that number: of 7 losses of 1 it must not become 8."""
+"""Tolerance above an integer below which a sum of losses is not rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """A bound on the mean loss, and how sure it is."""
+    """A bound on the mean loss, and its confidence."""
 
     budget: float = 0.01
-    """Largest mean loss against the full model's answers; of labels, the largest share answered otherwise. Of harm the
-    largest mean harm."""
+    """Largest mean loss. For labels and the metric `agreement`, it is the largest share of different answers."""
     confidence: float = 0.90
     """Probability, over the draw of the calibration inputs, that the budget is kept."""
     among: int = 1
-    """How many calibrations the same inputs test, of which one is picked by what these inputs say of it: each may fail
-    with so small a part of the probability that all of them together keep theirs (Bonferroni)."""
+    """Number of calibrations that are tested on the same inputs, of which one is selected. Each test gets an equal part
+    of the error probability (Bonferroni)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < 1:
@@ -39,7 +38,7 @@ class Guarantee:
         if not 0 < self.confidence < 1:
             raise DataError(f"the confidence must be between 0 and 1, not {self.confidence}")
         if self.among < 1:
-            raise DataError(f"there is at least 1 calibration, not {self.among}")
+            raise DataError(f"among must be at least 1, not {self.among}")
 
     @property
     def may_fail(self) -> float:
@@ -48,33 +47,35 @@ class Guarantee:
 
     @property
     def least_inputs(self) -> int:
-        """Inputs that a test needs to accept even no loss at all."""
+        """Number of inputs that a test needs to accept thresholds without any loss."""
         return int(np.ceil(np.log(self.may_fail) / np.log(1 - self.budget)))
 
-    @cache  # noqa: B019 # few promises are made, and their number of rows is searched row by row
+    @cache  # noqa: B019 # there are few guarantees, and the search is expensive
     def inputs_for(self, lost: int) -> int:
-        """Inputs that a test needs to accept so many inputs lost, losses being 0 or 1."""
-        known = range(self.least_inputs, 2**50)
-        return known[bisect_left(known, True, key=lambda number: self.holds(lost, number))]
+        """Returns how many inputs a test needs to accept `lost` inputs with a loss of 1, if losses are 0 or 1."""
+        numbers = range(self.least_inputs, 2**50)
+        return numbers[bisect_left(numbers, True, key=lambda number: self.holds(lost, number))]
 
     def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:
-        """Whether so little loss, a sum over the inputs, rejects a true mean above the budget."""
+        """Returns whether the total loss of the inputs rejects the hypothesis of a mean loss above the budget."""
         return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.may_fail
 
     def most_loss(self, totals: FloatArray, num_inputs: int, *, zero_one: bool) -> float:
-        """The largest of ascending sums that is accepted; -1 where none is."""
-        fails = bisect_right(
-            range(len(totals)), False, key=lambda at: not self.holds(float(totals[at]), num_inputs, zero_one=zero_one)
-        )
-        return float(totals[fails - 1]) if fails else -1.0
+        """Returns the largest of ascending total losses that the test accepts; -1 if it accepts none."""
+
+        def fails(index: int) -> bool:
+            return not self.holds(float(totals[index]), num_inputs, zero_one=zero_one)
+
+        num_accepted = bisect_right(range(len(totals)), False, key=fails)
+        return float(totals[num_accepted - 1]) if num_accepted else -1.0
 
 
 def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool) -> float:
-    """Probability of so small a sum of losses if the true mean were the budget.
+    """Returns the probability of so small a total loss if the true mean were the budget.
 
-    Exact for losses of 0 or 1: the binomial tail. For losses in between a bound, Hoeffding's or Bentkus's, whichever is
-    smaller (Angelopoulos et al., Learn then Test, proposition 3): with mean r and budget b the least of
-    exp(-n h(min(r, b), b)) and e P(Bin(n, b) <= ceil(n r)), h(a, b) = a ln(a/b) + (1-a) ln((1-a)/(1-b)).
+    It is exact for losses of 0 or 1 (binomial tail). Otherwise it is an upper bound, the smaller one of Hoeffding's and
+    Bentkus's (Angelopoulos et al., Learn then Test, proposition 3): with mean r and budget b, the smaller of
+    exp(-n h(min(r, b), b)) and e P(Bin(n, b) <= ceil(n r)), where h(a, b) = a ln(a/b) + (1-a) ln((1-a)/(1-b)).
     """
     from scipy.stats import binom  # takes a second, and reading a calibration imports this module
 

@@ -1,14 +1,13 @@
-"""Thresholds with a guarantee for sequences: of a sequence's tokens at most so large a share differs, on average.
+"""Thresholds with a guarantee for sequences: a bound on the mean share of tokens that differ from the full model's.
 
-Learn-then-Test, as CALM does it (Schuster et al. 2022, section 4), over a path of thresholds that design sequences lay,
-on the other sequences' bounded losses against the full model's own generations. `optimizer/thresholds.py` does the same
-for inputs that do not hang together.
+The method is Learn-then-Test, as in CALM (Schuster et al. 2022, section 4). Design sequences determine a path of
+thresholds, which is tested on the other sequences. `optimizer/thresholds.py` does the same for independent inputs.
 
-Exit records are of the full model's generations, with every ramp looking. With keys and values filled in as the full
-model's (`compute`), an early generation is the full one up to the first token that a ramp lets out with another answer.
-Of what comes after it no more is said than that it may differ, so *bounded* losses need no generation per threshold,
-never fall along the path, and hold for every subset of the ramps. Losses of generations that were really run, as with
-`copy` there must be, are given from outside.
+Exit records are of the full model's generations, with all ramps evaluated. If skipped keys and values are computed by
+the full model (fill `compute`), an early-exit generation equals the full one up to the first token that leaves at a
+ramp with another answer. All later tokens may differ. The *bounded* loss counts them as different: it needs no new
+generation per threshold, never falls along the path, and is valid for every subset of the ramps. For the fill `copy`,
+callers must provide the losses of real generations.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ from profiles.scores import FloatArray
 Thresholds = Mapping[int, float]
 
 STEPS = 200
-"""Of the path, evenly in the logarithm of its price."""
+"""Steps of the path, evenly spaced in the logarithm of the price."""
 LEAST_LOG_PRICE = -12.0
-"""Where a saved block is worth so little that hardly a token leaves."""
+"""Start of the path, where hardly any token leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCalibration:
-    """Thresholds, and the mean loss of the sequences that they were tested on."""
+    """Thresholds, and their mean loss on the tested sequences."""
 
     thresholds: dict[int, float]
-    """None where nothing could be promised."""
+    """Empty if no thresholds passed the test."""
     mean_loss: float
     num_sequences: int
 
 
 def sequences_of(records: ExitRecords) -> list[IntArray]:
-    """Rows of every sequence, in their order; raises DataError for records that are of none."""
+    """Returns the rows of each sequence, in order; raises DataError if the records are not of sequences."""
     return np.split(np.arange(len(records)), _starts(records)[1:])
 
 
 def _starts(records: ExitRecords) -> IntArray:
-    """The first row of every sequence."""
+    """Returns the first row of each sequence."""
     if records.sequences_N is None:
-        raise DataError("these exit records do not say which sequence a token is of: record generations")
+        raise DataError("these exit records do not assign tokens to sequences; record generations instead")
     starts_S = np.flatnonzero(np.diff(records.sequences_N, prepend=records.sequences_N[0] - 1))
     numbers = records.sequences_N[starts_S]
     if len(set(numbers.tolist())) != len(numbers):
@@ -61,13 +60,13 @@ def _starts(records: ExitRecords) -> IntArray:
 
 
 def of_sequences(records: ExitRecords, chosen: Sequence[int] | IntArray) -> ExitRecords:
-    """The records of some sequences, by their places."""
+    """Returns the records of some sequences, by index."""
     rows = sequences_of(records)
     return records.subset(np.concatenate([rows[k] for k in chosen]))
 
 
 def bounded_losses(records: ExitRecords, thresholds: Thresholds) -> FloatArray:
-    """Of every sequence the share of its tokens from the first that any sure ramp would answer otherwise, (S,)."""
+    """Returns the bounded loss of each sequence, (S,): the share of tokens from the first different answer on."""
     wrong_N = records.worst_losses_N(thresholds) > 0
     starts_S = _starts(records)
     ends_S = np.append(starts_S[1:], len(records))
@@ -77,7 +76,7 @@ def bounded_losses(records: ExitRecords, thresholds: Thresholds) -> FloatArray:
 
 
 def path_of(design: ExitRecords, steps: int = STEPS) -> list[dict[int, float]]:
-    """Thresholds from hardly ever to always, as the design sequences' tokens suggest."""
+    """Returns thresholds from "hardly ever leave" to "always leave", fitted on the tokens of design sequences."""
     path = lay_path(design)
     return [path.thresholds(log_price) for log_price in np.linspace(LEAST_LOG_PRICE, 0.0, steps)]
 
@@ -88,35 +87,35 @@ def tried_in_order(
     guarantee: Guarantee,
     num_sequences: int,
 ) -> SequenceCalibration:
-    """The last of candidates, the most careful first, before the first whose losses the test does not accept.
+    """Tests candidates in order (fixed-sequence testing), and returns the last one before the first failure.
 
-    `losses_of` gives a loss in [0, 1] for every tested sequence. Fixed-sequence testing: no candidate may have been
-    chosen by these sequences. Raises DataError for too few of them.
+    Candidates are ordered from the strictest on, and must not depend on the tested sequences. `losses_of` returns a
+    loss in [0, 1] for each tested sequence. Raises DataError for too few sequences.
     """
     if num_sequences < guarantee.least_inputs:
         raise DataError(
             f"{num_sequences} sequences cannot show a mean loss of {guarantee.budget:.1%} with confidence "
             f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
         )
-    found = SequenceCalibration(thresholds={}, mean_loss=0.0, num_sequences=num_sequences)
+    accepted = SequenceCalibration(thresholds={}, mean_loss=0.0, num_sequences=num_sequences)
     for thresholds in candidates:
         losses_S = losses_of(thresholds)
         if not guarantee.holds(float(losses_S.sum()), len(losses_S), zero_one=False):
-            return found
-        found = SequenceCalibration(
+            return accepted
+        accepted = SequenceCalibration(
             thresholds=dict(thresholds), mean_loss=float(losses_S.mean()), num_sequences=len(losses_S)
         )
-    return found
+    return accepted
 
 
 def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> SequenceCalibration:
-    """The boldest thresholds on the path whose bounded losses the test accepts; raises as `tried_in_order`."""
+    """Returns the last thresholds on the path whose bounded loss the test accepts; raises as `tried_in_order`."""
     candidates, num_sequences, losses_of = path_of(design), len(_starts(tested)), partial(bounded_losses, tested)
 
     def fails(place: int) -> bool:
         total = float(losses_of(candidates[place]).sum())
         return not guarantee.holds(total, num_sequences, zero_one=False)
 
-    # Losses never fall along the path, so what is tried in order fails from one place on.
+    # Losses never fall along the path, so bisection finds the first failure of the tests in order.
     passed = bisect_left(range(len(candidates)), True, key=fails)
     return tried_in_order(candidates[max(passed - 1, 0) : passed], losses_of, guarantee, num_sequences)

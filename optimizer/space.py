@@ -1,4 +1,4 @@
-"""Which plans a strategy chooses from."""
+"""Search spaces: the plans among which each strategy chooses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from optimizer.evaluate import TOLERANCE
 from optimizer.problem import PlanProblem, device_names
 
 RampRule = Literal["choose", "all", "none", "split-ends"]
-"""Which sets of ramps may be active: any, all of the model, none, or any of those at the ends of splits."""
+"""Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Everything that it does not rule out."""
+    """Restrictions on plans. The defaults allow almost every plan."""
 
     strategy: Strategy = "best"
-    """Whose space it is, or of which it is a variant."""
+    """The strategy that uses this space, or a variant of it."""
     ramps: RampRule = "choose"
     splits_per_stage: bool = True
     """Whether a stage may have several splits."""
@@ -29,9 +29,10 @@ class Space:
     one_batch: bool = False
     """Whether all splits have the same batch size."""
     most_chains: int = 3
-    """Side by side."""
+    """Largest number of parallel chains."""
     after_answer: tuple[AfterAnswer, ...] = ("stop",)
-    """What inputs may do whose answer left, where the mean answer time is sought; else nothing is won by staying."""
+    """Whether answered inputs stop or stay, if the mean answer time is minimized. Other objectives gain nothing by
+    `stay`."""
 
 
 SPACES: dict[Strategy, Space] = {
@@ -40,26 +41,25 @@ SPACES: dict[Strategy, Space] = {
     "stock": Space(strategy="stock", ramps="none", splits_per_stage=False, several_stages=False),
     # All ramps in one split: the batch shrinks (E3 section 2.3).
     "early-exit": Space(strategy="early-exit", ramps="all", splits_per_stage=False, several_stages=False),
-    # Each split on replicas of its own, one batch size, ramps as the model has them (E3 sections 3.2 and 3.3).
+    # One split per stage, one batch size, and all ramps (E3 sections 3.2 and 3.3).
     "e3": Space(strategy="e3", ramps="all", splits_per_stage=False, one_batch=True, most_chains=1),
-    # One device runs all splits.
+    # Each device runs all splits.
     "serial": Space(strategy="serial", several_stages=False, after_answer=("stop", "stay")),
-    # The model as it is, replicated: ramps are switched on, answers leave early, and every input runs on to the end
-    # (Apparate, SOSP'24).
+    # The whole model, replicated. Answers leave at active ramps, and every input runs to the end (Apparate, SOSP'24).
     "apparate": Space(strategy="apparate", splits_per_stage=False, several_stages=False, after_answer=("stay",)),
-    # The model as it is, replicated, with the exits that a search by recorded batches finds (PAME, ICS'22, section 6).
+    # The whole model, replicated, with the exits that a search over recorded batches finds (PAME, ICS'22, section 6).
     "pame": Space(strategy="pame", splits_per_stage=False, several_stages=False),
 }
 
 
 def payable_names(problem: PlanProblem) -> tuple[str, ...]:
-    """The devices that there are, and of which the budget pays for one."""
+    """Returns the available device types of which the budget can pay for at least one device."""
     budget = problem.budget_usd_per_hour
-    most = math.inf if budget is None else budget * (1 + TOLERANCE)
-    return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= most)
+    limit = math.inf if budget is None else budget * (1 + TOLERANCE)
+    return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limit)
 
 
 def parts_of(problem: PlanProblem, space: Space, names: Sequence[str]) -> list[PlanProblem]:
-    """The problem on some devices: all of them, or one after the other where a plan has one stage."""
+    """Returns the problem on all named device types, or one problem per type if plans have a single stage."""
     groups = [names] if space.several_stages else [(name,) for name in names]
     return [replace(problem, devices={name: problem.devices[name] for name in group}) for group in groups if group]

@@ -1,9 +1,9 @@
-"""Least time of every split: numba kernels over plain arrays.
+"""The least time of each split, minimized over its active ramps: numba kernels over plain arrays.
 
-The least time of a split does not depend on the rate, nor on the rest of the plan: only on where it starts and ends,
-its device and batch, and the last ramps before and inside it, which fix the inputs that enter and leave. So the ramps
-inside are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile,
-this is a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
+The least time depends neither on the rate nor on the rest of the plan. It depends on the split's boundaries, device and
+batch size, and on the last active ramps before and inside it, which determine the inputs that enter and leave. The
+ramps inside are therefore chosen once, here, and the rest of the search does not consider them. E3's T (figure 6) sums
+a given profile; here it is a minimum over sets of ramps. Ranks and array shapes are those of `optimizer.step`.
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ from optimizer.generation.steps import ramps_of, step_table
 from optimizer.problem import PlanProblem
 from optimizer.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
 
-# Far below the steps between measured batches.
+# Relative tolerance of batch sizes, far below the distance between measured sizes.
 ROUNDING = 1e-9
 CHOOSE, ALL, NONE, SPLIT_ENDS = 0, 1, 2, 3
-"""Ramp rules: any set; every ramp of the model; no ramp; only at the ends of splits (E3 section 5.8.6)."""
+"""Ramp rules: any set, all ramps, no ramps, or only ramps at the ends of splits (E3 section 5.8.6)."""
 
 
 class DeviceSeconds(NamedTuple):
-    """One device's seconds, over its measured batch sizes."""
+    """Latencies of one device, by measured batch size."""
 
     sizes_G: FloatArray
     sums_GK: FloatArray
-    """Of all blocks before a boundary."""
+    """Prefix sums of block seconds: all blocks before each boundary."""
     ramp_s_EG: FloatArray
     beside_K: FloatArray
-    """Of prompts, per step, in all blocks before a boundary; none where inputs are no steps."""
+    """Prefix sums of the prompts' seconds per generation step; 0 if inputs are not steps."""
     head_s_G: FloatArray
-    """Of the vocabulary head, behind the last block."""
+    """Seconds of the vocabulary head after the last block."""
     begin_s: float
-    """Of a batch that begins behind the first block."""
+    """Additional seconds of a batch that begins after the first block."""
     most_batch: float
-    """The largest that a plan may have."""
+    """The largest batch that a plan may have."""
     steps: int
-    """1 where inputs are steps: a block is not run when no input is left for it."""
+    """1 if inputs are generation steps: a block is then skipped if no input of the batch reaches it."""
     late_head: int
-    """1 where the vocabulary head is asked once, at a split's end, for all inputs that leave."""
+    """1 if the vocabulary head runs once, at the split's end, for all inputs that leave."""
 
 
 class Ranks(NamedTuple):
-    """A problem's ramps, in order; the first rank stands for none."""
+    """A problem's ramps in ascending order, after rank 0, which stands for no ramp."""
 
     share_Q: FloatArray
     after_Q: IntArray
     rows_Q: FloatArray
-    """What blocks run after it, of all inputs: the inputs inside, and tokens that are filled in (`Generation.rows`)."""
+    """Rows that blocks compute after the ramp, per input of the service: inputs that remain, and tokens whose keys and
+    values are filled in (`Generation.rows`)."""
 
 
 def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
-    """A device's latency as kernels take it."""
+    """Returns the latencies of a device as arrays for kernels."""
     table, generation = problem.latency[device], problem.generation
     body, beside_K = table, np.zeros(problem.num_blocks + 1)
     head_s_G, begin_s, most_batch = np.zeros(len(table.batches)), 0.0, np.inf
@@ -68,12 +69,12 @@ def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
     np.cumsum(body.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
     ramp_s_EG = np.array(ramp_s_EB, dtype=float, order="C")
     sizes_G = np.array(table.batches, dtype=float)
-    asked = int(generation is not None), int(late_head)
-    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch, *asked)
+    flags = int(generation is not None), int(late_head)
+    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch, *flags)
 
 
 def ranks_of(problem: PlanProblem) -> Ranks:
-    """Per rank, the share inside the model after it, and the first block after it."""
+    """Returns the problem's ramps by rank."""
     shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
     rows = shares if problem.generation is None else [problem.generation.rows(share) for share in shares]
     after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
@@ -82,7 +83,7 @@ def ranks_of(problem: PlanProblem) -> Ranks:
 
 @compiled
 def _may_follow(rule: int, entry: int, before: int, rank: int) -> bool:
-    """Whether `rank` may be the next active ramp after `before` in a split entered at `entry`."""
+    """Returns whether `rank` may be the next active ramp after `before` in a split entered at `entry`."""
     if rule == 0:
         return True
     if rule == 1:
@@ -94,7 +95,7 @@ def _may_follow(rule: int, entry: int, before: int, rank: int) -> bool:
 
 @compiled
 def _may_end(rule: int, entry: int, last: int, end: int, after_Q: IntArray) -> bool:
-    """Whether a split may end at `end` when `last` is the last active ramp."""
+    """Returns whether a split may end at `end` when `last` is the last active ramp."""
     if rule == 1:
         return last + 1 == after_Q.size or after_Q[last + 1] > end
     if rule == 3:
@@ -103,23 +104,23 @@ def _may_end(rule: int, entry: int, last: int, end: int, after_Q: IntArray) -> b
 
 
 @compiled
-def some_are(steps: int, inside: float, batch: float) -> float:
-    """The chance that any of a batch of steps is inside, where so many are on average, each by itself; else 1."""
-    chance: float = 1.0 - max(0.0, 1.0 - inside / batch) ** batch if steps == 1 else 1.0
-    return chance
+def not_empty_probability(steps: int, inside: float, batch: float) -> float:
+    """Returns the probability that any step remains if `inside` remain on average; 1 if inputs are not steps."""
+    probability: float = 1.0 - max(0.0, 1.0 - inside / batch) ** batch if steps == 1 else 1.0
+    return probability
 
 
 @compiled
 def _head_s(device: DeviceSeconds, batch: float, inside: float, is_last: bool) -> float:
-    """Of the vocabulary head, at the end of a split at which so many of a batch are inside."""
-    asked = inside if is_last else 0.0
+    """Returns the expected seconds of the vocabulary head at the end of a split where `inside` inputs remain."""
+    rows = inside if is_last else 0.0
     if device.late_head == 1:
-        asked = batch if is_last else batch - inside
-    if asked <= 0.0:
+        rows = batch if is_last else batch - inside
+    if rows <= 0.0:
         return 0.0
-    chance = some_are(device.steps, asked, batch)
-    cell, part = locate(device.sizes_G, asked / chance)
-    seconds: float = chance * seconds_at(device.head_s_G, cell, part)
+    probability = not_empty_probability(device.steps, rows, batch)
+    cell, part = locate(device.sizes_G, rows / probability)
+    seconds: float = probability * seconds_at(device.head_s_G, cell, part)
     return seconds
 
 
@@ -128,9 +129,9 @@ def least_times(
     rule: int, first: int, entry: int, batch: float, device: DeviceSeconds, ranks: Ranks, least_EQ: FloatArray,
     before_Q: IntArray,
 ) -> None:  # fmt: skip
-    """Fill `least_EQ[end, last]` with the seconds of the split first..end-1 entered at rank `entry`; inf: not allowed.
+    """Fills `least_EQ[end, last]` with the seconds of the split first..end-1 entered at rank `entry`; inf: not allowed.
 
-    `before_Q[rank]` becomes the active ramp before `rank` in the best split that holds both.
+    `before_Q[rank]` becomes the predecessor of the active ramp `rank` in the best split.
     """
     sums_GK, share_Q, after_Q, rows_Q = device.sums_GK, ranks.share_Q, ranks.after_Q, ranks.rows_Q
     num_ranks = share_Q.size
@@ -140,21 +141,21 @@ def least_times(
     if batch > device.most_batch or answered * rows_Q[entry] > device.sizes_G[-1] * (1 + ROUNDING):
         return
     upto_Q = np.full(num_ranks, np.inf)  # seconds until just after each ramp
-    cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of what blocks run there
+    cell_Q = np.zeros(num_ranks, dtype=np.int64)  # position of the rows that blocks compute
     part_Q = np.zeros(num_ranks)
-    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of the inputs inside alone
+    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # position of the remaining inputs alone, which ramps compute
     own_part_Q = np.zeros(num_ranks)
-    chance_Q = np.ones(num_ranks)  # that any input is inside
+    occupied_Q = np.ones(num_ranks)  # probability that any input remains
     upto_Q[entry] = 0.0 if first == 0 else device.begin_s
     for rank in range(entry, num_ranks):
         if rank != entry and after_Q[rank] <= first:
             continue
         inside = batch_inside(share_Q, entry, rank, batch)
-        chance = some_are(device.steps, inside, batch)
-        chance_Q[rank] = chance
-        if chance > 0.0:
-            own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, inside / chance)
-            cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry] / chance)
+        probability = not_empty_probability(device.steps, inside, batch)
+        occupied_Q[rank] = probability
+        if probability > 0.0:
+            own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, inside / probability)
+            cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry] / probability)
     for rank in range(entry + 1, num_ranks):
         end = after_Q[rank]
         if end <= first or rule == 2:
@@ -165,7 +166,7 @@ def least_times(
             start = max(first, after_Q[before])
             ramp_s = seconds_at(device.ramp_s_EG[rank - 1], own_cell_Q[before], own_part_Q[before])
             blocks_s = run_s(sums_GK, cell_Q[before], part_Q[before], start, end)
-            seconds = upto_Q[before] + chance_Q[before] * blocks_s + chance_Q[before] * ramp_s
+            seconds = upto_Q[before] + occupied_Q[before] * blocks_s + occupied_Q[before] * ramp_s
             if seconds < upto_Q[rank]:
                 upto_Q[rank] = seconds
                 before_Q[rank] = before
@@ -175,6 +176,6 @@ def least_times(
         start = max(first, after_Q[last])
         for end in range(max(first + 1, after_Q[last]), num_blocks + 1):
             if _may_end(rule, entry, last, end, after_Q):
-                seconds = upto_Q[last] + chance_Q[last] * run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
+                seconds = upto_Q[last] + occupied_Q[last] * run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
                 seconds += _head_s(device, batch, batch_inside(share_Q, entry, last, batch), end == num_blocks)
                 least_EQ[end, last] = seconds + answered * (device.beside_K[end] - device.beside_K[first])

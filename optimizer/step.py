@@ -1,9 +1,9 @@
-"""What one step of a batch costs, its blocks' seconds, a ramp's, a hop's: the kernels that every search sums.
+"""Kernels that the searches share: seconds of a batch in blocks, ramps and hops, and dominance of labels.
 
-Legend: *rank* 0 stands for "no ramp yet", rank r + 1 for the problem's r-th ramp. `share_Q` holds, per rank, the share
-of inputs inside the model after it; `after_Q` the first block after it; G are the measured batch sizes.
+Legend: *rank* 0 stands for "no ramp yet", and rank r + 1 for the problem's r-th ramp. Indexed by rank (Q), `share_Q` is
+the share of inputs that remain after the ramp, and `after_Q` is the first block after it. G are measured batch sizes.
 
-`optimizer.evaluate` scores every plan that is found by NumPy's `interp`: the same lines, rounded otherwise.
+`optimizer.evaluate` scores the final plans with NumPy's `interp`. It interpolates equally but rounds differently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Labels(NamedTuple):
-    """The labels of a search (L), those in use first; each search has columns of its own."""
+    """The labels of a search (L), followed by unused rows. Each search defines its own columns."""
 
     int_LI: IntArray
     float_LF: FloatArray
@@ -28,14 +28,14 @@ class Labels(NamedTuple):
 
 @compiled
 def with_doubled_capacity(labels: Labels) -> Labels:
-    """The same labels in twice the room."""
+    """Returns a copy of the labels with room for twice as many."""
     int_LI, float_LF = labels
     return Labels(np.concatenate((int_LI, np.empty_like(int_LI))), np.concatenate((float_LF, np.empty_like(float_LF))))
 
 
 @compiled
 def linked_labels(head: int, int_LI: IntArray, column: int) -> IntArray:
-    """The labels of a linked list, from its head on; a column holds the label behind each, and -1 ends the list."""
+    """Returns the labels of a linked list. `column` holds the next label, and -1 ends the list."""
     count, label = 0, head
     while label != -1:
         count, label = count + 1, int_LI[label, column]
@@ -49,22 +49,22 @@ def linked_labels(head: int, int_LI: IntArray, column: int) -> IntArray:
 def undominated(
     order_L: IntArray, group_L: IntArray, figures_LF: FloatArray, first: int, end: int, rounding: float, most: int
 ) -> tuple[bool, IntArray]:
-    """Whether none was left out, and the labels that no earlier one of their group is as good as in everything.
+    """Returns whether all undominated labels were kept, and the labels that no earlier label of their group dominates.
 
-    `order_L` are labels, that is rows of the figures, of which columns `first` to `end` - 1 are compared; `group_L` has
-    the group of each, in the same order. Of a group only the first `most` are kept.
+    `order_L` holds labels, that is rows of `figures_LF`, and `group_L` their groups, in the same order. Columns `first`
+    to `end` - 1 are compared. At most `most` labels of a group are kept.
     """
     kept_L = np.empty(order_L.size, dtype=np.int64)
     num_kept, first_kept, is_complete = 0, 0, True
     for place in range(order_L.size):
         if place > 0 and group_L[place] != group_L[place - 1]:
             first_kept = num_kept
-        is_beaten = False
+        is_dominated = False
         for other in range(first_kept, num_kept):
             if dominates(figures_LF, kept_L[other], order_L[place], first, end, rounding):
-                is_beaten = True
+                is_dominated = True
                 break
-        if is_beaten:
+        if is_dominated:
             continue
         if num_kept - first_kept >= most:
             is_complete = False
@@ -76,7 +76,7 @@ def undominated(
 
 @compiled
 def dominates(figures_LF: FloatArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
-    """Whether one row of figures is as good as another in columns `first` to `end` - 1; equal ones are."""
+    """Returns whether row `one` is at most row `other` in columns `first` to `end` - 1; equal rows dominate."""
     for column in range(first, end):  # noqa: SIM110 - kernels have no generators
         if figures_LF[one, column] > figures_LF[other, column] * (1 + rounding):
             return False
@@ -85,14 +85,14 @@ def dominates(figures_LF: FloatArray, one: int, other: int, first: int, end: int
 
 @compiled
 def batch_inside(share_Q: FloatArray, entry: int, rank: int, batch: float) -> float:
-    """Inputs left, after the ramp of a rank, of a batch that was full when it entered at another."""
+    """Returns how many inputs of a batch, which was full at rank `entry`, remain after the ramp of `rank`."""
     inside: float = batch * share_Q[rank] / share_Q[entry]
     return inside
 
 
 @compiled
 def locate(batches_G: FloatArray, batch: float) -> tuple[int, float]:
-    """The measured size below a batch, and the part of the way to the next; constant below the smallest."""
+    """Returns the index of the measured size below a batch, and the fraction of the interval above it, clamped."""
     if batch <= batches_G[0]:
         return 0, 0.0
     cell = 0
@@ -108,14 +108,14 @@ def locate(batches_G: FloatArray, batch: float) -> tuple[int, float]:
 
 @compiled
 def seconds_at(seconds_G: FloatArray, cell: int, part: float) -> float:
-    """One block's or ramp's, at a batch that `locate` has found: linear between measured sizes."""
+    """Returns the seconds of one block or ramp at a batch that `locate` found, by linear interpolation."""
     low: float = seconds_G[cell]
     return low + part * (seconds_G[cell + 1] - low) if part > 0.0 else low
 
 
 @compiled
 def run_s(sums_GK: FloatArray, cell: int, part: float, first: int, end: int) -> float:
-    """The same of blocks first..end-1, from sums over the blocks before each boundary (K)."""
+    """Returns the seconds of blocks first..end-1, from prefix sums over the blocks before each boundary (K)."""
     low: float = sums_GK[cell, end] - sums_GK[cell, first]
     if part == 0.0:
         return low
@@ -125,5 +125,5 @@ def run_s(sums_GK: FloatArray, cell: int, part: float, first: int, end: int) -> 
 
 @compiled
 def hop_s(delay_s: float, num_bytes: float, leaving: float, bandwidth: float) -> float:
-    """E3's T_x, of so many inputs of `num_bytes` each."""
+    """Returns the transfer time (T_x in E3) of `leaving` inputs of `num_bytes` each."""
     return delay_s + num_bytes * leaving / bandwidth

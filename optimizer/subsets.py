@@ -1,6 +1,6 @@
-"""Which networks of a chain a plan uses: the best of all sets that end with the last, each planned on its own.
+"""Selects the networks of a chain that a plan uses, by branch and bound over all sets that contain the last network.
 
-A set is planned only where its bound could be better than the best plan so far, the most promising first.
+Sets are planned in the order of their bounds, and only while a bound is better than the best plan so far.
 """
 
 from __future__ import annotations
@@ -14,54 +14,56 @@ from optimizer.evaluate import TOLERANCE, evaluate, merit, objective_value
 from optimizer.networks import Subproblem, Used, network_sets
 from optimizer.problem import MaximizeRate, PlanProblem
 
-Met = tuple[Subproblem, Planned]
+Incumbent = tuple[Subproblem, Planned]
 Solve = Callable[[PlanProblem], Decision]
 Bound = Callable[[PlanProblem], float | None]
-"""What no plan is better than, in the unit of what is sought; None: proven to have none."""
+"""Returns a bound on the objective of all plans, or None if no plan exists."""
 LEAST_FIRST: tuple[Binding, ...] = ("latency", "ramps", "budget", "devices")
-"""Of promises that cannot be kept, the one that would be given up first."""
+"""Binding constraints, in the order in which they are reported if subproblems differ."""
 
 
 def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decision:
-    """The best plan of a chain's, in its numbers; of equal ones that of the fewest networks, then as of any plans.
+    """Returns the best plan over all sets of networks. Among equally good plans, fewer networks are preferred.
 
-    Where there is none: what would do for any of the sets. Raises PlanError as the planners do.
+    If no set has a plan, the result names the least changes with which any of the sets has one. Raises PlanError as
+    `solve` does.
     """
     parts = [Subproblem(whole=problem, used=used) for used in network_sets(problem)]
-    at_best = {part.used: bound(part.problem) for part in parts}
-    hopeful = [(at_most, part) for part in parts if (at_most := at_best[part.used]) is not None]
+    bounds = {part.used: bound(part.problem) for part in parts}
+    open_parts = [(part_bound, part) for part in parts if (part_bound := bounds[part.used]) is not None]
     is_rate = isinstance(problem.objective, MaximizeRate)
-    hopeful.sort(key=lambda each: each[0], reverse=is_rate)  # stable: of equal ones the fewer networks first
-    best: Met | None = None
-    met: list[Met] = []
-    none: dict[Used, NoPlan] = {}
-    for at_most, part in hopeful:
-        if best is not None and not _may_beat(problem, at_most, part, best):
+    open_parts.sort(key=lambda each: each[0], reverse=is_rate)  # stable: with equal bounds, fewer networks come first
+    best: Incumbent | None = None
+    solved: list[Incumbent] = []
+    infeasible: dict[Used, NoPlan] = {}
+    for part_bound, part in open_parts:
+        if best is not None and not _may_beat(problem, part_bound, part, best):
             continue
         decision = solve(part.problem)
         if isinstance(decision, NoPlan):
-            none[part.used], at_best[part.used] = decision, None
+            infeasible[part.used], bounds[part.used] = decision, None
             continue
-        at_best[part.used] = decision.bound
-        met.append((part, decision))
-        best = met[-1] if best is None or _beats(problem, met[-1], best) else best
+        bounds[part.used] = decision.bound
+        solved.append((part, decision))
+        best = solved[-1] if best is None or _beats(problem, solved[-1], best) else best
     if best is None:
-        asked = [none.get(part.used) or solve(part.problem) for part in parts]
-        return _none([each for each in asked if isinstance(each, NoPlan)])
-    return _of_chain(problem, best, met, [each for each in at_best.values() if each is not None])
+        decisions = [infeasible.get(part.used) or solve(part.problem) for part in parts]
+        return _none([each for each in decisions if isinstance(each, NoPlan)])
+    return _in_chain(problem, best, solved, [each for each in bounds.values() if each is not None])
 
 
-def _may_beat(problem: PlanProblem, at_most: float, part: Subproblem, best: Met) -> bool:
+def _may_beat(problem: PlanProblem, bound: float, part: Subproblem, best: Incumbent) -> bool:
+    """Returns whether a subproblem with this bound may have a better plan than the incumbent."""
     value = objective_value(problem, best[1].figures)
-    if _same(at_most, value):
+    if math.isclose(bound, value, rel_tol=TOLERANCE):
         return len(part.used) <= len(best[0].used)
-    return at_most > value if isinstance(problem.objective, MaximizeRate) else at_most < value
+    return bound > value if isinstance(problem.objective, MaximizeRate) else bound < value
 
 
-def _beats(problem: PlanProblem, one: Met, other: Met) -> bool:
-    """By what is sought, then by the number of networks, then as plans of one network are compared."""
+def _beats(problem: PlanProblem, one: Incumbent, other: Incumbent) -> bool:
+    """Compares plans by the objective, then by the number of networks, then by `merit`."""
     values = [objective_value(problem, each[1].figures) for each in (one, other)]
-    if not _same(*values):
+    if not math.isclose(*values, rel_tol=TOLERANCE):
         return values[0] > values[1] if isinstance(problem.objective, MaximizeRate) else values[0] < values[1]
     sizes = [len(each[0].used) for each in (one, other)]
     if sizes[0] != sizes[1]:
@@ -69,18 +71,15 @@ def _beats(problem: PlanProblem, one: Met, other: Met) -> bool:
     return merit(problem, one[1].figures) > merit(problem, other[1].figures)
 
 
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=TOLERANCE)
-
-
-def _of_chain(problem: PlanProblem, best: Met, met: Sequence[Met], bounds: Sequence[float]) -> Planned:
-    """A set's plan, in the chain's numbers and with the bound of all sets; other sets' plans are candidates."""
+def _in_chain(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent], bounds: Sequence[float]) -> Planned:
+    """Converts the best plan to the chain's numbers, with the bound of all sets and all other plans as candidates."""
     part, planned = best
     value = objective_value(problem, planned.figures)
     bound = max([value, *bounds]) if isinstance(problem.objective, MaximizeRate) else min([value, *bounds])
-    bound = planned.bound if _same(bound, planned.bound) else bound
+    if math.isclose(bound, planned.bound, rel_tol=TOLERANCE):
+        bound = planned.bound
     candidates = [part.in_chain(each) for each in planned.candidates]
-    for other, decision in met:
+    for other, decision in solved:
         if other is not part:
             candidates += [other.in_chain(each) for each in (decision.stages, *decision.candidates)]
     stages = part.in_chain(planned.stages)
@@ -95,7 +94,7 @@ def _of_chain(problem: PlanProblem, best: Met, met: Sequence[Met], bounds: Seque
 
 
 def _none(answers: Sequence[NoPlan]) -> NoPlan:
-    """What would do for any of the sets."""
+    """Returns the result for the chain if no set of networks has a plan: the least changes that help any set."""
     slos = [each.nearest_slo_s for each in answers if each.nearest_slo_s is not None]
     rates = [each.highest_rate_per_s for each in answers if each.highest_rate_per_s is not None]
     nearest = min(answers, key=lambda each: LEAST_FIRST.index(each.binding))

@@ -1,4 +1,4 @@
-"""Survival that a problem file takes from exit records: their file, and the thresholds of its ramps."""
+"""Survival from exit records in a problem file: the records, and the thresholds of the problem's ramps."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from profiles.records_table import read_records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Exit records that survival follows from."""
+    """The exit records from which survival is computed."""
 
     records: ExitRecords
     thresholds: Mapping[int, float]
-    """Of every ramp of the problem."""
+    """Thresholds of all ramps of the problem."""
     alone: ExitRecords | None = None
-    """Where the records hold only if no network is left out: the same inputs if some are.
+    """Records of the same inputs for plans that leave networks out, if `records` are valid only for all networks.
 
-    For an ensemble they are without mixing, for pruned texts they are the whole texts.
+    For an ensemble, they are without mixing; for pruned texts, they are of the whole texts.
     """
     calibration: Path | None = None
-    """The calibration's file, where the problem's file names a model's folder alone."""
+    """The calibration's file, if the problem file names a model's folder."""
 
 
 def recorded_survival(
     survival: list[float] | RecordsDocument, problem: PlanProblem, source: Source, folder: Path
 ) -> Recorded | None:
-    """Returns the records that a problem's file names; None where survival is written out.
+    """Returns the records that a problem file names, or None if survival is written out.
 
-    Raises PlanError at the line of what does not fit.
+    Raises PlanError at the line of an error.
     """
     if isinstance(survival, list):
         return None
@@ -61,9 +61,9 @@ def recorded_survival(
 
 
 def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
-    """The file as it would be of every calibration in the folder that its survival names; itself where it names none.
+    """Yields the file once for each calibration in the folder that `survival` names; unchanged if it names no folder.
 
-    Raises PlanError where it says more of survival than that.
+    Raises PlanError if `survival` has further fields.
     """
     document = source.document
     survival = document.get("survival") if isinstance(document, Mapping) else None
@@ -74,28 +74,28 @@ def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
     with source.said_at(("survival",)):
         others = sorted(set(survival) - {"folder"})
         if others:
-            raise PlanError(f"survival: the folder has {' and '.join(others)}; leave one of the two out")
+            raise PlanError(f"survival: the folder has its own {' and '.join(others)}; leave out one of the two")
     model = folder / named
     for each in (None, *beside_of(model)):
         files = {"records": records_of(model, each), "calibration": (each or model) / CALIBRATION_FILE}
-        said = {name: str(path.resolve()) for name, path in files.items()}
-        yield replace(source, document={**document, "survival": {"folder": named, **said}})
+        paths = {name: str(path.resolve()) for name, path in files.items()}
+        yield replace(source, document={**document, "survival": {"folder": named, **paths}})
 
 
 def with_thresholds_of(problem: PlanProblem, thresholds: Mapping[int, float]) -> PlanProblem:
-    """The problem whose ramps are those that have a threshold."""
+    """Returns the problem without the ramps that have no threshold."""
     if set(thresholds) == set(problem.ramps):
         return problem
-    left = [row for row, ramp in enumerate(problem.ramps) if ramp in thresholds]
-    latency = {name: replace(table, ramp_s_EB=table.ramp_s_EB[left]) for name, table in problem.latency.items()}
-    return replace(problem, ramps=tuple(problem.ramps[row] for row in left), latency=latency)
+    rows = [row for row, ramp in enumerate(problem.ramps) if ramp in thresholds]
+    latency = {name: replace(table, ramp_s_EB=table.ramp_s_EB[rows]) for name, table in problem.latency.items()}
+    return replace(problem, ramps=tuple(problem.ramps[row] for row in rows), latency=latency)
 
 
-def _records(given: str, problem: PlanProblem, folder: Path) -> ExitRecords:
-    records = read_records(folder / given)
+def _records(file: str, problem: PlanProblem, folder: Path) -> ExitRecords:
+    records = read_records(folder / file)
     if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
         raise PlanError(
-            f"survival.records: {given} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+            f"survival.records: {file} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
             f"the problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}"
         )
     return records
@@ -109,10 +109,11 @@ def _thresholds(
         raise PlanError(f"survival: {found} of thresholds and calibration are given; one of them is needed")
     if document.calibration is not None:
         path, name = folder / document.calibration, str(document.records)
-        return _calibrated(path, problem, records, name, some=document.folder is not None)
-    given = document.thresholds
-    assert given is not None
-    thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
+        return _calibrated(path, problem, records, name, allow_missing=document.folder is not None)
+    assert document.thresholds is not None
+    if not isinstance(document.thresholds, Mapping):
+        return dict.fromkeys(problem.ramps, document.thresholds)
+    thresholds = dict(document.thresholds)
     if set(thresholds) != set(problem.ramps):
         raise PlanError(
             f"survival.thresholds names ramps {sorted(thresholds)}; "
@@ -121,17 +122,16 @@ def _thresholds(
     return thresholds
 
 
-def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, name: str, *, some: bool) -> dict[int, float]:
-    """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them.
-
-    `name`: of the records' file.
-    """
+def _calibrated(
+    path: Path, problem: PlanProblem, records: ExitRecords, name: str, *, allow_missing: bool
+) -> dict[int, float]:
+    """Returns a calibration's thresholds of the problem's ramps. `name` is the name of the records in messages."""
     card = read_calibration_file(path)
     check_policy(card.policy_spec(), str(path), records, name, problem.ramps)
     models, others = members_in(card.provenance), members_in(records.provenance)
     if models and others and models != others:
-        raise PlanError(f"survival.calibration: {path} is of other models than the records; take those of one chain")
+        raise PlanError(f"survival.calibration: {path} is of other models than the records; use those of one chain")
     missing = sorted(set(problem.ramps) - set(card.thresholds))
-    if missing and not some:
+    if missing and not allow_missing:
         raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")
     return {ramp: card.thresholds[ramp] for ramp in problem.ramps if ramp in card.thresholds}

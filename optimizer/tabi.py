@@ -1,8 +1,8 @@
-"""Tabi's own choice of a cascade (EuroSys'23, section 5), as a baseline: a search for c, and a list of candidates.
+"""Tabi's selection of a cascade (EuroSys'23, section 5), as a baseline.
 
-It profiles the models alone, and rearranges what they said. Nothing is promised of what it finds: c is chosen on the
-inputs it is judged by. Shares are expectations over the coins of the band (`earlyexit/policies/reroute.py`),
-which are exact and need no draws.
+It profiles each model alone, and combines the recorded answers. Its result has no guarantee, because c is selected on
+the inputs on which it is evaluated. Random rerouting (`earlyexit/policies/reroute.py`) is not sampled: shares are exact
+expectations.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from earlyexit.policies.reroute import SLOPE, FloatArray, reroute_probability
 FIRST_CUTOFF, CUTOFF_STEP = 0.95, 0.05
 TAIL = 0.75
 TAIL_OVER_SLOWEST = 1.5
-"""Candidates are kept whose 75th percentile is within 1.5 times the latency of the slowest model they use."""
+"""Candidates are kept if their 75th percentile latency is within 1.5 times the latency of their slowest model."""
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutoff:
-    """One setting of the rule, the same c at every network but the last, and what it does to the profiled inputs."""
+    """One setting of the rule, with the same c at every network but the last, and its results on profiled inputs."""
 
     c: float
     accuracy: float
-    """Mean of what is right, wherever inputs are answered."""
+    """Expected accuracy over all inputs."""
     answered_L: tuple[float, ...]
-    """Per network, the share of all inputs that it answers; adds up to 1."""
+    """Share of all inputs that each network answers; the shares sum to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfiledModel:
-    """What a model said of N profiled inputs, the same of every model."""
+    """The answers of a model on N profiled inputs, which are the same for all models."""
 
     name: str
     latency_s: float
     confidence_N: FloatArray
-    """Calibrated: a temperature-scaled probability of its answer."""
+    """Calibrated confidence: the temperature-scaled probability of the answer."""
     right_N: FloatArray
-    """1 where its answer is right, 0 where not; against the truth, or against a reference's answers."""
+    """1 if the answer is right, else 0, compared with the truth or with a reference's answers."""
 
     @property
     def accuracy(self) -> float:
@@ -51,21 +51,21 @@ class ProfiledModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabiCandidate:
-    """Models one after the other with the rule between them."""
+    """A cascade of models with the rule between them."""
 
     models: tuple[str, ...]
     c: float | None
-    """None of a single model."""
+    """None for a single model."""
     accuracy: float
     mean_latency_s: float
     tail_latency_s: float
-    """75th percentile, one input at a time on idle devices, as the paper measures."""
+    """75th percentile, for single inputs on idle devices, as in the paper."""
 
 
 def reaching(confidence_NL: FloatArray, c: float, k: float = SLOPE) -> FloatArray:
-    """How likely each input is to reach every network, (N, L), of the confidences of all L; that of the last is unread.
+    """Returns the probability with which each input reaches each network, (N, L); 1 for the first network.
 
-    The first is reached by all.
+    The confidences of the last network are not used.
     """
     goes_on_NL = np.ones_like(confidence_NL, dtype=np.float64)
     for column in range(1, confidence_NL.shape[1]):
@@ -74,7 +74,7 @@ def reaching(confidence_NL: FloatArray, c: float, k: float = SLOPE) -> FloatArra
 
 
 def at_cutoff(confidence_NL: FloatArray, right_NL: FloatArray, c: float, k: float = SLOPE) -> Cutoff:
-    """What the rule does at one c; `right_NL`: what answering there is worth, of a later network with the ensemble."""
+    """Returns the results of the rule at one c. `right_NL` may contain the answers of an ensemble at later networks."""
     reaching_NL = reaching(confidence_NL, c, k)
     answered_NL = reaching_NL - np.column_stack([reaching_NL[:, 1:], np.zeros(len(reaching_NL))])
     accuracy = float((answered_NL * right_NL).sum(1).mean())
@@ -82,18 +82,18 @@ def at_cutoff(confidence_NL: FloatArray, right_NL: FloatArray, c: float, k: floa
 
 
 def cutoffs(confidence_NL: FloatArray, right_NL: FloatArray, k: float = SLOPE) -> Iterator[Cutoff]:
-    """Settings as they are tried: c from 0.95 down by 0.05, while no less accurate than the models on average."""
+    """Yields settings with c from 0.95 down in steps of 0.05, while the accuracy is at least the models' mean."""
     for step in range(round(FIRST_CUTOFF / CUTOFF_STEP) + 1):
-        found = at_cutoff(confidence_NL, right_NL, max(0.0, round(FIRST_CUTOFF - step * CUTOFF_STEP, 10)), k)
-        if found.accuracy < right_NL.mean() - ROUNDING:
+        cutoff = at_cutoff(confidence_NL, right_NL, max(0.0, round(FIRST_CUTOFF - step * CUTOFF_STEP, 10)), k)
+        if cutoff.accuracy < right_NL.mean() - ROUNDING:
             return
-        yield found
+        yield cutoff
 
 
 def candidates(models: Sequence[ProfiledModel], k: float = SLOPE) -> Iterator[TabiCandidate]:
-    """Single models, and every combination of two or more in ascending order of accuracy at every c of its search.
+    """Yields single models, and cascades of two or more models in ascending order of accuracy, at each searched c.
 
-    Kept are those whose 75th percentile is within 1.5 times the slowest model they use.
+    Cascades whose 75th percentile latency exceeds 1.5 times that of their slowest model are left out.
     """
     by_accuracy = sorted(models, key=lambda model: (model.accuracy, model.latency_s))
     for model in by_accuracy:
@@ -106,10 +106,10 @@ def candidates(models: Sequence[ProfiledModel], k: float = SLOPE) -> Iterator[Ta
             yield from _candidates_of(chosen, k)
 
 
-def select(found: Sequence[TabiCandidate], accuracy: float) -> TabiCandidate | None:
-    """The candidate of least mean latency that is accurate enough; None where none is."""
-    enough = [candidate for candidate in found if candidate.accuracy >= accuracy - ROUNDING]
-    return min(enough, key=lambda candidate: (candidate.mean_latency_s, len(candidate.models)), default=None)
+def select(cascades: Sequence[TabiCandidate], accuracy: float) -> TabiCandidate | None:
+    """Returns the candidate with the least mean latency among those that reach an accuracy, or None."""
+    accurate = [candidate for candidate in cascades if candidate.accuracy >= accuracy - ROUNDING]
+    return min(accurate, key=lambda candidate: (candidate.mean_latency_s, len(candidate.models)), default=None)
 
 
 def _candidates_of(models: Sequence[ProfiledModel], k: float) -> Iterator[TabiCandidate]:

@@ -1,8 +1,8 @@
-"""A problem as arrays, for kernels that go through plans block by block.
+"""A problem as arrays, for kernels that traverse plans block by block.
 
-Legend: R are *runs*, a batch size on a device; C devices; E *entries*, the rank at which a split is entered, as far as
-it matters (one entry where inputs stay: every batch is full); Q ranks, as in `optimizer.step`; G measured sizes;
-N blocks; K boundaries between them.
+Legend: R *runs*, that is pairs of device and batch size; C devices; E *entries*, the rank at which a split is entered
+(a single entry if inputs stay, because every batch is then full); Q ranks, as in `optimizer.step`; G measured sizes;
+N blocks; K boundaries between blocks.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from optimizer.step import FloatArray, IntArray, hop_s, locate, seconds_at
 
 
 class RunTables(NamedTuple):
-    """Everything that does not change during a search; a tuple, because kernels take it whole."""
+    """The constant data of a search. A named tuple, because numba kernels accept it as one argument."""
 
     device_R: IntArray
     batch_R: FloatArray
     block_s_CNG: FloatArray
     ramp_s_CQG: FloatArray
-    """By rank: the first stands for no ramp."""
+    """By rank; rank 0 stands for no ramp."""
     cell_REQ: IntArray
-    """Where a run's batch lies between measured sizes, by the rank at its split's entry and the rank now."""
+    """Position of a batch between measured sizes (`step.locate`), by run, entry and current rank."""
     part_REQ: FloatArray
     inside_EQ: FloatArray
-    """Of a split's batch, the share that still runs."""
+    """Share of a split's batch that is still computed, by entry and current rank."""
     enters_E: FloatArray
-    """Share of all inputs that run at an entry."""
+    """Share of all inputs that is computed at an entry."""
     unanswered_Q: FloatArray
     rank_N: IntArray
-    """Of the ramp after each block; 0: there is none."""
+    """Rank of the ramp after each block; 0 if it has none."""
     after_Q: IntArray
     link: LinkArrays
     rate_per_s: float
-    """Infinite where the rate is what is sought."""
+    """The required rate; infinite if the rate is maximized."""
     count_C: IntArray
     usd_C: FloatArray
     ramp_budget: float
-    """0 where there is no bound: then nothing is counted."""
+    """0 if the problem has no ramp budget."""
     rule: int
     stops: bool
     may_split: bool
@@ -62,13 +62,13 @@ def tables_of(
     batch: int | None = None,
     names: Sequence[str] | None = None,
 ) -> RunTables:
-    """The problem on all of its devices, or the named ones; `batch` leaves only runs of that size."""
+    """Returns the problem as arrays, for all devices or the named ones. `batch` keeps only runs of that size."""
     names, ranks = device_names(problem) if names is None else names, ranks_of(problem)
     latency = [problem.latency[name] for name in names]
     runs = [(device, size) for device, table in enumerate(latency) for size in table.batches if batch in (None, size)]
     stops, share_Q = after_answer == "stop", ranks.share_Q
     inside_EQ = np.ones((len(share_Q) if stops else 1, len(share_Q)))
-    if stops:  # a split that nothing reaches counts as full
+    if stops:  # a split that no input reaches is counted as full
         np.divide(share_Q, share_Q[:, None], out=inside_EQ, where=share_Q[:, None] > 0)
     cell_REQ = np.zeros((len(runs), *inside_EQ.shape), dtype=np.int64)
     part_REQ = np.zeros(cell_REQ.shape)
@@ -101,7 +101,7 @@ def tables_of(
 
 
 def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
-    """One array of tables with different numbers of sizes."""
+    """Stacks tables with different numbers of batch sizes, padded with zeros."""
     padded = np.zeros((len(tables), len(tables[0]), max(table.shape[1] for table in tables)))
     for device, table in enumerate(tables):
         padded[device, :, : table.shape[1]] = table
@@ -110,7 +110,7 @@ def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
 
 @compiled
 def _locate_all(sizes_G: FloatArray, inside_EQ: FloatArray, cell_EQ: IntArray, part_EQ: FloatArray) -> None:
-    """Fill where batches with so many inputs inside are between the measured sizes."""
+    """Fills `cell_EQ` and `part_EQ` with the positions of batches of size `inside_EQ` between measured sizes."""
     for entry in range(inside_EQ.shape[0]):
         for rank in range(entry, inside_EQ.shape[1]):
             cell_EQ[entry, rank], part_EQ[entry, rank] = locate(sizes_G, inside_EQ[entry, rank])
@@ -118,7 +118,7 @@ def _locate_all(sizes_G: FloatArray, inside_EQ: FloatArray, cell_EQ: IntArray, p
 
 @compiled
 def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
-    """Of one batch in one block."""
+    """Returns the seconds of one batch in one block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
     seconds: float = seconds_at(tables.block_s_CNG[device, block], cell, tables.part_REQ[run, entry, rank])
     return seconds
@@ -126,7 +126,7 @@ def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int
 
 @compiled
 def ramp_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
-    """Of one batch in the ramp after a block."""
+    """Returns the seconds of one batch in the ramp after a block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
     ramp_s_G = tables.ramp_s_CQG[device, tables.rank_N[block]]
     seconds: float = seconds_at(ramp_s_G, cell, tables.part_REQ[run, entry, rank])
@@ -135,14 +135,14 @@ def ramp_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int)
 
 @compiled
 def wait_inputs(tables: RunTables, run: int, entry: int) -> float:
-    """Inputs of the service that come until a batch is full: divided by the rate, its wait."""
+    """Returns how many inputs of the service arrive until a batch is full. Divided by the rate, it is the wait."""
     inputs: float = tables.batch_R[run] / tables.enters_E[entry]
     return inputs
 
 
 @compiled
 def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
-    """E3's T_x, of what is left of a batch after a block."""
+    """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after a block."""
     leaving = tables.batch_R[run] * tables.inside_EQ[entry, rank]
     seconds: float = hop_s(tables.link.delay_s, tables.link.bytes_N[block], leaving, tables.link.bandwidth)
     return seconds
@@ -150,38 +150,38 @@ def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) 
 
 @compiled
 def crosses_after(tables: RunTables, block: int) -> bool:
-    """Whether another network begins behind a block: inputs go there by the ingress, which fills its batches."""
+    """Returns whether another network begins after a block. Inputs then go through the ingress, which forms batches."""
     return bool(tables.link.end_N[block] == block + 1 and block + 1 < tables.rank_N.size)
 
 
 @compiled
 def after_stage_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
-    """From a stage's last block to the next stage's batches."""
+    """Returns the seconds between a stage's last block and the next stage."""
     seconds: float = hop_seconds(tables, block, run, entry, rank)
     return seconds + tables.link.crossing_s if crosses_after(tables, block) else seconds
 
 
 @compiled
 def after_split_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
-    """From a split's last block to the batches of the same stage's next split."""
+    """Returns the seconds between a split's last block and the next split of the same stage."""
     return after_stage_s(tables, block, run, entry, rank) if crosses_after(tables, block) else 0.0
 
 
 @compiled
 def entry_of(tables: RunTables, rank: int) -> int:
-    """Of a split that is entered at a rank."""
+    """Returns the entry of a split that begins at a rank."""
     return rank if tables.stops else 0
 
 
 @compiled
 def may_be_off(tables: RunTables, block: int) -> bool:
-    """Whether no ramp may be active after a block."""
+    """Returns whether a block may have no active ramp after it."""
     return bool(tables.rank_N[block] == 0 or tables.rule != ALL)
 
 
 @compiled
 def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
-    """Whether a ramp may be active after a block; one at which no input leaves stays off where there is a choice."""
+    """Returns whether a ramp may be active after a block. An optional ramp at which no input leaves stays off."""
     ramp = tables.rank_N[block]
     if ramp == 0 or tables.rule == NONE:
         return False
@@ -190,5 +190,5 @@ def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
 
 @compiled
 def may_go_on(tables: RunTables, block: int, active: int) -> bool:
-    """Whether a split may go on after a block, whose ramp is active or not."""
+    """Returns whether a split may continue after a block, whose ramp is active or not."""
     return bool((active == 0 or tables.rule != SPLIT_ENDS) and not crosses_after(tables, block))

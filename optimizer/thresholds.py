@@ -1,18 +1,18 @@
-"""Thresholds with a guarantee: mean loss against the full model at most the budget, with stated confidence.
+"""Thresholds with a guarantee: with stated confidence, the mean loss against the full model is within the budget.
 
-Learn-then-Test with fixed-sequence testing, as CALM uses it. The calibration inputs are divided. On the *design* part
-one path of threshold vectors is laid, from never to always; on the rest the path is walked while a test rejects "this
-loses more than the budget" (`optimizer/risk.py`). The path never sees the inputs it is tested on, so the bound holds
-for any path; a good one only makes it cheap.
+The method is Learn-then-Test with fixed-sequence testing, as in CALM. The calibration inputs are divided into two
+parts. The *design* part determines a path of threshold vectors, from "never leave" to "always leave". On the *tested*
+part, the path is followed as long as a test rejects "the loss exceeds the budget" (`optimizer/risk.py`). The path does
+not depend on the tested inputs, so the guarantee holds for any path. A good path saves more computation.
 
-What is promised holds for *every subset* of the ramps, because planners switch ramps off: an input counts with the
-largest loss of all ramps that are sure of it (`ExitRecords.worst_losses_N`). Along the path more and more ramps are
-sure, so that loss never falls, and the thresholds sought are those just before the first point where the test fails.
+The guarantee holds for *every subset* of the ramps, because planners switch ramps off. Each input therefore counts with
+the largest loss of all ramps at which it may leave (`ExitRecords.worst_losses_N`). This loss never falls along the
+path. The result is the last threshold vector before the first one at which the test fails.
 
-The path: at ramp r a logistic model, fitted on the design part, gives the loss to be expected of the ramp's answer. An
-input may leave where that risk is at most `price` times what leaving saves, and `price` grows along the path from 0.
-What leaving saves are blocks; where these are of several networks, or not alike, their seconds. The path is not walked
-in steps: losses change only where a tested input's score is reached, so those prices are all there is to look at.
+The path: for each ramp, a logistic model is fitted on the design part. It predicts the loss (the *risk*) of the ramp's
+answer. An input may leave if its risk is at most `price` times the saved computation, and `price` grows along the path.
+The saved computation is a number of blocks, or their seconds if blocks differ. Losses change only at the prices at
+which a tested input may first leave, so only these prices are examined.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from profiles.scores import SCORES, FloatArray, Score
 
 LEAST_DESIGN_SHARE = 0.1
 FLATTEST = 1e-3
-"""Slope of a ramp whose score says nothing, or the opposite of the truth."""
+"""Least slope of a risk model, used if the score is uninformative or misleading."""
 RIDGE = 0.01
-"""Keeps the slope finite where the ramp is never wrong."""
+"""Weight of the ridge penalty, which keeps the slope finite if the ramp is never wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Thresholds and what they did on the inputs they were tested on."""
+    """Thresholds, and their results on the tested inputs."""
 
     thresholds: dict[int, float]
-    """Per ramp, in the unit of the records' score; no ramps where nothing could be promised."""
+    """By ramp, in the unit of the records' score. Empty if no thresholds passed the test."""
     tested: ExitOutcome
-    """With all ramps active."""
+    """The outcome on the tested inputs, with all ramps active."""
     worst_loss: float
-    """What was held against the budget: the mean over the tested inputs of the worst that a subset of ramps can do."""
+    """The loss that was compared with the budget: the mean of each tested input's worst loss over subsets of ramps."""
 
 
 def design_rows(num_inputs: int, guarantee: Guarantee, share: float) -> int:
-    """Inputs that lay the path: that share, or fewer if only then the test allows a loss.
+    """Returns the number of design inputs: a share of the inputs, or fewer if the test can then allow one loss.
 
-    A test that allows none ends the path at the first wrong answer; a second one is worth more than a finer path (on
-    436 of SST-2's inputs at 1 %, 0.4 of 11 blocks). Not fewer than a tenth.
+    A test that allows no loss ends the path at the first wrong answer, which costs more than a coarser path. At least a
+    tenth of the inputs are design inputs.
     """
-    forgiving = num_inputs - guarantee.inputs_for(1)
+    most_forgiving = num_inputs - guarantee.inputs_for(1)
     usual = round(num_inputs * share)
-    return min(usual, forgiving) if forgiving >= num_inputs * LEAST_DESIGN_SHARE else usual
+    return min(usual, most_forgiving) if most_forgiving >= num_inputs * LEAST_DESIGN_SHARE else usual
 
 
 def split_rows(num_inputs: int, num_first: int, seed: int) -> tuple[IntArray, IntArray]:
-    """Rows of two parts, drawn at random, the first with so many."""
+    """Divides rows at random into two parts, of which the first has `num_first` rows."""
     order = np.random.default_rng(seed).permutation(num_inputs).astype(np.int64)
     return order[:num_first], order[num_first:]
 
@@ -73,12 +73,12 @@ def learn_then_test(
     *,
     others: Sequence[ExitRecords] = (),
 ) -> Calibration:
-    """The boldest thresholds on the path that the test accepts; raises DataError for too few inputs.
+    """Returns the last thresholds on the path that the test accepts; raises DataError for too few inputs.
 
-    What is kept to is the mean of `losses_NR` and `end_losses_N`, whatever these count. Where the end alone loses more
-    than the budget no ramp has a threshold, and `worst_loss` says so. `block_costs` as in `lay_path`. `others`: the
-    tested inputs as other plans see them, such as those that leave networks of an ensemble out; an input counts with
-    the worst of all.
+    The guarantee bounds the mean of `losses_NR` and `end_losses_N`, whatever they measure. If the full model alone
+    exceeds the budget, no ramp gets a threshold, and `worst_loss` is its loss. `block_costs` are those of `lay_path`.
+    `others` are further views of the tested inputs, such as those of plans without some networks of an ensemble. An
+    input counts with its largest loss over all views.
     """
     if len(tested) < guarantee.least_inputs:
         raise DataError(
@@ -90,39 +90,39 @@ def learn_then_test(
     for log_price in _passing(path, views, guarantee):
         thresholds = path.thresholds(log_price)
         total = float(_worst_losses_N(views, thresholds).sum())
-        # As policies compare, in float32: a threshold between two scores may round to the wrong one of them.
+        # The test is repeated because policies compare in float32: rounding may move a threshold across a score.
         if guarantee.holds(total, len(tested), zero_one=tested.zero_one):
             return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=total / len(tested))
     return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=float(_worst_losses_N(views, {}).mean()))
 
 
 def _worst_losses_N(views: Sequence[ExitRecords], thresholds: Mapping[int, float]) -> FloatArray:
-    """Per input, the largest loss of any view of it."""
+    """Returns the largest loss of each input over all views."""
     return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
 
 
 def _passing(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> Sequence[float]:
-    """Prices before the first at which the test fails, the boldest first; between those at which inputs leave.
+    """Returns the last few prices before the test fails, the highest first. Each lies between two changes of the loss.
 
-    The rest of the path is left out: prices further back only matter where rounding spoils one or two.
+    Lower prices are needed only if rounding makes the highest ones fail.
     """
     log_prices_NR = np.concatenate([path.log_prices_NR(view) for view in views], axis=1)
     losses_NR = np.concatenate([view.losses_NR for view in views], axis=1)
     prices, totals = worst_totals(log_prices_NR, losses_NR, _worst_losses_N(views, {}))
     allowed = guarantee.most_loss(totals, len(views[0]), zero_one=views[0].zero_one)
     count = int(np.searchsorted(totals, allowed, side="right"))
-    # Whatever the ramps say, every input leaves where the price is that of a whole loss.
-    upper = [0.0] if count == len(prices) else []
-    known = [*prices[max(count - 3, 0) : count + 1].tolist(), *upper]
-    return [(low + high) / 2 if high < 0 else high for low, high in pairwise(known)][::-1]
+    steps = prices[max(count - 3, 0) : count + 1].tolist()
+    if count == len(prices):
+        steps.append(0.0)  # at the price of a whole loss, every input leaves
+    return [(low + high) / 2 if high < 0 else high for low, high in pairwise(steps)][::-1]
 
 
 def worst_totals(
     log_prices_NR: FloatArray, losses_NR: FloatArray, end_losses_N: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The prices at which a ramp becomes sure of an input, ascending, and the sum of the worst losses from each on.
+    """Returns the prices at which an input may first leave at a ramp, ascending, and the total worst loss from each on.
 
-    Where no ramp is sure yet an input costs what the end costs.
+    An input that may not leave yet counts with the loss of the full model.
     """
     order_NR = log_prices_NR.argsort(1)
     prices_NR = np.take_along_axis(log_prices_NR, order_NR, axis=1)
@@ -135,19 +135,19 @@ def worst_totals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskModel:
-    """Logistic risk of one ramp: sigmoid(-(slope * x + offset)), x the score's sureness."""
+    """Logistic risk model of one ramp: sigmoid(-(slope * x + offset)), where x is the sureness of the score."""
 
     slope: float
     offset: float
     score: Score
 
     def log_risk(self, scores: npt.NDArray[np.floating]) -> FloatArray:
-        """The logarithm of the loss to be expected."""
+        """Returns the logarithm of the expected loss."""
         sureness = SCORES[self.score].sureness(scores.astype(np.float64))
         return np.asarray(-np.logaddexp(0, self.slope * sureness + self.offset))
 
     def threshold(self, log_risk: float) -> float:
-        """The score at which the risk has fallen to this; out of reach where no score is that sure."""
+        """Returns the score at which the risk equals this value; infinitely sure if no score suffices."""
         if log_risk >= 0:
             return SCORES[self.score].score_at(-np.inf)
         odds = float(np.log(-np.expm1(log_risk)) - log_risk)
@@ -156,19 +156,19 @@ class RiskModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Threshold vectors from never to always, by the logarithm of the price of what is saved."""
+    """Threshold vectors from "never leave" to "always leave", indexed by the logarithm of the price."""
 
     models: Mapping[int, RiskModel]
-    """Per ramp."""
+    """By ramp."""
     saved: Mapping[int, float]
-    """Per ramp, what leaving there saves: nowhere less than 1."""
+    """By ramp, the computation that leaving saves, at least 1."""
 
     def thresholds(self, log_price: float) -> dict[int, float]:
-        """The vector at a price; at 0, a whole loss for 1 of what is saved, every input leaves."""
+        """Returns the threshold vector at a price. At a logarithm of 0, every input leaves."""
         return {ramp: model.threshold(log_price + self._log_saved(ramp)) for ramp, model in self.models.items()}
 
     def log_prices_NR(self, records: ExitRecords) -> FloatArray:
-        """From which price on each ramp is sure of each input."""
+        """Returns the least price at which each input may leave at each ramp, as logarithms."""
         columns = [
             model.log_risk(records.scores_NR[:, column]) - self._log_saved(ramp)
             for column, (ramp, model) in enumerate(self.models.items())
@@ -180,9 +180,10 @@ class Path:
 
 
 def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> Path:
-    """The path that the design part suggests.
+    """Fits the path on the design part.
 
-    `block_costs`: of every block, in seconds or any other unit; None: all cost the same. Raises DataError for others.
+    `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError for invalid
+    costs.
     """
     models = {ramp: _fit_risk(design, column) for column, ramp in enumerate(design.ramps)}
     if block_costs is None:
@@ -191,9 +192,9 @@ def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) ->
 
 
 def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> dict[int, float]:
-    """Per ramp, what the blocks after it cost, in units of the ramp after which least is left.
+    """Returns the cost of the blocks after each ramp, relative to the least such cost.
 
-    Raises DataError where that many blocks have no costs, or costs are no finite numbers above 0.
+    Raises DataError unless there is one finite, positive cost per block.
     """
     if len(block_costs) != records.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
         raise DataError(f"{records.num_blocks} blocks need as many costs, all finite and above 0")
@@ -206,7 +207,7 @@ def _fit_risk(design: ExitRecords, column: int) -> RiskModel:
     kept_N = 1 - design.losses_NR[:, column]
 
     def loss(parameters: FloatArray) -> tuple[float, FloatArray]:
-        """Cross entropy, which takes losses between 0 and 1 as well, and its gradient."""
+        """Returns the cross entropy, which also accepts losses between 0 and 1, and its gradient."""
         z_N = parameters[0] * sureness_N + parameters[1]
         error_N = np.exp(-np.logaddexp(0, -z_N)) - kept_N
         value = float(np.logaddexp(0, z_N).sum() - kept_N @ z_N + RIDGE * (parameters @ parameters))

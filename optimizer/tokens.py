@@ -1,12 +1,11 @@
-"""From a problem whose inputs have several lengths to one of tokens, and from its plan to budgets of tokens.
+"""Converts problems with inputs of different lengths to problems in tokens, and their plans to token budgets.
 
-Planners know nothing of lengths. They are asked the same problem with tokens in the place of inputs: a batch of a
-latency table becomes the tokens that such a batch holds, the share of inputs that stay that of tokens that stay, and
-the rate so many tokens per second. Of the plan they find, every batch becomes a budget (as TCB, section 4, has it: rows
-times their length), with room for as many inputs as the shortest need to fill it.
+Planners do not model lengths. They solve the same problem with tokens in place of inputs: batch sizes, survival and
+rates count tokens. Each batch of the resulting plan becomes a token budget (rows times length in TCB, section 4), with
+room for as many inputs as the shortest inputs need to fill it.
 
-A budget is hardly ever filled to the last token: what is left is what the next input did not fit into. So a batch is
-planned at the tokens that it holds on average (`Lengths.filled`), and bounded by its budget.
+A budget is rarely filled completely, because the next input does not fit into the rest. A batch is therefore planned at
+the tokens that it holds on average (`Lengths.filled`), and limited by its budget.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ from profiles.table import LatencyTable
 
 
 def in_tokens(problem: PlanProblem) -> PlanProblem:
-    """The problem with every token an input; raises PlanError where a budget that was measured holds no mean input."""
+    """Returns the problem in which each token is an input; raises PlanError if no measured batch holds a mean input."""
     lengths = _lengths(problem)
-    latency = {device: _in_tokens(problem, device) for device in problem.devices}
-    required_per_s = problem.required_per_s
-    same = problem if required_per_s is None else problem.with_rate(required_per_s * lengths.mean)
+    latency = {device: _table_in_tokens(problem, device) for device in problem.devices}
+    rate_per_s = problem.required_per_s
     return replace(
-        same,
+        problem if rate_per_s is None else problem.with_rate(rate_per_s * lengths.mean),
         latency=latency,
         survival_N=token_survival_N(problem),
         bytes_per_sample_N=tuple(each / bytes_length(problem) for each in problem.bytes_per_sample_N),
@@ -44,7 +42,7 @@ def in_tokens(problem: PlanProblem) -> PlanProblem:
 
 
 def token_survival_N(problem: PlanProblem) -> tuple[float, ...]:
-    """Per block, the share of tokens that no ramp before it lets out, all ramps active."""
+    """Returns the share of tokens that reach each block if all ramps are active."""
     if problem.stayers_length_N is None:
         return problem.survival_N
     share_N = np.array(problem.survival_N) * np.array(problem.stayers_length_N)
@@ -53,34 +51,34 @@ def token_survival_N(problem: PlanProblem) -> tuple[float, ...]:
 
 
 def bytes_length(problem: PlanProblem) -> int:
-    """Tokens of the input that `bytes_per_sample_N` is of: the longest that a latency is of."""
+    """Returns the tokens of the input to which `bytes_per_sample_N` applies: the longest measured length."""
     return max(each.length or 1 for each in problem.latency.values())
 
 
 def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages of a plan in tokens, with budgets of tokens and of inputs in the place of its batches."""
+    """Converts the stages of a plan in tokens: each batch becomes a budget of tokens and of inputs."""
     lengths = _lengths(problem)
     return with_splits(stages, lambda stage, split: _with_budget(split, problem, stage.device, lengths))
 
 
 def in_token_batches(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Any plan's stages with the tokens that each batch holds on average; raises PlanError for unmeasured ones."""
+    """Returns the stages with the mean tokens of each batch as its size; raises PlanError for unmeasured sizes."""
     lengths = _lengths(problem)
-    return with_splits(stages, lambda stage, split: _of_tokens(split, problem, stage.device, lengths))
+    return with_splits(stages, lambda stage, split: _with_mean_tokens(split, problem, stage.device, lengths))
 
 
 def most_tokens(table: LatencyTable) -> int:
-    """Of the largest batch that was measured."""
+    """Returns the tokens of the largest measured batch."""
     return table.batches[-1] * (table.length or 1)
 
 
 def full_inputs(table: LatencyTable, split: Split) -> int:
-    """A full batch of a split, counted in inputs of the table's length."""
+    """Returns the inputs in a full batch of a split, if they have the table's length."""
     return split.batch if split.tokens is None else max(1, split.tokens // (table.length or 1))
 
 
 def mean_tokens(split: Split, lengths: Lengths) -> float:
-    """What a full batch of a split holds on average, by its inputs or by its tokens, whichever bounds it."""
+    """Returns the mean tokens of a full batch of a split, which its inputs or its tokens limit."""
     by_inputs = split.batch * lengths.mean
     return by_inputs if split.tokens is None else min(by_inputs, lengths.filled(split.tokens))
 
@@ -91,40 +89,40 @@ def _lengths(problem: PlanProblem) -> Lengths:
 
 
 def tokens_at(problem: PlanProblem, block: int) -> float:
-    """Tokens of an input in a block's network, over those that lengths count."""
+    """Returns the tokens of an input in a block's network, relative to `lengths`."""
     if not problem.network_tokens:
         return 1.0
     return problem.network_tokens[bisect_right(problem.networks, block)]
 
 
-def _in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
+def _table_in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
     table, lengths = problem.latency[device], _lengths(problem)
-    filled = tuple(_budgets(problem, device, lengths))
-    size_X = np.array(filled) / (table.length or 1)
-    whole = LatencyTable(batches=filled, block_s_NB=table.blocks_at(size_X), ramp_s_EB=table.ramps_at(size_X), length=1)
+    sizes = tuple(_budgets(problem, device, lengths))
+    size_X = np.array(sizes) / (table.length or 1)
+    equal = LatencyTable(batches=sizes, block_s_NB=table.blocks_at(size_X), ramp_s_EB=table.ramps_at(size_X), length=1)
     if not problem.network_tokens:
-        return whole
+        return equal
     blocks = [table.blocks_at(size_X * tokens_at(problem, block))[block] for block in range(problem.num_blocks)]
     ramps = [table.ramps_at(size_X * tokens_at(problem, ramp))[row] for row, ramp in enumerate(problem.ramps)]
-    return replace(whole, block_s_NB=np.array(blocks), ramp_s_EB=np.array(ramps).reshape(whole.ramp_s_EB.shape))
+    return replace(equal, block_s_NB=np.array(blocks), ramp_s_EB=np.array(ramps).reshape(equal.ramp_s_EB.shape))
 
 
 def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, int]:
-    """By the mean tokens of a batch, ascending, the budget that it has: of all batches that were measured.
+    """Returns the token budgets of measured batches, by the ascending mean tokens of a batch with that budget.
 
-    Both are as `lengths` counts; where a network has more tokens of an input, they must be measured as well.
+    Both are in the unit of `lengths`. If a network has more tokens per input, its larger batch must be measured, too.
     """
-    table, more = problem.latency[device], max((1.0, *problem.network_tokens))
+    table, factor = problem.latency[device], max((1.0, *problem.network_tokens))
     length = table.length or 1
     budgets: dict[int, int] = {}
     for batch in table.batches:
         filled = round(lengths.filled(batch * length))
-        if max(budgets, default=0) < filled and filled * more <= most_tokens(table):
+        if max(budgets, default=0) < filled and filled * factor <= most_tokens(table):
             budgets[filled] = batch * length
     if not budgets:
         raise PlanError(
-            f"latency of {device}: inputs have {lengths.mean * more:.4g} tokens, and measured are batches of at most "
-            f"{most_tokens(table)} together"
+            f"latency of {device}: inputs have {lengths.mean * factor:.4g} tokens, but the largest measured batch has "
+            f"{most_tokens(table)}"
         )
     return budgets
 
@@ -135,11 +133,12 @@ def _with_budget(split: Split, problem: PlanProblem, device: str, lengths: Lengt
     return replace(split, batch=batch, tokens=max(1, math.floor(tokens * tokens_at(problem, split.first))))
 
 
-def _of_tokens(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
-    """Of a split whose budget counts its own network's tokens, the batch in those that `lengths` counts."""
-    table, more = problem.latency[device], tokens_at(problem, split.first)
-    tokens = None if split.tokens is None else max(1, round(split.tokens / more))
-    most, held = most_tokens(table), mean_tokens(replace(split, tokens=tokens), lengths)
-    if held * more > most:
-        raise PlanError(f"a batch of {held * more:.6g} tokens is not measured on {device}; measured are at most {most}")
+def _with_mean_tokens(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
+    """Returns the split with its mean tokens as batch size, in the unit of `lengths` rather than of its network."""
+    table, factor = problem.latency[device], tokens_at(problem, split.first)
+    tokens = None if split.tokens is None else max(1, round(split.tokens / factor))
+    held, limit = mean_tokens(replace(split, tokens=tokens), lengths), most_tokens(table)
+    if held * factor > limit:
+        size = f"{held * factor:.6g}"
+        raise PlanError(f"a batch of {size} tokens is not measured on {device}; measured are at most {limit}")
     return replace(split, batch=max(1, round(held)), tokens=None)

@@ -1,21 +1,22 @@
-"""A relaxation of plans that is solved block by block: kernels.
+"""A relaxation of the planning problem that dynamic programming solves block by block: kernels.
 
-What is relaxed, and why no plan is better than the bound:
+Why its value is a bound on all plans:
 
-- A split entered at share S(a) with batch b runs a block, when r is the last active ramp, at the batch b*S(r)/S(a): its
-  seconds depend on (block, device, b, a, r) alone. So plans are walks block by block over states (b, a, r) per device,
-  and a walk's work per input W_c (seconds on device c), its hops' work H_c and its latency L are sums over its steps,
-  and so are its mean answer time and the seconds of its ramps.
-- A plan of rate R has at least R*W_c and at least R*H_c replicas on device c: replicas need not be whole, and of all
-  stages on c only the sums of work and of hops are held against the count.
-- L counts every split's seconds, every hop, and the wait of a stage's first split at a rate that no plan exceeds. A
-  further split of a stage with m replicas waits m*b/(R*s). It counts as one of two things that are no more:
-  its own seconds T once more, because R <= m/w for the stage's work w, and w holds s*T/b; or b/(R*s), because m >= 1.
-  The first is closer where there are many replicas, and needs every state twice.
-- Behind a crossing batches are filled at the ingress, in the middle of a stage as well: its wait is that of a first
-  split, and the crossing's hop costs latency, work of hops only where a stage ends.
-- Several walks may share the load in any proportion. With one walk this is a plan's own account, so the optimum over
-  mixtures is at least as good as any plan; it is a linear program, and any prices bound it: by the cheapest walk.
+- A split that is entered at share S(a) with batch b runs a block at the batch b*S(r)/S(a), where r is the last active
+  ramp. Its seconds depend only on (block, device, b, a, r). Plans are therefore *walks* block by block over the states
+  (b, a, r) of each device. The work per input W_c (seconds on device c), the work of hops H_c, the latency L, the mean
+  answer time and the seconds of ramps are sums over the steps of a walk.
+- A plan of rate R needs at least R*W_c and at least R*H_c replicas on device c. The relaxation allows fractional
+  replicas, and compares only these sums over all stages on c with the number of devices.
+- L contains the seconds of all splits, all hops, and the wait of each stage's first split at a rate that no plan
+  exceeds. A later split of a stage with m replicas waits m*b/(R*s). L contains one of two lower bounds of this wait:
+  the split's seconds T, because R <= m/w for the stage's work w, which contains s*T/b; or b/(R*s), because m >= 1. The
+  first bound is tighter for many replicas, and doubles the number of states.
+- After a crossing, the ingress fills batches, even inside a stage. The wait is then that of a first split. The hop of
+  the crossing costs latency, and it costs work of hops only at the end of a stage.
+- Several walks may share the load in any proportion, and a plan is a mixture of a single walk. The optimum over
+  mixtures is therefore a bound on all plans. It is a linear program, and for any dual prices the price of the cheapest
+  walk bounds it.
 """
 
 from __future__ import annotations
@@ -44,51 +45,51 @@ from optimizer.tables import (
     wait_inputs,
 )
 
-# What a walk does after a block: with RAMP added, the ramp there is active.
+# What a walk does after a block. If the ramp after the block is active, RAMP is added.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
 
 
 class Walk(NamedTuple):
-    """The account of one relaxed plan."""
+    """The sums over one relaxed plan: a column of the linear program."""
 
     work_C: FloatArray
-    """W: device seconds per input."""
+    """Device seconds per input (W)."""
     hop_work_C: FloatArray
     latency_s: float
-    """Without waits for batches, but for those that count as seconds."""
+    """Without the waits for batches that depend on the rate."""
     fill: float
-    """What these waits are at one input per second."""
+    """The waits that depend on the rate, at one input per second."""
     stages_C: FloatArray
     mean_s: float = 0.0
-    """Of the mean answer time, without waits."""
+    """Mean answer time without waits."""
     mean_fill: float = 0.0
     ramps_s: float = 0.0
-    """Beyond their budget."""
+    """Seconds of ramps beyond their budget."""
 
 
 def no_walk(num_devices: int) -> Walk:
-    """The account of no walk."""
+    """Returns the placeholder for a problem without any walk, with infinite latency."""
     nothing_C = np.zeros(num_devices)
     return Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
 
 
 class Prices(NamedTuple):
-    """Of what walks use."""
+    """Dual prices of the constraints on walks."""
 
     work_C: FloatArray
-    """Of a device second per input."""
+    """Price of a device second per input."""
     hop_C: FloatArray
     latency: float
     usd: float
     stage_C: FloatArray
-    """What is paid for a stage on a device that plans must use."""
+    """Reward for a stage on a device that plans must use."""
     mean: float = 0.0
-    """Of a second of the mean answer time."""
+    """Price of a second of the mean answer time."""
     ramps: float = 0.0
-    """Of a second that ramps take beyond what their budget gives for the blocks."""
+    """Price of a second of ramps beyond their budget."""
 
     def between(self, other: Prices) -> Prices:
-        """Half way to others, of rates and costs."""
+        """Returns the mean of two prices, for problems that optimize the rate or the cost."""
         return Prices(
             (self.work_C + other.work_C) / 2,
             (self.hop_C + other.hop_C) / 2,
@@ -99,22 +100,22 @@ class Prices(NamedTuple):
 
 
 class CostToGo(NamedTuple):
-    """Least prices of the costs on, and what they do; filled by the kernel. inf: none is allowed."""
+    """Tables of the dynamic program: least prices from each state to the end, and the actions. inf: not allowed."""
 
     inside_NFREQ: FloatArray
-    """From a block, inside a split (F: 1 where its seconds count twice), after a rank; N may be only the last few."""
+    """From before a block inside a split. F is 1 if the split's seconds count twice. N may hold only a few blocks."""
     action_NFREQ: npt.NDArray[np.int8]
-    """What follows the block there."""
+    """The best action after the block."""
     further_KCQ: FloatArray
-    """From a boundary and rank, by a further split of a device's stage."""
+    """From a boundary and rank, if a later split of a stage on a device begins there."""
     further_run_KCQ: IntArray
     first_KQ: FloatArray
-    """By a new stage."""
+    """From a boundary and rank, if a new stage begins there."""
     first_run_KQ: IntArray
 
 
 def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
-    """Room for 1 or 2 kinds of splits, and the prices of all blocks, or of as many of the first as are kept."""
+    """Allocates the tables for 1 or 2 kinds of splits (F), with prices inside splits for `blocks` blocks at a time."""
     num_blocks, num_devices, num_ranks = len(tables.rank_N), len(tables.count_C), len(tables.after_Q)
     shape = kinds, *tables.cell_REQ.shape
     return CostToGo(
@@ -129,7 +130,7 @@ def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
 
 @compiled
 def fill_cost_to_go(tables: RunTables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
-    """Fill the costs, backwards from the last block; returns the price of the cheapest walk."""
+    """Fills the tables, backwards from the last block; returns the price of the cheapest walk."""
     costs.further_KCQ[:], costs.first_KQ[:] = np.inf, np.inf
     hop_Q, cut_Q = np.empty(tables.after_Q.size), np.zeros(tables.after_Q.size)
     for block in range(tables.rank_N.size - 1, -1, -1):
@@ -145,9 +146,10 @@ def _price_inside(
     tables: RunTables, prices: Prices, block: int, top: int, run: int, costs: CostToGo, hop_Q: FloatArray,
     cut_Q: FloatArray,
 ) -> None:  # fmt: skip
-    """The least prices from before a block to the end, by rank at entry and rank up to `top`.
+    """Fills the least prices from before a block to the end, by entry and by rank up to `top`.
 
-    A second costs by the inputs that wait for an answer in it, all its inputs, and the device's part.
+    The price of a second is the sum of the prices of latency, of mean answer time (by the share of unanswered inputs),
+    and of device work.
     """
     device, ramp, num_kept = tables.device_R[run], tables.rank_N[block], costs.inside_NFREQ.shape[0]
     ends, crosses = block + 1 == tables.rank_N.size, crosses_after(tables, block)
@@ -197,7 +199,7 @@ def _price_inside(
 
 @compiled
 def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: float) -> tuple[float, int]:
-    """The cheapest way so far, and of these three."""
+    """Returns the least of four prices, with its action."""
     if stay < least:
         least, best = stay, ramp + GO_ON
     if cut < least:
@@ -209,9 +211,9 @@ def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: f
 
 @compiled
 def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: int, top: int, costs: CostToGo) -> None:
-    """The least prices of a split that starts with a block, further in its stage or first, with its batch size."""
+    """Fills the least prices and best runs of splits that start with a block, as first or later split of a stage."""
     here_FREQ = costs.inside_NFREQ[block % costs.inside_NFREQ.shape[0]]
-    apart = here_FREQ.shape[0] == 2 and not (block > 0 and crosses_after(tables, block - 1))
+    counts_twice = here_FREQ.shape[0] == 2 and not (block > 0 and crosses_after(tables, block - 1))
     for rank in range(top + 1):
         entry = entry_of(tables, rank)
         if tables.enters_E[entry] == 0.0:
@@ -220,7 +222,7 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
         for run in range(tables.device_R.size):
             device = tables.device_R[run]
             first = here_FREQ[0, run, entry, rank] + price_input * wait_inputs(tables, run, entry)
-            further = here_FREQ[1, run, entry, rank] if apart else first
+            further = here_FREQ[1, run, entry, rank] if counts_twice else first
             if tables.may_split and further < costs.further_KCQ[block, device, rank]:
                 costs.further_KCQ[block, device, rank] = further
                 costs.further_run_KCQ[block, device, rank] = run
@@ -232,7 +234,7 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
 
 @compiled
 def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
-    """The cheapest walk's account, and per block whether its ramp is active."""
+    """Returns the cheapest walk, and whether the ramp after each block is active."""
     num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
     work_C, hop_work_C, stages_C = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
     on_N = np.zeros(num_blocks, dtype=np.int64)
@@ -242,18 +244,18 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     mean_fill = fill / 2
     for block in range(num_blocks):
         device, per_input = tables.device_R[run], tables.enters_E[entry] / tables.batch_R[run]
-        how = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
+        action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
         block_s, ramp_s = block_seconds(tables, block, run, entry, rank), 0.0
-        if how >= RAMP:
+        if action >= RAMP:
             on_N[block], ramp_s = 1, ramp_seconds(tables, block, run, entry, rank)
         work_C[device] += per_input * (block_s + ramp_s)
         latency_s += (block_s + ramp_s) * (1 + kind)
         mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
         ramps_s += ramp_s - tables.ramp_budget * block_s
-        rank = tables.rank_N[block] if how >= RAMP else rank
-        if how % RAMP == GO_ON:
+        rank = tables.rank_N[block] if action >= RAMP else rank
+        if action % RAMP == GO_ON:
             continue
-        if how % RAMP == HOP:
+        if action % RAMP == HOP:
             after_s = after_stage_s(tables, block, run, entry, rank)
             hop_work_C[device] += per_input * hop_seconds(tables, block, run, entry, rank)
             run = costs.first_run_KQ[block + 1, rank]
@@ -263,7 +265,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
             run = costs.further_run_KCQ[block + 1, device, rank]
         latency_s += after_s
         mean_s += tables.unanswered_Q[rank] * after_s
-        kind = costs.action_NFREQ.shape[1] - 1 if how % RAMP == CUT and not crosses_after(tables, block) else 0
+        kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses_after(tables, block) else 0
         entry = entry_of(tables, rank)
         if kind == 0:
             fill += wait_inputs(tables, run, entry)
@@ -272,29 +274,31 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
 
 
 Oracle = Callable[[Prices, float], tuple[float, Walk]]
-"""From prices, and the rate at which batches fill, to the price of the cheapest walk, and that walk."""
+"""Pricing: maps dual prices, and the rate at which batches fill, to the cheapest walk's price and the walk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkRelaxation:
-    """The relaxation of the module's head, as something that prices can be asked of."""
+    """The pricing problem of the relaxation."""
 
     tables: RunTables
     costs: CostToGo
-    """Of the last question."""
+    """The tables of the last call of `cheapest`."""
 
     @classmethod
     def of(cls, tables: RunTables) -> WalkRelaxation:
-        """Further splits wait as long as they take; with room for the prices of two blocks."""
+        """Returns the relaxation in which the wait of a later split is the split's own time."""
         return cls(tables=tables, costs=empty_cost_to_go(tables, kinds=2, blocks=2))
 
     def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        least = fill_cost_to_go(self.tables, prices, float(fill_rate), self.costs)  # no second version for integers
+        """Returns the price of the cheapest walk, and the walk; infinity if no walk exists."""
+        # The rate is converted because numba would compile the kernel once more for an integer.
+        least = fill_cost_to_go(self.tables, prices, float(fill_rate), self.costs)
         if math.isinf(least):
             return math.inf, no_walk(len(self.tables.count_C))
         return least, trace_walk(self.tables, self.costs)[0]
 
     def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
-        """The ramps that the last walk activates."""
+        """Returns the ramps that the last cheapest walk activates."""
         on_N = trace_walk(self.tables, self.costs)[1]
         return tuple(ramp for ramp in problem.ramps if on_N[ramp])

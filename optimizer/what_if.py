@@ -1,4 +1,4 @@
-"""The same problem with one number changed: how rate and cost follow the SLO, batch size, budget or devices."""
+"""What-if variants of a problem: one number is changed, and the plan is solved again for each value."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ AxisName = Literal["slo_s", "batch_limit", "usd_per_hour", "count", "rate_per_s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Which number is changed, and what it becomes."""
+    """The number that is changed, and its values."""
 
     name: AxisName
     values: tuple[float, ...]
     device: str | None = None
-    """Whose count."""
+    """For `count`: the device type."""
 
     def __post_init__(self) -> None:
         if not self.values:
             raise PlanError("a what-if needs at least one value")
         if (self.name == "count") != (self.device is not None):
-            raise PlanError("a count, and nothing else, is that of a device")
-        most = {"batch_limit": MAX_BATCH, "count": MAX_COUNT}.get(self.name)
-        if most is not None and max(self.values) > most:
-            raise PlanError(f"a {self.name.replace('_', ' ')} is at most {most}, not {max(self.values)}")
+            raise PlanError("a what-if over counts needs a device, and no other what-if has one")
+        limit = {"batch_limit": MAX_BATCH, "count": MAX_COUNT}.get(self.name)
+        if limit is not None and max(self.values) > limit:
+            raise PlanError(f"a {self.name.replace('_', ' ')} is at most {limit}, not {max(self.values)}")
 
 
 def variants(problem: PlanProblem, axis: Axis) -> tuple[PlanProblem, ...]:
-    """The problem at every value; raises PlanError for a value that makes it none."""
+    """Returns the problem at each value; raises PlanError for an invalid value."""
     return tuple(_changed(problem, axis, value) for value in axis.values)
 
 
 def with_batch_limit(problem: PlanProblem, limit: float) -> PlanProblem:
-    """Only the measured batch sizes up to `limit`, and the devices that have some; raises PlanError where none has."""
+    """Returns the problem with batch sizes up to `limit`, and the devices that have any; raises PlanError for none."""
     tables = {device: _limited(table, limit) for device, table in problem.latency.items() if table.batches[0] <= limit}
     devices = {device: supply for device, supply in problem.devices.items() if device in tables}
-    there = {device: supply for device, supply in problem.devices.items() if supply.count} or problem.devices
-    if not there.keys() & devices.keys():
-        measured = ", ".join(f"{device}: {list(problem.latency[device].batches)}" for device in there)
+    available = {device: supply for device, supply in problem.devices.items() if supply.count} or problem.devices
+    if not available.keys() & devices.keys():
+        measured = ", ".join(f"{device}: {list(problem.latency[device].batches)}" for device in available)
         raise PlanError(f"no batch size up to {limit:.15g} is measured on any device; measured are {measured}")
-    if problem.generation is not None:  # larger batches that were measured hold skipped tokens as well
+    if problem.generation is not None:  # keeps larger measured batches, because batches also hold skipped tokens
         tables = {device: problem.latency[device] for device in tables}
         generation = replace(problem.generation, batch_limit=min(limit, problem.generation.batch_limit))
         return replace(problem, latency=tables, devices=devices, generation=generation)

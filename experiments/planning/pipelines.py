@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master, without_output
+from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master, suppressed_stdout
 from optimizer.step import FloatArray, IntArray
 
 NEAR = (10, 40)
@@ -114,7 +114,7 @@ def best_mixture(
 def _share_of(columns: Sequence[Column], demands: Sequence[Demand], replicas: Mapping[int, Sequence[int]]) -> float:
     rates_M = np.zeros(len(demands))
     for q, counts in replicas.items():
-        rates_M[columns[q].model] += highest_rate(columns[q], counts)
+        rates_M[columns[q].model] += rate_of_replicas(columns[q], counts)
     return float((rates_M / [demand.weight for demand in demands]).min())
 
 
@@ -157,7 +157,7 @@ def _relaxed(
     limits = np.concatenate([np.zeros(len(pools)), cluster.count_C, np.zeros(len(demands))])
     objective = np.append(np.zeros(share), -1.0)
     relaxed = linprog(objective, A_ub=matrix, b_ub=limits, method="highs")
-    with without_output():
+    with suppressed_stdout():
         whole = milp(
             objective,
             integrality=np.concatenate([np.zeros(len(columns)), np.ones(len(pools)), [0]]),

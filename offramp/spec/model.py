@@ -25,7 +25,7 @@ from offramp.commands.output import command
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
 from optimizer.latency_file import latency_table
-from optimizer.networks import measuring
+from optimizer.networks import with_slower_networks
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import OrderDocument
 from optimizer.problem_shape import (
@@ -145,7 +145,7 @@ class ServiceParts:
         if not self.exits.prune:
             return tables
         times = measuring_of(self.exits.records)
-        return {device: measuring(table, self.card.chain.bounds, times) for device, table in tables.items()}
+        return {device: with_slower_networks(table, self.card.chain.bounds, times) for device, table in tables.items()}
 
     @cached_property
     def exits(self) -> Exits:

@@ -1,4 +1,4 @@
-"""What a strategy may answer, and how near its figures must be to those that are known."""
+"""Helpers that check results of the planner against brute force, and against the space of a strategy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile
-from tests.optimizer.brute_force import Optimum, Twin
+from tests.optimizer.brute_force import BruteForce, Optimum
 
 AGREE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Of the planner and its twin, to one problem."""
+    """The results of the planner and of brute force for one problem."""
 
     problem: PlanProblem
     decision: Decision
@@ -30,21 +30,21 @@ class Answers:
 
     @classmethod
     def to(cls, problem: PlanProblem, strategy: Strategy) -> Answers:
-        """Ask both."""
-        return cls(problem=problem, decision=solve(problem, strategy), optimum=Twin(problem).best(strategy))
+        """Solves the problem with both."""
+        return cls(problem=problem, decision=solve(problem, strategy), optimum=BruteForce(problem).best(strategy))
 
 
-def as_good_as_the_twin(
+def check_against_brute_force(
     found: Mapping[int, Answers], strategy: Strategy, value: Callable[[PlanProblem, Evaluation], float]
 ) -> None:
-    """Asserts that the planner's values equal the twin's, are proven best, and keep every promise; by seed."""
+    """Asserts that the planner's plans are as good as those of brute force, proven optimal, and feasible; by seed."""
     num_planned = 0
     for seed, both in found.items():
         problem, decision, where = both.problem, both.decision, f"problem {seed}"
         if both.optimum is None:
-            assert isinstance(decision, NoPlan), f"{where}: only the planner has {decision}"
+            assert isinstance(decision, NoPlan), f"{where}: only the planner found {decision}"
             continue
-        assert isinstance(decision, Planned), f"{where}: only the twin has {both.optimum}"
+        assert isinstance(decision, Planned), f"{where}: only brute force found {both.optimum}"
         best = value(problem, both.optimum.figures)
         assert value(problem, decision.figures) == pytest.approx(best, rel=AGREE, abs=0), where
         assert decision.gap == pytest.approx(0, abs=AGREE), where
@@ -59,7 +59,7 @@ def as_good_as_the_twin(
 
 
 def chunks(few: Mapping[Strategy, int], many: int) -> pytest.MarkDecorator:
-    """By strategy, the first seeds, and for `make test-all` all others."""
+    """Parametrizes a test by strategy with the first seeds, and with all others for `make test-all`."""
     rest = [
         pytest.param(each, range(first, many), id=f"{each}, many", marks=pytest.mark.slow)
         for each, first in few.items()
@@ -68,15 +68,15 @@ def chunks(few: Mapping[Strategy, int], many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("strategy", "seeds"), [*first, *rest])
 
 
-def within(told: float | None, known: float | None, room: float) -> bool:
-    """Whether `told` is `known`, or above it by no more than a share `room` of it."""
-    if told is None or known is None:
-        return told is known
-    return -AGREE <= told / known - 1 <= room + AGREE
+def within(value: float | None, optimum: float | None, gap: float) -> bool:
+    """Returns whether a value equals the optimum, or exceeds it by at most a relative `gap`."""
+    if value is None or optimum is None:
+        return value is optimum
+    return -AGREE <= value / optimum - 1 <= gap + AGREE
 
 
 def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) -> bool:
-    """Whether a strategy may answer this plan."""
+    """Returns whether a plan belongs to a strategy's space."""
     splits = [split for stage in stages for split in stage.splits]
     ramps = tuple(ramp for split in splits for ramp in split.ramps)
     if strategy in ("stock", "early-exit", "e3") and any(split.stays for split in splits):
@@ -92,21 +92,21 @@ def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) 
 
 
 def planned(problem: PlanProblem, strategy: Strategy = "best") -> Planned:
-    """The planner's plan, where there must be one."""
+    """Returns the planner's plan, and fails if there is none."""
     decision = solve(problem, strategy)
     assert isinstance(decision, Planned), decision
     return decision
 
 
 def refused(problem: PlanProblem, strategy: Strategy = "best") -> NoPlan:
-    """Why there is no plan, where there must be none."""
+    """Returns the reason why there is no plan, and fails if there is one."""
     decision = solve(problem, strategy)
     assert isinstance(decision, NoPlan), decision
     return decision
 
 
-def told(file: ProblemFile, strategy: Strategy = "best") -> dict[str, Any]:
-    """What `offramp plan --json` says of the plan, where there must be one."""
+def plan_json(file: ProblemFile, strategy: Strategy = "best") -> dict[str, Any]:
+    """Returns the output of `offramp plan --json`, and fails if there is no plan."""
     found = answer(file, strategy, solve)
     assert isinstance(found, PlanAnswer)
     return answer_document(found)

@@ -1,7 +1,7 @@
-"""The planner's slow twin: scores every plan of a strategy's space, and shares no code with the planner.
+"""A brute-force reference for the planner: it scores every plan of a strategy's space, and shares no code with it.
 
-Plans are taken a layout at a time: all choices of batches (P) against all choices of replicas (Q), with S splits in G
-stages. The scores are written anew from the definitions of the cost model; what is returned is scored by `evaluate`.
+Plans are scored one layout at a time: all choices of batches (P) times all choices of replicas (Q), with S splits in G
+stages. The scores are implemented again from the definitions of the cost model. The best plan is scored by `evaluate`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Every plan of one layout."""
+    """The scores of all plans of one layout."""
 
     batch_PS: FloatArray
     replicas_QG: FloatArray
     rate_per_s_PQ: FloatArray
     filled_PQ: FloatArray
-    """Inputs that batches wait for."""
+    """Inputs for which batches wait."""
     latency_s_PQ: FloatArray
     mean_s_PQ: FloatArray
     overhead_P: FloatArray
@@ -42,17 +42,17 @@ class Scores:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """Sums over the splits of every choice of batches, filled in one by one."""
+    """Sums over the splits, for each choice of batches. They are accumulated split by split."""
 
     cycle_s_PG: FloatArray
-    """Of one replica per stage."""
+    """Seconds per input of one replica of each stage."""
     fixed_s_P: FloatArray
-    """T and T_x."""
+    """Sum of T and T_x."""
     first_P: FloatArray
-    """Inputs that fill first splits."""
+    """Inputs that fill the batches of first splits."""
     further_PG: FloatArray
     mean_s_P: FloatArray
-    """The same, weighed by the inputs without an answer; half of each wait."""
+    """The same sums, weighted by the inputs without an answer, with half of each wait."""
     mean_first_P: FloatArray
     mean_further_PG: FloatArray
     block_s_P: FloatArray
@@ -71,8 +71,8 @@ class Optimum:
     figures: Evaluation
 
 
-class Twin:
-    """Answers one problem for any strategy, remembering the times of splits."""
+class BruteForce:
+    """Solves one problem for any strategy, with a cache of the times of splits."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self._problem = problem
@@ -81,7 +81,7 @@ class Twin:
         self._replicas_on = cache(self._replicas)
 
     def best(self, strategy: Strategy) -> Optimum | None:
-        """The plan of the highest rate, the least cost or the least mean answer time; None where none meets it."""
+        """Returns the plan with the highest rate, the least cost or the least mean answer time, or None."""
         least, best = np.inf, None
         for layout in layouts(self._problem, strategy):
             scores = self.scores(layout)
@@ -94,7 +94,7 @@ class Twin:
         return None if best is None else self._checked(best)
 
     def least_latency_s(self, strategy: Strategy) -> float | None:
-        """Of the plans that keep the rate and the budget; None where there are none."""
+        """Returns the least worst-case latency of plans that keep the rate and the budgets, or None."""
         least = np.inf
         for layout in layouts(self._problem, strategy):
             scores = self.scores(layout)
@@ -103,7 +103,7 @@ class Twin:
         return least if np.isfinite(least) else None
 
     def scores(self, layout: Layout) -> Scores:
-        """Rate and times of every plan of a layout, by the definitions of the cost model."""
+        """Returns the scores of all plans of a layout, by the definitions of the cost model."""
         problem = self._problem
         batch_PS = self._batches(layout)
         replicas_QG = self._replicas_on(layout.devices)
@@ -146,9 +146,9 @@ class Twin:
                 parts.cycle_s_PG[:, stage] += share * seconds_P / batch_P
                 parts.fixed_s_P += seconds_P
                 filled_P = batch_P * (1 / share if share else np.inf)
-                # Half of the wait, of those without an answer; as many as run where inputs stop.
+                # Half of the wait, weighted by the inputs without an answer. If inputs stop, these are all inputs.
                 mean_filled_P = batch_P / 2 * (waiting if layout.after_answer == "stay" else 1.0)
-                if index == 0 or blocks[0] in problem.networks:  # there the ingress fills it
+                if index == 0 or blocks[0] in problem.networks:  # the ingress fills these batches
                     parts.first_P += filled_P
                     parts.mean_first_P += mean_filled_P
                 else:
@@ -170,9 +170,9 @@ class Twin:
     def _split_s(
         self, layout: Layout, blocks: Blocks, device: str, batch_P: FloatArray, runs: Shares, reached: Shares
     ) -> FloatArray:
-        """Of all blocks, of their ramps, and of both by the inputs without an answer: per measured batch size.
+        """Returns the seconds of blocks, of ramps, and of both weighted by the inputs without an answer, (3, P).
 
-        What happened before a split counts by the share that it lets in.
+        Ramps before the split matter only through the share of inputs that enter it.
         """
         problem, table = self._problem, self._problem.latency[device]
         network = sum(end <= blocks[0] for end in problem.networks)
@@ -193,7 +193,7 @@ class Twin:
         return self._seconds[key][:, np.searchsorted(table.batches, batch_P)]
 
     def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:
-        """T_x, of the inputs that leave a stage with one batch of its last split."""
+        """Returns the transfer time (T_x) of the survivors of one batch of a stage's last split."""
         link, leave_P = self._problem.link, batch_P * _share_left(reached, blocks[0], blocks[-1] + 1)
         return link.delay_s + self._problem.bytes_per_sample_N[blocks[-1]] * leave_P / link.bandwidth_bytes_per_s
 
@@ -210,7 +210,7 @@ class Twin:
         return replicas_QG[enough_Q]
 
     def _regret(self, scores: Scores) -> FloatArray:
-        """What is sought, the less the better."""
+        """Returns the objective of each plan, to be minimized."""
         if isinstance(self._problem.objective, MinimizeLatency):
             return scores.mean_s_PQ
         return scores.usd_per_hour_Q if isinstance(self._problem.objective, MinimizeCost) else -scores.rate_per_s_PQ
@@ -237,36 +237,36 @@ class Twin:
 
 
 def reached_by(problem: PlanProblem, active: Sequence[int], used: tuple[int, ...] = ()) -> list[float]:
-    """Per block, and after the last one, the share of inputs that reaches it: survival after the last active ramp.
+    """Returns the share of inputs that reach each block and the end: the survival after the last active ramp.
 
-    Of a chain, with the networks that are used.
+    `used` are the used networks of a chain.
     """
     before = [[ramp for ramp in active if ramp < block] for block in range(problem.num_blocks + 1)]
     known = (problem.survival_of or {}).get(used)
     if known is None:
         return [problem.survival_N[max(ramps) + 1] if ramps else 1.0 for ramps in before]
-    there = [block for network in used for block in blocks_of(problem, network)]
-    behind = {ramp: next(block for block in there if block > ramp) for ramp in active}
-    return [known[behind[max(ramps)]] if ramps else 1.0 for ramps in before]
+    blocks = [block for network in used for block in blocks_of(problem, network)]
+    after = {ramp: next(block for block in blocks if block > ramp) for ramp in active}
+    return [known[after[max(ramps)]] if ramps else 1.0 for ramps in before]
 
 
 def _rows(*choices: Sequence[int]) -> FloatArray:
-    """One row per way to choose one number from each."""
+    """Returns the Cartesian product, one row per combination."""
     return np.array(list(product(*choices)), dtype=np.float64).reshape(-1, len(choices))
 
 
 def _share_left(reached: Sequence[float], first: int, block: int) -> float:
-    """Of the inputs of a full batch at block `first`; a split that nothing reaches is counted as full."""
+    """Returns the share of a full batch at block `first` that reaches `block`. An unreached split counts as full."""
     return reached[block] / reached[first] if reached[first] else 1.0
 
 
 def _pruned(table: LatencyTable, seconds_B: FloatArray, left: float) -> FloatArray:
-    """Seconds of the batches that were measured, with so much left of every input."""
+    """Returns the seconds of the measured batches if a share `left` of each input's tokens remains."""
     return _linear(np.array(table.batches) * left, table.batches, seconds_B)
 
 
 def _linear(x_B: FloatArray, known: Sequence[int], value_B: FloatArray) -> FloatArray:
-    """Linear between known points, constant below the first; nothing is asked above the last."""
+    """Interpolates linearly between known points, and is constant below the first. No point is above the last."""
     values = []
     for x in x_B:
         right = next((index for index, point in enumerate(known) if point >= x), len(known) - 1)
@@ -288,27 +288,27 @@ class Layout:
     """A plan without its batches and replicas."""
 
     stages: tuple[tuple[Blocks, ...], ...]
-    """Per stage its splits, per split its blocks."""
+    """The blocks of each split of each stage."""
     devices: tuple[str, ...]
-    """Per stage."""
+    """The device of each stage."""
     ramps: tuple[int, ...]
-    """Active ones."""
+    """The active ramps."""
     constant_batch: bool
-    """All splits at one batch size, as E3 has it."""
+    """Whether all splits have one batch size, as in E3."""
     after_answer: AfterAnswer = "stop"
     used: tuple[int, ...] = (0,)
-    """Networks of a chain."""
+    """The used networks of a chain."""
 
     @property
     def splits(self) -> tuple[tuple[Blocks, str], ...]:
-        """With the device that runs each."""
+        """The blocks and the device of each split."""
         pairs = zip(self.stages, self.devices, strict=True)
         return tuple((blocks, device) for splits, device in pairs for blocks in splits)
 
 
 def layouts(problem: PlanProblem, strategy: Strategy) -> Iterator[Layout]:
-    """Every way to cut the blocks into splits, group these, place the groups and switch ramps on."""
-    there = [device for device, supply in problem.devices.items() if supply.count > 0]
+    """Yields every way to cut blocks into splits, group splits into stages, assign devices and activate ramps."""
+    available = [device for device, supply in problem.devices.items() if supply.count > 0]
     for used in _sets_of_networks(problem):
         networks = [blocks_of(problem, network) for network in used]
         ramp_sets = _ramp_sets(problem, strategy, {block for blocks in networks for block in blocks})
@@ -316,7 +316,7 @@ def layouts(problem: PlanProblem, strategy: Strategy) -> Iterator[Layout]:
             splits = tuple(chain.from_iterable(parts))
             for stages in _consecutive_groups(splits):
                 if _in_space(strategy, len(stages), len(splits)):
-                    for ramps, devices in product(ramp_sets, product(there, repeat=len(stages))):
+                    for ramps, devices in product(ramp_sets, product(available, repeat=len(stages))):
                         for after_answer in _after_answers(problem, strategy):
                             yield Layout(
                                 stages=stages,
@@ -355,10 +355,10 @@ def blocks_of(problem: PlanProblem, network: int) -> Blocks:
 
 
 def _sets_of_networks(problem: PlanProblem) -> list[tuple[int, ...]]:
-    """All that end with the last."""
+    """Returns all sets that contain the last network."""
     last = max(len(problem.networks), 1) - 1
     sets = chain.from_iterable(combinations(range(last), size) for size in range(last + 1))
-    return [(*some, last) for some in sets]
+    return [(*others, last) for others in sets]
 
 
 def _in_space(strategy: Strategy, num_stages: int, num_splits: int) -> bool:
@@ -370,24 +370,24 @@ def _in_space(strategy: Strategy, num_stages: int, num_splits: int) -> bool:
 
 
 def _after_answers(problem: PlanProblem, strategy: Strategy) -> tuple[AfterAnswer, ...]:
-    """Nothing but early answers is won by staying."""
+    """Returns the allowed values of `after_answer`: `stay` can only improve the mean answer time."""
     if not isinstance(problem.objective, MinimizeLatency) or strategy in ("stock", "early-exit", "e3"):
         return ("stop",)
     return ("stay",) if strategy == "apparate" else ("stop", "stay")
 
 
 def _ramp_sets(problem: PlanProblem, strategy: Strategy, blocks: set[int]) -> list[tuple[int, ...]]:
-    there = tuple(ramp for ramp in problem.ramps if ramp in blocks)
+    ramps = tuple(ramp for ramp in problem.ramps if ramp in blocks)
     stays = strategy == "apparate"
     if strategy == "stock" or (stays and not isinstance(problem.objective, MinimizeLatency)):
-        return [()]  # where inputs stay, ramps win neither rate nor money
+        return [()]  # if inputs stay, ramps improve neither the rate nor the cost
     if strategy in ("early-exit", "e3"):
-        return [there]
-    return list(chain.from_iterable(combinations(there, size) for size in range(len(there) + 1)))
+        return [ramps]
+    return list(chain.from_iterable(combinations(ramps, size) for size in range(len(ramps) + 1)))
 
 
 def _consecutive_groups(items: Sequence[T]) -> Iterator[tuple[tuple[T, ...], ...]]:
-    """All ways to cut a sequence into consecutive groups, none empty."""
+    """Yields all ways to cut a sequence into consecutive, non-empty groups."""
     if not items:
         yield ()
     for size in range(1, len(items) + 1):

@@ -1,4 +1,4 @@
-"""Plan problems: plain ones, one worked out by hand, and random ones of one network or a chain, some odd."""
+"""Planning problems for tests: simple ones, one that is solved by hand, and random ones of one network or a chain."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency,
 from profiles.table import LatencyTable
 
 
-def plain_problem(**given: Any) -> PlanProblem:
-    """The highest rate within a second on one free accelerator of each type that was measured.
+def plain_problem(**fields: Any) -> PlanProblem:
+    """Returns the problem of the highest rate within a second, on one free accelerator of each type.
 
-    There is a ramp after every block but the last, and nothing to send. `given`: survival and latency at least.
+    Each block but the last has a ramp, and hops carry nothing. `fields` must hold survival and latency.
     """
-    num_blocks = len(given["survival_N"])
+    num_blocks = len(fields["survival_N"])
     plain: dict[str, Any] = {
         "num_blocks": num_blocks,
         "ramps": tuple(range(num_blocks - 1)),
-        "devices": {name: Supply(count=1) for name in given["latency"]},
+        "devices": {name: Supply(count=1) for name in fields["latency"]},
         "link": Link(bandwidth_bytes_per_s=1e9),
         "bytes_per_sample_N": (0.0,) * num_blocks,
         "slo": Slo(latency_s=1.0),
         "objective": MaximizeRate(),
     }
-    return PlanProblem(**plain | given)
+    return PlanProblem(**plain | fields)
 
 
 DOCUMENT: dict[str, Any] = {
@@ -49,7 +49,7 @@ BEST = (
     Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)),)),
     Stage(device="V100", replicas=2, splits=(Split(first=1, end=2, batch=2),)),
 )
-"""4000/s: stage 0 does 4 inputs in 1 ms; half of them reach stage 1, which does 2 x 2 of those in 1 ms: twice that."""
+"""The rate is 4000/s: stage 0 does 4 inputs in 1 ms. Half of them reach stage 1, whose 2 replicas do 4 in 1 ms."""
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -57,7 +57,7 @@ BATCHES = ((1,), (4,), (1, 2), (2, 8), (1, 4), (1, 2, 4), (2, 3, 8), (4, 8, 16))
 
 
 def random_problem(seed: int) -> PlanProblem:
-    """1 to 5 blocks, one or two accelerator types, up to three of each; about a fifth have no plan."""
+    """Returns a problem of 1 to 5 blocks and 1 or 2 accelerator types with up to 3 devices. A fifth have no plan."""
     rng = default_rng(seed)
     num_blocks = int(rng.choice([1, 2, 3, 4, 5], p=[0.03, 0.25, 0.35, 0.3, 0.07]))
     ramps = tuple(ramp for ramp in range(num_blocks - 1) if rng.random() < rng.choice([0.5, 1.0, 0.9]))
@@ -65,7 +65,7 @@ def random_problem(seed: int) -> PlanProblem:
 
 
 def random_problem_of(rng: Generator, num_blocks: int, ramps: tuple[int, ...]) -> PlanProblem:
-    """Of these blocks and ramps."""
+    """Returns a random problem with these blocks and ramps."""
     names = ("V100", "T4")[: rng.integers(1, 3)]
     latency = {name: _table(rng, num_blocks, len(ramps)) for name in names}
     devices = {name: _supply(rng) for name in names}
@@ -92,21 +92,21 @@ def random_problem_of(rng: Generator, num_blocks: int, ramps: tuple[int, ...]) -
 
 
 def random_latency_problem(seed: int) -> PlanProblem:
-    """The same problem, of which early answers at a rate are sought; about half have a budget for ramps."""
+    """Returns a random problem that minimizes the mean answer time at a rate. About half have a ramp budget."""
     problem, rng = random_problem(seed), default_rng((seed, 1))
-    asked = problem.required_per_s
+    rate = problem.required_per_s
     fastest = max(
         supply.count * problem.latency[name].batches[-1] / _whole_s(problem.latency[name])
         for name, supply in problem.devices.items()
     )
-    # Mostly far below what the devices do: there batches of several splits wait, and staying may be worth it.
-    rate_per_s = asked if asked is not None and rng.random() < 0.5 else max(fastest, 1.0) * _log_uniform(rng, 0.02, 1)
+    # Most rates are far below the capacity: batches of several splits then wait, and `stay` may be better.
+    rate_per_s = rate if rate is not None and rng.random() < 0.5 else max(fastest, 1.0) * _log_uniform(rng, 0.02, 1)
     budget = _log_uniform(rng, 0.005, 0.5) if rng.random() < 0.5 else None
     return replace(problem, objective=MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=budget))
 
 
 def _table(rng: Generator, num_blocks: int, num_ramps: int) -> LatencyTable:
-    """Mostly a fixed and a growing part per block; at times seconds that follow no rule."""
+    """Returns random latencies: usually a fixed and a linear part per block, sometimes arbitrary seconds."""
     batches = BATCHES[rng.integers(len(BATCHES))]
     scale_s = _log_uniform(rng, 1e-3, 1e-2)
     ramp_scale_s = scale_s * float(rng.choice([0.0, 0.05, 0.2, 1.5], p=[0.15, 0.45, 0.3, 0.1]))
@@ -128,7 +128,7 @@ def _odd(rng: Generator, num_rows: int, batches: tuple[int, ...]) -> FloatArray:
 
 
 def _survival(rng: Generator, num_blocks: int, ramps: tuple[int, ...]) -> tuple[float, ...]:
-    """Falls after ramps; at times not at all, down to 0, or (which a planner must not mind) where no ramp is."""
+    """Returns a survival that falls after ramps. Sometimes it is constant, falls to 0, or falls without a ramp."""
     shares = [1.0]
     flat, dies, anywhere = rng.random() < 0.1, rng.random() < 0.1, rng.random() < 0.2
     for block in range(num_blocks - 1):
@@ -155,7 +155,7 @@ def _objective(rng: Generator, highest_rate_per_s: float) -> Objective:
 
 
 def _whole_s(table: LatencyTable) -> float:
-    """The whole model at the largest batch."""
+    """Returns the seconds of the whole model at the largest batch."""
     return float(table.block_s_NB[:, -1].sum())
 
 
@@ -166,15 +166,15 @@ def _log_uniform(rng: Generator, low: float, high: float) -> float:
 TWO = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (2, 3), (3, 2))
 THREE = ((1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 2), (1, 2, 2))
 LARGE = ((3, 3), (1, 2, 3), (3, 1, 2), (2, 2, 2))
-"""Rare, and on one device with one or two batch sizes: of these there are many plans."""
+"""Used rarely, and with one device type and at most two batch sizes, because such problems have many plans."""
 
 
 def random_chain(seed: int) -> PlanProblem:
-    """A chain's problem of any objective; about half know the survival of every set of networks."""
+    """Returns a random problem of a chain with any objective. About half have a survival for each set of networks."""
     rng = default_rng((seed, 22))
     large = rng.random() < 0.04
-    lengths_there = LARGE if large else (*TWO, *THREE)
-    lengths = lengths_there[int(rng.integers(len(lengths_there)))]
+    choices = LARGE if large else (*TWO, *THREE)
+    lengths = choices[int(rng.integers(len(choices)))]
     networks = tuple(int(end) for end in accumulate(lengths))
     ramps = tuple(
         block
@@ -197,20 +197,20 @@ def random_chain(seed: int) -> PlanProblem:
 def _survival_of(
     rng: Generator, problem: PlanProblem, networks: tuple[int, ...]
 ) -> dict[tuple[int, ...], tuple[float, ...]]:
-    """Of most sets of networks; falls only behind their own ramps, to other shares than in other sets."""
-    found, last = {}, len(networks) - 1
+    """Returns an independent survival for most sets of networks, which falls only after the ramps of the set."""
+    survival_of, last = {}, len(networks) - 1
     for size in range(last + 1):
-        for some in combinations(range(last), size):
-            used = (*some, last)
+        for others in combinations(range(last), size):
+            used = (*others, last)
             starts = (0, *networks)
-            there = {block for network in used for block in range(starts[network], networks[network])}
+            blocks = {block for network in used for block in range(starts[network], networks[network])}
             shares = [1.0]
             for block in range(problem.num_blocks - 1):
-                falls = block in problem.ramps and block in there
+                falls = block in problem.ramps and block in blocks
                 shares.append(shares[-1] * (float(rng.random()) if falls else 1.0))
             if rng.random() < 0.8:
-                found[used] = tuple(shares)
-    return found
+                survival_of[used] = tuple(shares)
+    return survival_of
 
 
 def _shares(rng: Generator, count: int) -> tuple[float, ...]:
@@ -218,7 +218,7 @@ def _shares(rng: Generator, count: int) -> tuple[float, ...]:
 
 
 def _small(problem: PlanProblem) -> PlanProblem:
-    """On one accelerator type, with at most two batch sizes."""
+    """Returns the problem with one accelerator type and at most two batch sizes."""
     name = next(iter(problem.devices))
     return replace(problem, devices={name: problem.devices[name]}, latency={name: _smaller(problem.latency[name])})
 

@@ -1,4 +1,4 @@
-"""The planner's slow twin: it goes through every plan, and scores each as the cost model does."""
+"""The brute-force reference enumerates every plan, and scores each as the cost model does."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
-from tests.optimizer.brute_force import Twin, layouts, plan_of
+from tests.optimizer.brute_force import BruteForce, layouts, plan_of
 from tests.optimizer.plain_problem import DOCUMENT, random_chain, random_latency_problem, random_problem
 
 
 def problem(num_blocks: int, count: int) -> PlanProblem:
-    """Two batch sizes, and a ramp after each block but the last."""
+    """Returns a problem with two batch sizes, and a ramp after each block but the last."""
     blocks = {
         "blocks": num_blocks,
         "ramps": list(range(num_blocks - 1)),
@@ -30,7 +30,7 @@ def problem(num_blocks: int, count: int) -> PlanProblem:
 
 
 def plans(problem: PlanProblem, strategy: Strategy) -> list[tuple[Stage, ...]]:
-    twin = Twin(problem)
+    twin = BruteForce(problem)
     return [
         plan_of(layout, batch_S, replicas_G)
         for layout in layouts(problem, strategy)
@@ -56,20 +56,20 @@ def test_every_plan_of_a_strategy_is_scored_once(strategy: Strategy, num_plans: 
     assert len(found) == len(set(found)) == num_plans
 
 
-def test_the_space_of_four_blocks_is_whole() -> None:
+def test_the_space_of_four_blocks_is_complete() -> None:
     # c splits: C(3, c-1) cuts and 2**c batches; g stages of them: C(c-1, g-1) groupings; 3 devices: C(3, g) choices of
     # replicas; 3 ramps: 2**3. In all 8 * sum over c of C(3, c-1) * 2**c * C(c+2, 2), by Vandermonde's identity.
     four = problem(4, 3)
-    num_plans = sum(scores.rate_per_s_PQ.size for scores in map(Twin(four).scores, layouts(four, "best")))
+    num_plans = sum(scores.rate_per_s_PQ.size for scores in map(BruteForce(four).scores, layouts(four, "best")))
     assert num_plans == 8 * (1 * 2 * 3 + 3 * 4 * 6 + 3 * 8 * 10 + 1 * 16 * 15)
 
 
 @pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 60), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("random", [random_problem, random_latency_problem, random_chain])
-def test_the_twin_scores_as_the_cost_model_does(random: Callable[[int], PlanProblem], seeds: range) -> None:
+def test_brute_force_scores_equal_those_of_the_cost_model(random: Callable[[int], PlanProblem], seeds: range) -> None:
     for seed in seeds:
         problem, rng = random(seed), default_rng(seed)
-        twin, spaces = Twin(problem), list(layouts(problem, "best"))
+        twin, spaces = BruteForce(problem), list(layouts(problem, "best"))
         chosen = [spaces[index] for index in rng.permutation(len(spaces))[:30]]
         scored = [(layout, scores) for layout in chosen for scores in [twin.scores(layout)] if len(scores.replicas_QG)]
         assert scored or not spaces, seed
@@ -78,7 +78,7 @@ def test_the_twin_scores_as_the_cost_model_does(random: Callable[[int], PlanProb
             figures = evaluate(problem, plan_of(layout, scores.batch_PS[p], scores.replicas_QG[q]))
             assert scores.rate_per_s_PQ[p, q] == pytest.approx(figures.rate_per_s, rel=1e-12), seed
             assert scores.latency_s_PQ[p, q] == pytest.approx(figures.latency_s, rel=1e-12), seed
-            if np.isfinite(figures.latency_s):  # no plan may have a split that nothing reaches
+            if np.isfinite(figures.latency_s):  # an unreached split makes a plan infeasible
                 assert scores.mean_s_PQ[p, q] == pytest.approx(figures.mean_latency_s, rel=1e-12), seed
             assert scores.overhead_P[p] == pytest.approx(figures.ramp_overhead, rel=1e-12), seed
             assert scores.usd_per_hour_Q[q] == pytest.approx(figures.usd_per_hour, rel=1e-12), seed

@@ -1,4 +1,4 @@
-"""Plans of chains of networks, beside every plan there is."""
+"""Plans of chains of networks and of parallel chains, compared with brute force."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 from tests.optimizer.answers import planned, refused
-from tests.optimizer.brute_force import Twin, layouts
+from tests.optimizer.brute_force import BruteForce, layouts
 from tests.optimizer.plain_problem import plain_problem, random_chain, random_problem
 
 
 def some(few: int, many: int) -> pytest.MarkDecorator:
-    """The first seeds, and for `make test-all` all."""
+    """Parametrizes a test with the first seeds, and with all seeds for `make test-all`."""
     rest = pytest.param(range(few, many), id="many", marks=pytest.mark.slow)
     return pytest.mark.parametrize("seeds", [pytest.param(range(few), id="few"), rest])
 
 
 @some(15, 500)
 @pytest.mark.parametrize("strategy", ["best", "serial", "e3", "stock"])
-def test_the_best_plan_of_a_chain_is_the_twins(seeds: range, strategy: Strategy) -> None:
+def test_the_best_plan_of_a_chain_equals_that_of_brute_force(seeds: range, strategy: Strategy) -> None:
     for seed in seeds:
         problem = random_chain(seed)
-        known, found = Twin(problem).best(strategy), solve(problem, strategy)
+        known, found = BruteForce(problem).best(strategy), solve(problem, strategy)
         assert isinstance(found, NoPlan) == (known is None), seed
         if known is None:
             continue
@@ -52,7 +52,7 @@ def test_the_best_plan_of_a_chain_is_the_twins(seeds: range, strategy: Strategy)
 
 
 def two_networks(**changes: object) -> PlanProblem:
-    """A block of 4 ms before one of 20 ms, batches of 4, half of the inputs leave between; a hop takes 1 ms."""
+    """Returns a chain of two blocks, 4 ms and 20 ms. Batches are of 4, half of the inputs leave, a hop takes 1 ms."""
     facts = {
         "survival_N": (1.0, 0.5),
         "latency": {"cpu": LatencyTable.of_rows((4,), [[0.004], [0.020]], [[0.0]])},
@@ -68,7 +68,7 @@ def two_networks(**changes: object) -> PlanProblem:
 SMALL, LARGE = Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4)
 
 
-def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> None:
+def test_recorded_survival_of_a_set_of_networks_is_used_if_known() -> None:
     problem = two_networks(
         num_blocks=3,
         ramps=(0, 1),
@@ -84,7 +84,7 @@ def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> 
     assert Subproblem(whole=problem, used=(2,)).problem.networks == ()
 
 
-def test_of_equal_plans_the_one_of_fewer_networks_is_taken() -> None:
+def test_among_equal_plans_the_one_with_fewer_networks_is_selected() -> None:
     # Half of the work is saved by the small network, which takes as much: 10 + 0.5 * 20 ms.
     table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.010], [0.020]]), ramp_s_EB=np.array([[0.0]]))
     found = planned(two_networks(latency={"cpu": table}))
@@ -103,7 +103,7 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
     )
     small, large = replace(SMALL, tokens=40), replace(LARGE, tokens=20)
     behind = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(small, large))])
-    # 4 inputs, with half of the words left: a batch takes what 2 whole ones take.
+    # With half of the words left, a batch of 4 inputs takes the time of 2 whole ones.
     assert [split.seconds for split in behind.splits] == pytest.approx([0.004, 0.010])
     assert behind.rate_per_s == pytest.approx(2 * 4 / (0.004 + 0.5 * 0.010))
     alone = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(replace(LARGE, tokens=40),))])
@@ -114,7 +114,7 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
 
 
 def forty(split: Split) -> Split:
-    """As a plan in tokens has it."""
+    """Returns the split with a batch of 40 tokens."""
     return replace(split, batch=40)
 
 
@@ -122,17 +122,17 @@ FEW_BLOCKS = [seed for seed in range(500) if random_problem(seed).num_blocks <= 
 Devices = tuple[int, ...]
 """Replicas by accelerator type."""
 Rates = tuple[float, float]
-"""The least rate at which a chain's batches fill in time, and the most that it does."""
+"""The least rate at which a chain's batches fill in time, and its highest rate."""
 
 
 def chains(problem: PlanProblem) -> dict[Devices, list[Rates]]:
-    """Every chain of the space `best`, by what it uses; without those that another one is better than."""
-    twin = Twin(replace(problem, objective=MinimizeCost(rate_per_s=1.0)))
+    """Returns the undominated chains of the space `best`, by the replicas that they use."""
+    twin = BruteForce(replace(problem, objective=MinimizeCost(rate_per_s=1.0)))
     limit_s = problem.slo.limit_s * (1 + 1e-9)
     found: dict[Devices, set[Rates]] = defaultdict(set)
     for layout in layouts(problem, "best"):
         one = twin.scores(layout)
-        with np.errstate(divide="ignore", invalid="ignore"):  # where no input arrives, no batch fills
+        with np.errstate(divide="ignore", invalid="ignore"):  # without arrivals, no batch fills
             room_PQ = limit_s - (one.latency_s_PQ - one.filled_PQ)
             least_PQ = np.where(room_PQ > 0, one.filled_PQ / room_PQ, np.inf)
         for q, replicas_G in enumerate(one.replicas_QG):
@@ -154,7 +154,7 @@ def _worth_having(rates: set[Rates]) -> Iterator[Rates]:
 
 
 def best_of_all(problem: PlanProblem, most_chains: int) -> float | None:
-    """The highest rate or the least cost of any multiset of chains; None where none keeps the promises."""
+    """Returns the highest rate or the least cost of all multisets of chains, or None if none is feasible."""
     by_devices = chains(problem)
     counts = [supply.count for supply in problem.devices.values()]
     prices = [supply.usd_per_hour for supply in problem.devices.values()]
@@ -203,7 +203,7 @@ def table(batches: tuple[int, ...], block_ms: list[list[float]], ramp_ms: list[l
 
 
 def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_devices_to_another_chain() -> None:
-    """Blocks 0 and 1 are slow on V100. All T4 run them for one V100, and the other V100 are a chain of their own."""
+    """Returns a problem whose first blocks are slow on V100: all T4 run them for one V100. The others form a chain."""
     v100 = [[38.9], [10.9], [1.5], [1.5], [10.7], [5.9], [5.5], [4.5], [3.1]]
     t4 = [[5.1, 14.4], [8.2, 21.8], [11.4, 16.9], [8.9, 12.4], [12.9, 26.4], [5.8, 10.4], [11.8, 17.3], [10.4, 22.9]]
     problem = plain_problem(
@@ -243,7 +243,7 @@ def with_length(problem: PlanProblem, lengths: Lengths | None, length: int = LEN
 
 
 def one_block(batches: tuple[int, ...] = (1, 4, 16), per_input_s: float = 0.001, **changes: object) -> PlanProblem:
-    """A block that takes 1 ms and 1 ms per input of 32 tokens, on four accelerators."""
+    """Returns a problem of one block, which takes 1 ms plus 1 ms per input of 32 tokens, on four accelerators."""
     block_s = 0.001 + per_input_s * np.array([batches], dtype=float)
     table = LatencyTable(batches=batches, block_s_NB=block_s, ramp_s_EB=np.zeros((0, len(batches))), length=LENGTH)
     devices = {"gpu": Supply(count=4, usd_per_hour=1.0)}
@@ -295,7 +295,7 @@ def test_plans_are_as_good_as_the_best_of_all_budgets_by_brute_force(seed: int) 
     problem = with_length(random_problem(seed), MIXED if seed % 2 else Lengths(mean=20.5), LONG)
     stays = tuple(np.linspace(1.0, float(rng.uniform(0.6, 1.4)), problem.num_blocks))
     problem = replace(problem, stayers_length_N=(1.0, *stays[1:]))
-    best, found = Twin(by_hand(problem, stays)).best("best"), solve(problem)
+    best, found = BruteForce(by_hand(problem, stays)).best("best"), solve(problem)
     assert isinstance(found, Planned) == (best is not None)
     if isinstance(found, Planned) and best is not None:
         by_rate = isinstance(problem.objective, MaximizeRate)
@@ -305,7 +305,7 @@ def test_plans_are_as_good_as_the_best_of_all_budgets_by_brute_force(seed: int) 
 
 
 def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
-    """Every token an input, written anew."""
+    """Returns the problem in which each token is an input, implemented independently."""
     lengths = problem.lengths
     assert lengths is not None
     latency = {}
@@ -328,7 +328,7 @@ def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
     return plain if asked is None else plain.with_rate(asked * lengths.mean)
 
 
-def test_inputs_count_by_their_tokens_and_longer_ones_that_stay_too() -> None:
+def test_inputs_are_weighted_by_their_tokens_and_so_are_longer_survivors() -> None:
     problem = one_block(lengths=Lengths.of([16, 48]))
     figures = evaluate(problem, (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=1, batch=8),)),))
     assert figures.rate_per_s == pytest.approx(8 / 0.009)
@@ -351,7 +351,7 @@ def document(**changes: object) -> dict[str, object]:
     return {**problem_document(one_block(lengths=MIXED)), **changes}
 
 
-def test_problem_files_say_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: Path) -> None:
+def test_problem_files_give_lengths_as_a_mean_a_list_shares_or_a_file(tmp_path: Path) -> None:
     problem = one_block(lengths=MIXED, stayers_length_N=(1.0,))
     again = parse_problem(problem_document(problem)).problem
     assert (again.lengths, again.stayers_length_N, again.latency["gpu"].length) == (MIXED, (1.0,), LENGTH)

@@ -40,8 +40,8 @@ def test_machine_code_is_kept_between_processes(tmp_path: Path) -> None:
     assert hits == ["0", "1"]
 
 
-def test_where_nothing_can_be_kept_kernels_work_and_it_is_said_once() -> None:
-    # A function without a file has no place to keep its code beside.
+def test_without_a_writable_cache_kernels_work_and_one_warning_is_logged() -> None:
+    # The code of a function without a file cannot be cached.
     make = "exec('def add(a, b):\\n    return a + b\\ndef take(a, b):\\n    return a - b')"
     code = f"from optimizer.compiled import compiled; {make}; assert compiled(add)(2, 3) + compiled(take)(3, 1) == 7"
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
@@ -50,8 +50,8 @@ def test_where_nothing_can_be_kept_kernels_work_and_it_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_is_planned_to_compile_the_planner_has_a_plan(part: Callable[[], list[Decision]]) -> None:
-    # What is refused early leaves kernels out.
+def test_the_problems_that_compile_the_kernels_have_plans(part: Callable[[], list[Decision]]) -> None:
+    # A problem that is refused early would not run all kernels.
     decisions = part()
     assert decisions
     assert all(isinstance(each, Planned) for each in decisions)
@@ -63,12 +63,12 @@ def kernels() -> set[Any]:
 
 
 def signatures() -> dict[str, int]:
-    """Of every kernel, for how many types of arguments it was compiled, or read."""
+    """Returns, per kernel, the number of argument types for which it was compiled or loaded."""
     return {f"{each.__module__}.{each.__name__}": len(each.nopython_signatures) for each in kernels()}
 
 
 def test_kernels_take_numbers_only_from_files_that_hold_kernels() -> None:
-    """Machine code that was kept is renewed when one of these changes."""
+    """Cached machine code is compiled again when one of these files changes."""
     texts = [path.read_text(encoding="utf-8") for path in Path("optimizer").rglob("*.py")]
     assigned = "".join(text for text in texts if "optimizer.compiled import" in text)
     for kernel in kernels():
@@ -100,7 +100,7 @@ def in_whole_numbers(problem: PlanProblem) -> PlanProblem:
 @pytest.mark.parametrize(
     "objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000.0), MinimizeLatency(rate_per_s=1000.0)], ids=str
 )
-def test_whole_numbers_are_planned_by_what_is_compiled_for_others(objective: Objective) -> None:
+def test_integer_inputs_do_not_compile_kernels_again(objective: Objective) -> None:
     planners = (solve_soonest,) if isinstance(objective, MinimizeLatency) else (solve_exactly, solve_at_scale)
     asked = replace(small_problem(), budget_usd_per_hour=20.0, objective=objective)
     for planner in planners:

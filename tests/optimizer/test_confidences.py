@@ -7,11 +7,11 @@ from profiles.scores import SCORES, FloatArray
 
 
 def shares_above(values_DRP: FloatArray) -> ShareArray:
-    """Of each input and ramp, the share of values above every level."""
+    """Returns the share of values above each level, by input and ramp."""
     return np.asarray((values_DRP[..., None] > LEVELS).mean(2), dtype=np.float32)
 
 
-def test_ten_confidences_are_looked_at_where_the_principal_values_lie() -> None:
+def test_ten_confidences_are_spread_evenly_over_the_principal_values() -> None:
     values = np.linspace(0.5, 0.7, 1000).reshape(10, 1, 100)
     found = [float(LEVELS[k]) for k in candidates(shares_above(values)[:, 0])]
     assert len(found) == NUM_CONFIDENCES
@@ -19,8 +19,8 @@ def test_ten_confidences_are_looked_at_where_the_principal_values_lie() -> None:
     assert len(candidates(shares_above(np.full((3, 1, 5), 0.305))[:, 0])) == 2, "below it all count, above it none"
 
 
-def test_the_confidence_is_taken_that_tells_the_lost_from_the_kept() -> None:
-    """Values above 0.8 are what kept inputs have more of; below that lost ones are as sure, or surer."""
+def test_the_confidence_that_separates_lost_from_kept_answers_is_selected() -> None:
+    """Kept inputs have more values above 0.8. Below 0.8, lost inputs have as many or more."""
     rng = np.random.default_rng(0)
     lost_D = np.arange(200) % 4 == 0
     values = rng.uniform(0.2, 0.8, size=(200, 1, 50))
@@ -39,14 +39,14 @@ def test_each_ramp_has_its_own_and_inputs_of_equal_scores_leave_together() -> No
     chosen = choose_confidences(shares_above(values), np.stack([lost_D] * 2, 1).astype(float), budget=0.0)
     assert 0.3 <= LEVELS[chosen[0]] < 0.6
     assert 0.6 <= LEVELS[chosen[1]] < 0.9
-    # At 0.5 all have the same share, and one of them is lost: none could leave.
+    # At 0.5 all inputs have the same share, and one of them is lost, so none could leave.
     values = np.full((4, 1, 10), 0.55)
     values[:3, :, 0] = 0.75
     (alone,) = choose_confidences(shares_above(values), np.array([[0.0], [0.0], [0.0], [1.0]]), budget=0.1)
     assert 0.55 <= LEVELS[alone] < 0.75
 
 
-def test_a_share_has_a_sureness_and_a_sureness_its_share() -> None:
+def test_shares_and_sureness_convert_to_each_other() -> None:
     kind = SCORES["share"]
     shares = np.array([0.0, 1 / 70, 0.5, 69 / 70, 1.0])
     sureness = kind.sureness(shares)

@@ -30,7 +30,7 @@ def flags(text: str) -> BoolArray:
 
 
 def random_networks(seed: int, count: int, skills: tuple[float, ...]) -> tuple[list[FloatArray], IntArray]:
-    """Probabilities of networks that lean towards the truth, each with noise of its own."""
+    """Returns probabilities of networks that favor the true label, each with independent noise."""
     rng = np.random.default_rng(seed)
     truth_N = rng.integers(0, 4, count)
     said = []
@@ -59,13 +59,13 @@ def test_the_interval_contains_0_where_mcnemars_exact_test_does_not_reject(fixed
     assert found.low - 1e-9 <= found.after - found.before <= found.high + 1e-9
 
 
-def test_what_networks_say_together_is_a_mean_by_their_weights() -> None:
+def test_an_ensemble_is_the_weighted_mean_of_its_networks() -> None:
     said = [of([1.0, 0.0]), of([0.0, 1.0]), of([0.5, 0.5])]
     assert mix_networks(said, {5: 0.4, 11: 0.5}, ENDS) == pytest.approx(of([0.45, 0.55]))  # .2 of the first, .3, .5
     assert mix_networks(said, {5: 0.4}, ENDS) == pytest.approx(of([0.5, 0.5]))
 
 
-def test_weights_are_in_proportion_to_accuracy_or_the_likeliest() -> None:
+def test_weights_are_proportional_to_accuracy_or_of_maximum_likelihood() -> None:
     truth_N = np.array([0, 0, 0, 1])
     small = of([0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.1])  # 2 of 4
     large = of([0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1])  # 3 of 4
@@ -87,7 +87,7 @@ def test_a_network_that_adds_nothing_gets_no_weight(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_every_end_is_fitted_on_the_inputs_that_go_on_there(rule: Rule) -> None:
+def test_each_end_is_fitted_on_the_inputs_that_continue_there(rule: Rule) -> None:
     said, truth_N = random_networks(1, 400, (1.0, 1.5, 2.0))
     goes_on = np.column_stack([np.arange(400) < 300, np.arange(400) < 100])
     found = fit_weights(said, truth_N, goes_on, ENDS, rule)
@@ -98,7 +98,7 @@ def test_every_end_is_fitted_on_the_inputs_that_go_on_there(rule: Rule) -> None:
     assert fit_weights(said, truth_N, np.zeros((400, 2), dtype=bool), ENDS, rule) == {5: 0.0, 11: 0.0}
 
 
-def test_networks_of_one_skill_with_errors_of_their_own_gain_together() -> None:
+def test_equally_accurate_networks_with_independent_errors_gain_as_an_ensemble() -> None:
     said, truth_N = random_networks(2, 4000, (1.5, 1.5))
     found = held_out_gain(said, truth_N, np.ones((4000, 1), dtype=bool), ENDS[:1], by_likelihood)
     assert found is not None
@@ -108,7 +108,7 @@ def test_networks_of_one_skill_with_errors_of_their_own_gain_together() -> None:
     assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1], by_accuracy) is None
 
 
-def test_what_gains_only_on_what_it_was_fitted_on_is_not_believed() -> None:
+def test_overfitted_weights_have_no_held_out_gain() -> None:
     sure = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)

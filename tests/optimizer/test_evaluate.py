@@ -64,12 +64,12 @@ def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
         (split(0, 2, 0), 4, 0.020 + 0.003 + 0.030),
         (split(0, 2, 0), 3, 0.015 + 0.002 + 0.030),  # not full
         (split(1, 3, 1), 4, 0.060 + 0.004 + 0.010),  # the rest of the model
-        (split(0, 1), 1, 0.010),  # below what was measured
+        (split(0, 1), 1, 0.010),  # below the smallest measured batch
     ):
         assert split_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size) == pytest.approx(seconds)
 
 
-def test_the_last_active_ramp_decides_who_is_left_or_joint_exit_records_do() -> None:
+def test_survival_follows_from_the_last_active_ramp_or_from_joint_exit_records() -> None:
     # Survival is nested: the inputs that pass ramp 1 alone pass both.
     assert list(nested_reach(PROBLEM)((1,))) == [1.0, 1.0, 0.25]
     assert list(nested_reach(PROBLEM)((0,))) == [1.0, 0.5, 0.5]
@@ -98,13 +98,13 @@ def test_a_hop_carries_survivors_and_first_splits_fill_over_all_replicas() -> No
     assert waits == pytest.approx([4 / 10, 3 * 2 / (10 * 0.5), 4 / (10 * 0.25)])
 
 
-def test_a_split_that_nothing_reaches_never_fills() -> None:
+def test_the_batches_of_an_unreached_split_never_fill() -> None:
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
     apart = evaluate(problem, (stage(split(0, 1, 0), split(1, 3)),))
     together = evaluate(problem, (stage(split(0, 3, 0)),))
     assert apart.rate_per_s == pytest.approx(4 / 0.023)
     assert apart.latency_s == math.inf
-    # In one split with its ramp, blocks 1 and 2 are counted at the smallest batch that was measured.
+    # In one split with its ramp, blocks 1 and 2 take the time of the smallest measured batch.
     assert together.latency_s == pytest.approx(2 * (0.023 + 0.030 + 0.010))
 
 
@@ -115,7 +115,7 @@ def staying(stage: Stage) -> Stage:
 THREE_SPLITS = (stage(split(0, 1, 0), split(1, 2, 1), replicas=2), stage(split(2, 3), device="slow"))
 
 
-def test_where_inputs_stay_batches_neither_shrink_nor_wait_for_fewer() -> None:
+def test_if_inputs_stay_batches_neither_shrink_nor_wait_longer() -> None:
     figures = evaluate(at_rate(40), [staying(each) for each in THREE_SPLITS])
     assert [each.wait_s for each in figures.splits] == pytest.approx([0.1, 0.2, 0.1])
     assert [each.reached_by for each in figures.splits] == [1.0, 1.0, 1.0]
@@ -128,7 +128,7 @@ def test_where_inputs_stay_batches_neither_shrink_nor_wait_for_fewer() -> None:
     assert figures.stages[0].work_s == pytest.approx((0.023 + 0.064) / 4)
 
 
-def test_a_plan_that_meets_its_problem_breaks_nothing_and_dear_ramps_do() -> None:
+def test_a_feasible_plan_has_no_violations_and_expensive_ramps_are_one() -> None:
     problem = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10, ramp_budget=0.02))
     assert broken(problem, stage(split(0, 3))) == []
     assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, 2.000% are allowed"
@@ -136,7 +136,7 @@ def test_a_plan_that_meets_its_problem_breaks_nothing_and_dear_ramps_do() -> Non
     figures = evaluate(sooner, (stage(split(0, 3)),))
     assert promised(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
     assert promised(sooner, figures).keys() - promised(PROBLEM, figures).keys() == {"mean_latency_s", "ramp_overhead"}
-    assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all there are
+    assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all devices are used
     assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
     stages = (stage(split(0, 1), replicas=3), stage(split(1, 2), replicas=1), stage(split(2, 3), replicas=1))
     assert broken(PROBLEM, *stages) == ["5 fast used, 4 there"]
@@ -146,7 +146,7 @@ def broken(problem: PlanProblem, *stages: Stage) -> list[str]:
     return violations(problem, stages, evaluate(problem, stages))
 
 
-def test_every_broken_promise_is_told_with_both_numbers_and_an_endless_wait_as_such() -> None:
+def test_every_violation_is_reported_with_both_numbers_and_an_endless_wait_as_such() -> None:
     problem = replace(at_rate(50), budget_usd_per_hour=2.5, slo=Slo(latency_s=0.1, slack=0.2))
     # The lone replica does 4 / 0.110 = 36.3636/s; at 50/s its batch would fill in 0.08 s.
     assert broken(problem, stage(split(0, 3))) == [
@@ -162,7 +162,7 @@ def test_every_broken_promise_is_told_with_both_numbers_and_an_endless_wait_as_s
     assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]
 
 
-def test_sums_in_another_order_break_nothing() -> None:
+def test_rounding_differences_are_no_violations() -> None:
     def figures(off: float) -> Evaluation:
         scored = evaluate(problem, stages)
         return replace(

@@ -26,7 +26,7 @@ def texts(problem: PlanProblem, stages: tuple[Stage, ...] = BEST) -> list[str]:
     return [each.text for each in bottlenecks(problem, stages, evaluate(problem, stages))]
 
 
-def test_the_slowest_stage_a_slow_link_or_devices_that_are_all_used_bind() -> None:
+def test_the_slowest_stage_a_slow_link_and_fully_used_devices_are_bottlenecks() -> None:
     [bind] = bottlenecks(PROBLEM, BEST, evaluate(PROBLEM, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 does at most 4000/s")
     slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
@@ -37,7 +37,7 @@ def test_the_slowest_stage_a_slow_link_or_devices_that_are_all_used_bind() -> No
     assert texts(three) == ["stage 0 does at most 4000/s", "all 3 V100 are used"]
 
 
-def test_where_a_cost_is_sought_the_stages_that_can_spare_no_replica_bind() -> None:
+def test_if_the_cost_is_minimized_stages_that_can_spare_no_replica_are_bottlenecks() -> None:
     """Stage 0 has one replica; stage 1 would do 4000/s with one of its two."""
     assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=3000))) == [
         "stage 0 would do 0/s with one replica less; 3000/s are asked for"
@@ -73,7 +73,7 @@ def test_fills_are_means_and_a_strategy_is_compared_with_the_best() -> None:
     assert comparison.times_better == pytest.approx(1.0)  # 2 x 4 in 2 ms is 4000/s, too
 
 
-def test_rates_and_costs_are_compared_where_there_are_plans_and_prices() -> None:
+def test_rates_and_costs_are_compared_if_there_are_plans_and_prices() -> None:
     half = (replace(BEST[0], splits=(Split(first=0, end=1, batch=2, ramps=(0,)),)), BEST[1])  # 2 inputs in 1 ms
     dear = (BEST[0], replace(BEST[1], replicas=3))  # 4 devices, not 3
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=2000))
@@ -88,7 +88,7 @@ def test_rates_and_costs_are_compared_where_there_are_plans_and_prices() -> None
     assert [each.times_better for each in compare(free, {"best": planned(free), "e3": planned(free)})] == [None]
 
 
-def test_a_latency_that_cannot_be_kept_is_said_with_the_nearest() -> None:
+def test_an_infeasible_latency_is_reported_with_the_nearest_feasible_one() -> None:
     tight = replace(PROBLEM, slo=Slo(latency_s=0.005, slack=0.2))
     decision = NoPlan(strategy="best", binding="latency", nearest_slo_s=0.0073)
     assert no_plan_text(tight, decision) == (
@@ -108,7 +108,7 @@ def test_a_latency_that_cannot_be_kept_is_said_with_the_nearest() -> None:
         ("budget", "the budget of 10.00 USD/h is too small for 9000/s; the highest rate that would do is 8000/s"),
     ],
 )
-def test_too_few_devices_and_too_little_money_are_said_with_the_rate_that_would_do(binding: Binding, said: str) -> None:
+def test_too_few_devices_and_a_too_small_budget_are_reported_with_a_feasible_rate(binding: Binding, said: str) -> None:
     asked = replace(PROBLEM, objective=MinimizeCost(rate_per_s=9000), budget_usd_per_hour=10)
     decision = NoPlan(strategy="best", binding=binding, highest_rate_per_s=8000)
     assert no_plan_text(asked, decision) == f"no plan: {said}"
@@ -116,8 +116,8 @@ def test_too_few_devices_and_too_little_money_are_said_with_the_rate_that_would_
     assert no_plan_text(asked, replace(decision, more=("V100", 2))) == f"no plan: {said}; {more}"
 
 
-def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
-    """Half of the inputs leave at the first block, which is a network of its own here; or no input enters it."""
+def test_the_share_of_inputs_that_each_network_answers_is_reported() -> None:
+    """Half of the inputs leave after block 0, which is a network of its own; or no input enters that network."""
     chain = replace(PROBLEM, networks=(1, 2))
     both = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2)))
     alone = Stage(device="V100", replicas=1, splits=(split(1, 2),))

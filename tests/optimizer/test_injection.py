@@ -14,7 +14,7 @@ def seconds_of(shares: Sequence[float], cuts: Sequence[int]) -> list[float]:
 
 
 def of_all_ways(shares: Sequence[float], num_blocks: int) -> tuple[float, float]:
-    """The least longest block, and with it the least sum of squares."""
+    """Returns the minimal length of the longest block, and the least sum of squares with it, by brute force."""
     ways = [seconds_of(shares, cuts) for cuts in combinations(range(len(shares)), num_blocks - 1)]
     longest = min(map(max, ways))
     return longest, min(sum(each**2 for each in way) for way in ways if max(way) <= longest)
@@ -49,9 +49,9 @@ def test_even_sites_give_even_blocks_and_no_more_than_there_are_sites() -> None:
         ((6.5, 3.5, 1.0), (2,)),
         ((9.0, 9.0, 9.0), (0,)),
         ((10.0, 9.0, 9.0), ()),
-        ((3.0, 1.0, 1.0), (1, 2)),  # as long as the block is no gain
+        ((3.0, 1.0, 1.0), (1, 2)),  # a ramp as long as the block gains nothing
     ],
     ids=str,
 )
-def test_a_ramp_stays_that_takes_less_than_blocks_to_the_next(ramp_s: tuple[float, ...], kept: tuple[int, ...]) -> None:
+def test_ramps_quicker_than_blocks_to_the_next_exit_stay(ramp_s: tuple[float, ...], kept: tuple[int, ...]) -> None:
     assert worth_their_time(ramp_s, (2.0, 3.0, 3.0, 4.0), (0, 1, 2)) == kept

@@ -49,9 +49,9 @@ def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_netw
     assert (problem.num_blocks, problem.ramps, problem.networks) == (5, (0, 1), (2, 5))
     assert problem.bytes_per_sample_N == (1000.0, 8.0, 2000.0, 3000.0, 0.0)
     table = problem.latency["V100"]
-    assert table.batches == (1, 4)  # measured of both
+    assert table.batches == (1, 4)  # measured with both models
     assert table.block_s_NB.tolist() == [[0.001, 0.002]] * 2 + [[0.01, 0.03]] * 3
-    assert table.ramp_s_EB.tolist() == [[0.0001, 0.0002], [0.0, 0.0]]  # a network's end is in its last block
+    assert table.ramp_s_EB.tolist() == [[0.0001, 0.0002], [0.0, 0.0]]  # the last block contains its end
     assert problem.crossing_tokens == (1.0, 0.86)
     assert problem.crossing_s == 0.001
     assert problem.survival_of == {(1,): (1.0,) * 5}
@@ -77,13 +77,13 @@ def test_a_chains_problem_is_read_back_as_it_was_written(seed: int) -> None:
 
 
 def of_three_inputs(path: Path, sure: float, **facts: Any) -> None:
-    """Exit records of the chain above, for a threshold of 0.5; all pass ramp 0, at the small one's end some leave."""
+    """Returns exit records of the chain. At 0.5, no input leaves at ramp 0, and some at the small network's end."""
     path.parent.mkdir(exist_ok=True)
     exit_records([[0.1, sure], [0.1, 0.1], [0.1, 0.1]], num_blocks=5, provenance=facts).save(path)
 
 
 def recorded(path: Path, records: str) -> Path:
-    """The problem by exit records; nothing is written out."""
+    """Returns the problem with survival from exit records."""
     document = yaml.safe_load(TWO)
     del document["survival_of"]
     del document["models"][1]["kept"]
@@ -92,7 +92,7 @@ def recorded(path: Path, records: str) -> Path:
     return path
 
 
-def test_of_an_ensemble_and_of_pruned_texts_plans_know_what_the_records_beside_say(tmp_path: Path) -> None:
+def test_plans_of_ensembles_and_pruned_texts_use_the_records_beside_their_own(tmp_path: Path) -> None:
     path = recorded(tmp_path / "problem.yaml", "r.npz")
     of_three_inputs(tmp_path / "r.npz", 0.9, weights={1: 0.3})
     of_three_inputs(tmp_path / ALONE_FILE, 0.1)
@@ -141,7 +141,7 @@ BATCHES = {"size": 2, "sure": [3, 0, 2, 0], "lost": [0] * 4}
 """One of four leaves after block 0, another after block 1."""
 
 
-def test_an_input_is_one_number_whose_bits_are_the_ramps() -> None:
+def test_an_input_is_a_bit_mask_of_ramps() -> None:
     assert parse_problem({**THREE, "survival": [1.0, 0.752, 0.499], "batches": BATCHES}).problem.batches is not None
     batches = parse_problem(
         {
@@ -156,7 +156,7 @@ def test_an_input_is_one_number_whose_bits_are_the_ramps() -> None:
     assert "batches" not in problem_document(parse_problem(THREE).problem)
 
 
-def test_exit_records_bring_their_batches_along_and_their_own_calibration(tmp_path: Path) -> None:
+def test_exit_records_provide_batches_and_must_match_the_calibration(tmp_path: Path) -> None:
     scores = [[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]]
     exit_records(scores, score="entropy").save(tmp_path / "records.npz")
     survival = {"records": "records.npz", "thresholds": 0.4}

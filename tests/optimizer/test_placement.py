@@ -1,4 +1,4 @@
-"""Which replica hosts which stage."""
+"""Placement of stages on replicas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
     assert PlacedPlan(plan=Plan(stages=stages)).slots == ("split-cpu-0", "split-V100-0", "split-cpu-1")
 
 
-def test_avoided_replicas_host_a_stage_only_where_others_are_too_few() -> None:
+def test_avoided_replicas_host_a_stage_only_if_there_are_too_few_others() -> None:
     placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4", "c": "V100"})
     assert placed.needed("T4") == {FIRST: 3, SECOND: 1}
     assert placed.occupied == {"T4": 6, "V100": 1}
@@ -74,7 +74,7 @@ def test_replicas_stay_where_they_were_and_others_fill_gaps(live: str, before: d
 
 
 def all_roles(needed: dict[str, int], live: list[str]) -> list[dict[str, str]]:
-    """The twin: every way to give each replica a slot by which slots have their shares."""
+    """Yields every assignment of slots to replicas in which each slot has its share, by brute force."""
     return [dict(zip(live, slots, strict=True)) for slots in product(needed, repeat=len(live))]
 
 
@@ -103,8 +103,8 @@ def test_no_roles_give_the_poorest_stage_more_or_move_fewer_replicas_for_the_sam
         assert moved(found, before) == min(moved(each, before) for each in alike), seed
 
 
-def test_roles_go_by_what_is_alive_alone() -> None:
-    """Not by the order in which replicas came, so all ingresses agree."""
+def test_roles_depend_only_on_the_live_replicas() -> None:
+    """Roles do not depend on the order in which replicas are listed, so all ingresses agree."""
     needed, before = {"a": 3, "b": 2}, {"r2": "b", "r9": "a"}
     live = [f"r{k}" for k in range(12)]
     assert len({tuple(sorted(roles(needed, random.Random(k).sample(live, 12), before).items())) for k in range(9)}) == 1

@@ -20,7 +20,7 @@ def stage(*splits: Split, replicas: int = 1) -> Stage:
     return Stage(device="cpu", replicas=replicas, splits=splits)
 
 
-def test_after_answers_and_overlap_are_one_thing_in_a_whole_plan() -> None:
+def test_after_answer_and_overlap_are_equal_in_all_splits_of_a_plan() -> None:
     plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6))), policy=ENTROPY)
     assert plan.after_answer == "stop"
     staying = plan.with_splits(after_answer="stay")
@@ -53,7 +53,7 @@ def test_a_stock_plan_is_one_split_and_splits_end_where_networks_end() -> None:
 
 
 def side_by_side(*shares: float) -> Plan:
-    """Two chains of four blocks: one stage with ramp 1, and two stages with ramp 2."""
+    """Returns a plan of two chains of four blocks: one stage with ramp 1, and two stages with ramp 2."""
     policy = PolicySpec(thresholds=0.5)
     chains = (stage(split(0, 4, 1), replicas=3), stage(split(0, 2)), stage(split(2, 4, 2)))
     return Plan(stages=chains, shares=shares, policy=policy, predicted={"rate_per_s": 400.0, "latency_s": 0.1})
@@ -102,7 +102,7 @@ def test_a_plan_may_leave_out_networks(stages: list[Stage], entry: int, used: tu
     assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
 
 
-def test_a_stage_says_its_blocks_without_a_gap_and_one_network_is_not_named() -> None:
+def test_a_stage_has_ranges_without_gaps_and_a_single_network_is_not_named() -> None:
     assert spans((0, 1), (1, 2), (5, 9)).ranges == ((0, 2), (5, 9))
     assert spans((2, 5)).ranges == ((2, 5),)
     one = planned(spans((0, 9)), networks=())

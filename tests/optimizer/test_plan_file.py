@@ -90,7 +90,7 @@ ORDERS: list[tuple[OrderSpec, object]] = [
     (OrderSpec(name="das", eta=0.3), {"name": "das", "eta": 0.3}),
     (OrderSpec(overdue_s=5.0), {"name": "deadline", "overdue_s": 5.0}),
 ]
-"""And what a plan's file says of them."""
+"""The same chains in a plan file."""
 
 
 def test_a_plan_is_read_from_yaml_and_from_json_whose_keys_are_strings(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_plan_is_read_from_yaml_and_from_json_whose_keys_are_strings(tmp_path:
     assert read_plan(written(tmp_path / "plan.yaml", SIDE_BY_SIDE), SHAPE) == TWO_CHAINS
 
 
-def test_a_plan_of_one_chain_is_written_in_schema_2_without_what_it_does_not_have(tmp_path: Path) -> None:
+def test_a_plan_of_one_chain_is_written_in_schema_2_without_empty_fields(tmp_path: Path) -> None:
     document = plan_document(PLAN)
     [chain] = document["chains"]
     assert (document["schema_version"], chain["share"]) == (2, 1.0)

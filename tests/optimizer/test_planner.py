@@ -1,4 +1,4 @@
-"""The planner is exact: on small random problems no plan of a strategy's space is better than its answer."""
+"""The planner is exact: on small random problems, no plan of a strategy's space is better than its result."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from optimizer.soonest.search import WIDTHS
 from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.space import SPACES
 from profiles.table import LatencyTable
-from tests.optimizer.answers import AGREE, Answers, as_good_as_the_twin, chunks, planned, refused, within
-from tests.optimizer.brute_force import Twin
+from tests.optimizer.answers import AGREE, Answers, check_against_brute_force, chunks, planned, refused, within
+from tests.optimizer.brute_force import BruteForce
 from tests.optimizer.plain_problem import DOCUMENT, plain_problem, random_latency_problem, random_problem
 
 PROBLEMS = 500
@@ -41,17 +41,17 @@ def answers(seed: int, strategy: Strategy) -> Answers:
 
 
 def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
-    """More is better."""
+    """Returns the rate or the negative cost, to be maximized."""
     return -figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
 
 
 @each_chunk
-def test_the_planner_is_as_good_as_its_twin_and_proves_it(strategy: Strategy, seeds: range) -> None:
-    as_good_as_the_twin({seed: answers(seed, strategy) for seed in seeds}, strategy, objective_value)
+def test_the_planner_equals_brute_force_and_proves_optimality(strategy: Strategy, seeds: range) -> None:
+    check_against_brute_force({seed: answers(seed, strategy) for seed in seeds}, strategy, objective_value)
 
 
 @chunks({each: FEW[each] for each in FEW if each != "best"}, PROBLEMS)
-def test_the_best_plan_is_never_below_a_strategy_of_today(strategy: Strategy, seeds: range) -> None:
+def test_the_best_plan_is_at_least_as_good_as_every_other_strategy(strategy: Strategy, seeds: range) -> None:
     compared = 0
     for seed in seeds:
         best, other = (answers(seed, each).decision for each in ("best", strategy))
@@ -64,7 +64,7 @@ def test_the_best_plan_is_never_below_a_strategy_of_today(strategy: Strategy, se
 
 
 @each_chunk
-def test_where_there_is_no_plan_the_nearest_promises_are_told(strategy: Strategy, seeds: range) -> None:
+def test_the_nearest_limits_of_an_infeasible_problem_are_returned(strategy: Strategy, seeds: range) -> None:
     without = [seed for seed in seeds if isinstance(answers(seed, strategy).decision, NoPlan)]
     assert without
     for seed in without:
@@ -89,7 +89,7 @@ def test_a_rate_that_is_too_high_names_the_accelerators_that_are_missing() -> No
     document = {**DOCUMENT, "objective": {"minimize": "cost", "rate_per_s": 30_000}}
     problem = parse_problem(document).problem
     refused(problem)
-    # An input takes 0.001 / 4 + 0.5 * 0.001 / 4 seconds: 8 V100 for block 0 and 4 for block 1, of which 4 are there.
+    # An input takes 0.001 / 4 + 0.5 * 0.001 / 4 seconds: 8 V100 for block 0 and 4 for block 1; 4 are available.
     assert more_devices(problem, "best") == ("V100", 8)
     enough = replace(problem, devices={"V100": replace(problem.devices["V100"], count=12)})
     planned(enough)
@@ -98,22 +98,22 @@ def test_a_rate_that_is_too_high_names_the_accelerators_that_are_missing() -> No
 
 
 def nearest(problem: PlanProblem, strategy: Strategy) -> tuple[float | None, float | None]:
-    """The least SLO latency and, where a rate is asked for, the highest rate that have a plan."""
-    least_s = Twin(problem).least_latency_s(strategy)
+    """Returns the least feasible SLO latency and, if a rate is required, the highest feasible rate."""
+    least_s = BruteForce(problem).least_latency_s(strategy)
     slo_s = None if least_s is None else least_s / (1 - problem.slo.slack)
     if isinstance(problem.objective, MaximizeRate):
         return slo_s, None
-    # Batches fill faster at a higher rate, so a plan's latency is least at the most it can do.
-    fastest = Twin(replace(problem, objective=MaximizeRate())).best(strategy)
+    # Batches fill faster at a higher rate, so a plan's latency is least at its highest rate.
+    fastest = BruteForce(replace(problem, objective=MaximizeRate())).best(strategy)
     return slo_s, None if fastest is None else fastest.figures.rate_per_s
 
 
 MOST = 40
-"""Labels, of the hundreds that the problem below takes."""
+"""Limits of labels, below the hundreds that the problem needs."""
 
 
 def problem() -> PlanProblem:
-    """Six blocks on two types of accelerators; a batch of 8 takes twice as long as one of 1."""
+    """Returns a problem of six blocks on two accelerator types. A batch of 8 takes twice as long as a batch of 1."""
     seconds = np.array([[0.001, 0.0012, 0.0015, 0.002]]).repeat(6, axis=0)
     latency = {
         "V100": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds, ramp_s_EB=seconds[:5] / 20),
@@ -129,7 +129,7 @@ def problem() -> PlanProblem:
     )
 
 
-def test_a_search_with_room_proves_its_plan_and_else_keeps_a_bound() -> None:
+def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
     search = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True, most_labels=MOST)
     answer = search.highest_rate()
     best = planned(problem())
@@ -159,13 +159,13 @@ def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: Ma
     assert 0 <= given_up.gap < 0.5
 
 
-def test_of_plans_that_cost_the_same_a_quicker_one_is_taken() -> None:
+def test_among_equally_expensive_plans_a_quicker_one_is_preferred() -> None:
     # 100/s cost one T4 whatever the batch; a plan of full batches would wait 80 ms and more for each.
     asked = replace(problem(), objective=MinimizeCost(rate_per_s=100), slo=Slo(latency_s=10.0))
     decision = planned(asked)
     assert decision.figures.usd_per_hour == 1.0
     assert decision.figures.latency_s < 0.05
-    # No input leaves, so no plan does more than stock; plans of several splits would only wait longer.
+    # No input leaves, so no plan is faster than stock; plans of several splits would only wait longer.
     asked = replace(problem(), survival_N=(1.0,) * 6, devices={"V100": Supply(count=5, usd_per_hour=3.0)})
     best, stock = planned(asked), planned(asked, "stock")
     assert best.figures.rate_per_s == pytest.approx(stock.figures.rate_per_s)
@@ -208,23 +208,23 @@ def soonest_answers(seed: int, strategy: Strategy) -> Answers:
 @each_few
 def test_no_plan_of_the_space_answers_sooner_and_plans_keep_every_promise(strategy: Strategy, seeds: range) -> None:
     found = {seed: soonest_answers(seed, strategy) for seed in seeds}
-    as_good_as_the_twin(found, strategy, lambda _, figures: figures.mean_latency_s)
+    check_against_brute_force(found, strategy, lambda _, figures: figures.mean_latency_s)
 
 
 @each_few
-def test_where_there_is_none_the_nearest_promises_are_told(strategy: Strategy, seeds: range) -> None:
+def test_the_nearest_limits_of_an_infeasible_latency_problem_are_returned(strategy: Strategy, seeds: range) -> None:
     told = 0
     for seed in seeds:
         both = soonest_answers(seed, strategy)
         if isinstance(both.decision, Planned):
             continue
         problem, decision = both.problem, both.decision
-        least_s = Twin(problem).least_latency_s(strategy)
+        least_s = BruteForce(problem).least_latency_s(strategy)
         nearest_s = None if least_s is None else least_s / (1 - problem.slo.slack)
         assert within(decision.nearest_slo_s, nearest_s, 0.0), f"problem {seed}: {decision}, twin {nearest_s}"
         assert (decision.binding == "latency") is (nearest_s is not None), f"problem {seed}: {decision}"
         if problem.ramp_budget is None:
-            fastest = Twin(replace(problem, objective=MaximizeRate())).best(strategy)
+            fastest = BruteForce(replace(problem, objective=MaximizeRate())).best(strategy)
             rate_per_s = None if fastest is None else fastest.figures.rate_per_s
             assert within(decision.highest_rate_per_s, rate_per_s, RATE_RESOLUTION), f"problem {seed}: {decision}"
         told += 1
@@ -232,7 +232,7 @@ def test_where_there_is_none_the_nearest_promises_are_told(strategy: Strategy, s
 
 
 def two_blocks(**changes: object) -> PlanProblem:
-    """Batches of four take 4 ms in either block; half of the inputs are answered after the first."""
+    """Returns a problem of two blocks. Each takes 4 ms for a batch of 4. Half of the inputs leave after the first."""
     table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.zeros((1, 1)))
     latency = {"A": table, "B": table}
     plain = {"survival_N": (1.0, 0.5), "latency": latency, "objective": MinimizeLatency(rate_per_s=600)}
@@ -256,7 +256,7 @@ def test_staying_wins_where_batches_fill_slowly_and_stopping_where_devices_are_f
     assert none.highest_rate_per_s == pytest.approx(500)
 
 
-def test_of_plans_that_answer_as_soon_one_whose_inputs_stop_and_the_cheaper_are_taken() -> None:
+def test_among_equally_early_plans_stopping_ones_and_then_cheaper_ones_are_preferred() -> None:
     table = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.zeros((1, 1)))
     single = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100))
     best, staying = planned(single), planned(single, "apparate")
@@ -268,7 +268,7 @@ def test_of_plans_that_answer_as_soon_one_whose_inputs_stop_and_the_cheaper_are_
     assert decision.gap == 0
 
 
-def test_ramps_and_money_that_are_too_few_are_named() -> None:
+def test_ramp_budgets_and_cost_budgets_that_bind_are_named() -> None:
     dear = two_blocks(
         latency={"A": LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.full((1, 1), 0.001))},
         devices={"A": Supply(count=4, usd_per_hour=4)},
@@ -290,19 +290,19 @@ def three_sizes(table: LatencyTable) -> LatencyTable:
     return LatencyTable(batches=sizes, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])
 
 
-def test_why_there_is_no_plan_is_told_in_seconds() -> None:
+def test_the_reason_of_infeasibility_is_found_within_seconds() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
     objective = MinimizeLatency(rate_per_s=500_000, ramp_budget=0.02)
     asked = replace(
         problem, objective=objective, latency={name: three_sizes(of) for name, of in problem.latency.items()}
     )
-    solve(two_blocks(objective=objective), "best")  # compiled before time counts
+    solve(two_blocks(objective=objective), "best")  # compiles the kernels before the time is measured
     began_s = process_time()
     none = refused(asked)
-    assert process_time() - began_s < 60  # of all batch sizes it was more than six minutes once, and is 45 s
+    assert process_time() - began_s < 60  # regression: a search over all batch sizes took minutes
     assert none.binding == "devices"
     assert none.highest_rate_per_s is not None
-    assert 70_000 < none.highest_rate_per_s < 85_000  # of all sizes wide searches find plans up to 81,600 and more
+    assert 70_000 < none.highest_rate_per_s < 85_000  # wide searches over all sizes find plans up to 81,600
 
 
 def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
@@ -331,7 +331,7 @@ def test_twelve_blocks_are_proven_best(name: str) -> None:
     assert times_s["best"] <= times_s["serial"] <= times_s["apparate"] < times_s["stock"]
 
 
-def test_a_search_that_is_too_narrow_tells_its_gap() -> None:
+def test_a_search_that_is_too_narrow_reports_its_gap() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
     asked = replace(problem, objective=MinimizeLatency(rate_per_s=10_000))
     narrow = solve_soonest(asked, SPACES["best"], widths=(20,))

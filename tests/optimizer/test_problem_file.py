@@ -37,7 +37,7 @@ from tests.exit_records import exit_records
 from tests.latency_profile import latency_profile
 from tests.offramp.cli.runs import written
 from tests.offramp.service.service_folders import write_beside, write_chain, write_model, write_pruned
-from tests.optimizer.answers import planned, told
+from tests.optimizer.answers import plan_json, planned
 from tests.optimizer.plain_problem import DOCUMENT, plain_problem
 
 GOOD = """\
@@ -144,7 +144,7 @@ objective: {maximize: rate}
 
 
 def problem_records(*, ramps: tuple[int, ...] = (0, 1)) -> ExitRecords:
-    """Four inputs: one is sure at ramp 0, one at ramp 1 only, one at both, one never."""
+    """Returns exit records of four inputs: one may leave at ramp 0, one at ramp 1 only, one at both, one never."""
     scores = np.array([[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]], dtype=np.float32)[:, : len(ramps)]
     answers_NE = np.zeros((4, len(ramps) + 1), dtype=np.int64)
     return exit_records(scores, answers_NE=answers_NE, score="entropy", num_blocks=3, ramps=ramps)
@@ -168,7 +168,7 @@ def test_survival_is_taken_from_exit_records_with_one_threshold_or_one_per_ramp(
 
 @pytest.mark.parametrize("sought", [MinimizeCost, MinimizeLatency])
 @pytest.mark.parametrize(("seconds", "rate_per_s"), [(LEAST_BLOCK_S, 1e6), (MOST_BLOCK_S, LEAST_RATE)])
-def test_the_most_extreme_seconds_that_are_allowed_are_planned_for(
+def test_the_most_extreme_allowed_latencies_have_plans(
     tmp_path: Path, seconds: float, rate_per_s: float, sought: type[MinimizeCost | MinimizeLatency]
 ) -> None:
     table = replace(TABLE, block_s_NB=np.full((3, 2), seconds))
@@ -225,7 +225,7 @@ def test_each_calibration_leaves_its_own_ramps_and_their_seconds(problem: Path) 
     ]
 
 
-def test_the_plan_that_is_worth_most_says_by_which_calibration_it_is(problem: Path) -> None:
+def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.5, 3: 0.5})
     files = read_problems(problem)
     file, found = best_answer(files, "best", solve, compared=())
@@ -249,13 +249,13 @@ def test_pruned_texts_bring_their_own_records(problem: Path) -> None:
     assert pruned.recorded.alone is not None
 
 
-def test_of_equal_plans_the_models_own_calibration_counts(problem: Path) -> None:
+def test_among_equal_plans_the_models_own_calibration_is_used(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.05, 3: 0.05})
     files = read_problems(problem)
     assert best_answer(files, "best", solve, compared=())[0] is files[0]
 
 
-def test_without_a_plan_by_any_of_them_the_first_says_why(problem: Path) -> None:
+def test_if_no_calibration_has_a_plan_the_first_reason_is_reported(problem: Path) -> None:
     problem.write_text(PROBLEM.replace("latency_s: 2.0", "latency_s: 0.001"), encoding="utf-8")
     write_beside(problem.parent / "cascade", "reference", {2: 0.5})
     files = read_problems(problem)
@@ -267,12 +267,12 @@ def test_without_a_plan_by_any_of_them_the_first_says_why(problem: Path) -> None
 @pytest.mark.parametrize(
     ("survival", "words"),
     [
-        ("{folder: cascade, thresholds: 0.5}", "survival: the folder has thresholds; leave one of the two out"),
+        ("{folder: cascade, thresholds: 0.5}", "survival: the folder has its own thresholds; leave out one of the two"),
         ("{thresholds: 0.5}", "survival: neither of records and folder are given; one of them is needed"),
         ("{folder: gone}", "gone/exit_records.npz"),
     ],
 )
-def test_what_a_folder_cannot_say_is_refused_at_its_line(problem: Path, survival: str, words: str) -> None:
+def test_fields_beside_a_folder_are_refused_at_their_line(problem: Path, survival: str, words: str) -> None:
     problem.write_text(PROBLEM.replace("{folder: cascade}", survival), encoding="utf-8")
     with pytest.raises(PlanError) as refused:
         read_problems(problem)
@@ -280,10 +280,10 @@ def test_what_a_folder_cannot_say_is_refused_at_its_line(problem: Path, survival
     assert words in str(refused.value)
 
 
-def test_where_one_problem_is_asked_for_several_calibrations_are_refused(problem: Path) -> None:
+def test_read_problem_refuses_several_calibrations(problem: Path) -> None:
     assert read_problem(problem).problem.ramps == (0, 1, 2, 3)
     write_beside(problem.parent / "cascade", "reference", {2: 0.5})
-    with pytest.raises(PlanError, match=r":4: survival.folder has several calibrations, and one is needed here"):
+    with pytest.raises(PlanError, match=r":4: survival.folder has several calibrations; name one of them"):
         read_problem(problem)
 
 
@@ -302,7 +302,7 @@ COARSE = LatencyTable(batches=(8, 16), block_s_NB=np.array([[0.004, 0.006]]), ra
 
 
 def with_t4(*devices: tuple[str, int]) -> PlanProblem:
-    """The problem with a T4 measured from a batch of 8 on, and these counts."""
+    """Returns the problem with these counts, and a T4 whose smallest measured batch is 8."""
     counts = {device: Supply(count=count) for device, count in devices}
     return replace(VARIED, latency={**VARIED.latency, "T4": COARSE}, devices=counts)
 
@@ -335,21 +335,21 @@ def test_an_objective_is_read_back(budget: dict[str, float]) -> None:
     assert problem_document(parse_problem(document(**objective)).problem)["objective"] == objective
 
 
-def test_the_answer_tells_mean_overhead_and_what_answered_inputs_do() -> None:
-    found = told(asked(rate_per_s=500), "apparate")
-    # A batch of 1: half of 2 ms until it is there; block 0; block 1 for the half that has no answer yet.
+def test_the_json_output_has_mean_latency_overhead_and_after_answer() -> None:
+    found = plan_json(asked(rate_per_s=500), "apparate")
+    # A batch of 1: a mean wait of half of 2 ms; block 0; block 1 for the half without an answer.
     assert found["mean_latency_s"] == pytest.approx(0.001 + 0.001 + 0.5 * 0.001)
     assert (found["ramp_overhead"], found["after_answer"]) == (0, "stay")
     assert found["baselines"]["stock"]["mean_latency_s"] == pytest.approx(0.003)
     assert found["baselines"]["stock"]["times_better"] == pytest.approx(0.003 / 0.0025)
     assert "after_answer" not in found["baselines"]["stock"]
-    found = told(parse_problem(DOCUMENT))
+    found = plan_json(parse_problem(DOCUMENT))
     assert not {"mean_latency_s", "ramp_overhead", "after_answer"} & found.keys()
     assert found["baselines"].keys() == {"stock", "early-exit", "e3", "serial"}
-    assert list(told(asked(rate_per_s=60))["baselines"])[-1] == "apparate"
+    assert list(plan_json(asked(rate_per_s=60))["baselines"])[-1] == "apparate"
 
 
-def test_what_binds_where_there_is_none() -> None:
+def test_the_binding_constraint_of_an_infeasible_problem_is_reported() -> None:
     found = answer(asked(rate_per_s=100_000), "apparate", solve)
     assert isinstance(found, NoPlanAnswer)
     assert found.message == (

@@ -1,4 +1,4 @@
-"""What planning refuses, one case per rule; `python -m tests.optimizer.test_refusals` writes `refusals.txt` anew."""
+"""Error messages of planning, one case per rule; `python -m tests.optimizer.test_refusals` rewrites `refusals.txt`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Reader = Callable[[Path], object]
 
 
 def chain_file(*bounds: list[list[int]], prune: str = "{}") -> str:
-    """A plan's file, of these splits by stage."""
+    """Returns a plan file with these splits per stage."""
     lines = ["networks: [2, 5, 9]", f"prune: {prune}", "stages:"]
     for each in bounds:
         lines += ["- splits:", *(f"  - {{first: {first}, end: {end}, batch: 4}}" for first, end in each)]
@@ -79,19 +79,19 @@ def chain_file(*bounds: list[list[int]], prune: str = "{}") -> str:
 
 
 def problem(**changed: Any) -> Case:
-    """A problem of three blocks on one accelerator type, but for this."""
+    """Returns a problem of three blocks on one accelerator type, with changed fields."""
     plain = parse_problem(THREE).problem
     return lambda: replace(plain, **changed)
 
 
 def rows(blocks: int, ramps: int, batches: tuple[int, ...] = (1, 2), **facts: Any) -> LatencyTable:
-    """Every block takes a second for a batch of any size."""
+    """Returns a table in which every block takes a second for any batch."""
     seconds = np.ones((blocks + ramps, len(batches)))
     return LatencyTable(batches=batches, block_s_NB=seconds[:blocks], ramp_s_EB=seconds[blocks:], **facts)
 
 
 def whole(of: Any, *stages: Stage) -> Case:
-    """A plan that is scored."""
+    """Evaluates a plan."""
     return lambda: evaluate(of, stages)
 
 
@@ -108,7 +108,7 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "lengths of problems": lambda given: parse_problem(of_lengths(lengths=given)),
     "sequences": lambda given: asking(two_blocks(), **given),
 }
-"""By the group in refusals.yaml."""
+"""Functions by group in refusals.yaml."""
 CASES: dict[str, Case] = {
     **{name: partial(take, given) for group, take in TAKERS.items() for name, given in GOLDEN[group].items()},
     # Plans
@@ -169,7 +169,7 @@ CASES: dict[str, Case] = {
     ),
     "problem: stayers, without lengths": lambda: parse_problem(of_lengths(lengths=None, stayers_length=[1.0])),
     "problem: longer inputs than any batch": lambda: solve(one_block(lengths=Lengths.of([900]))),
-    # Plans of problems
+    # Evaluation and planner
     "evaluate: no stage": whole(PROBLEM),
     "evaluate: too short": whole(PROBLEM, stage(split(0, 2))),
     "evaluate: too long": whole(PROBLEM, stage(split(0, 4))),
@@ -218,7 +218,7 @@ CASES: dict[str, Case] = {
     "pame: records of other inputs": lambda: searched_checks(
         {0.5: pame_thresholds.records(), 0.9: pame_thresholds.records().subset(np.arange(9))}
     ),
-    # Promises
+    # Guarantees
     **{
         f"guarantee: budget {budget}, confidence {confidence}": partial(Guarantee, budget=budget, confidence=confidence)
         for budget, confidence in ((0.0, 0.9), (1.0, 0.9), (0.01, 0.0), (0.01, 1.0))
@@ -255,7 +255,7 @@ CASES: dict[str, Case] = {
 
 
 def put_in(group: str, text: str, read: Reader, name: str) -> dict[str, FileCase]:
-    """The cases of a group of replacements, each in the text alone."""
+    """Returns the cases of a group of replacements, each applied alone."""
     found = dict[str, FileCase]()
     for old, new in GOLDEN[group]:
         assert old in text, old
@@ -266,7 +266,7 @@ def put_in(group: str, text: str, read: Reader, name: str) -> dict[str, FileCase
 
 
 def with_batches(given: Any) -> str:
-    """The text of a problem's file."""
+    """Returns the text of a problem file."""
     return yaml.safe_dump(THREE, sort_keys=False) + yaml.safe_dump({"batches": given}, width=500)
 
 
@@ -330,14 +330,14 @@ def of_records(survival: str) -> str:
 
 
 def shares(folder: Path) -> object:
-    """Reads a problem whose records and calibration are of other confidences."""
+    """Reads a problem whose records and calibration have different confidences."""
     records = replace(problem_records(), score="share", confidences={0: 0.7, 1: 0.7})
     (folder / "c.json").write_text(share_card(0.95).to_json(), encoding="utf-8")
     return beside("r.npz", records.save, of_records("calibration: c.json"))(folder)
 
 
 def an_ensemble(folder: Path) -> object:
-    """Reads a problem by records of an ensemble, without those of its networks alone."""
+    """Reads a problem with records of an ensemble, without the records of its single networks."""
     of_three_inputs(folder / "r.npz", 0.9, weights={1: 0.3})
     return read_problem(recorded(folder / "problem.yaml", "r.npz"))
 

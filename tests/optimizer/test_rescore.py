@@ -16,7 +16,7 @@ from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import ProblemFile, parse_problem
 from optimizer.rescore import apply_rescoring, by_networks, evaluate_on, joint_reach, rescore
 from tests.exit_records import exit_records
-from tests.optimizer.answers import told
+from tests.optimizer.answers import plan_json
 from tests.optimizer.plain_problem import DOCUMENT
 
 HALF_LEAVE_TOGETHER = [1, 1, 1, 1, 0, 0, 0, 0]
@@ -24,7 +24,7 @@ HALF_LEAVE_EVENLY = [1, 0, 1, 0, 1, 0, 1, 0]
 STEPS = {
     "V100": {"batch": [1, 2, 3, 4], "block_s": [[0.004] * 4, [0.001, 0.001, 0.004, 0.004]], "ramp_s": [[0.001] * 4]}
 }
-"""Block 1 takes as long for 3 inputs as for 4."""
+"""Block 1 takes equally long for 3 and for 4 inputs."""
 
 
 def problem(sure: list[int], **changed: Any) -> PlanProblem:
@@ -38,7 +38,7 @@ def one_split(after_answer: AfterAnswer = "stop", batch: int = 4) -> tuple[Stage
     return (Stage(device="V100", replicas=2, splits=(split,)),)
 
 
-def test_batches_that_shrink_alike_or_that_too_few_come_to_take_what_the_mean_takes() -> None:
+def test_batches_that_shrink_equally_and_splits_with_too_few_inputs_take_the_mean_batchs_time() -> None:
     asked = problem(HALF_LEAVE_EVENLY)
     on_records, by_mean = evaluate_on(asked, one_split(), _batches(asked)), evaluate(asked, one_split())
     assert on_records.mean_latency_s == pytest.approx(by_mean.mean_latency_s)
@@ -65,8 +65,8 @@ def test_the_same_mean_of_other_batches_takes_longer() -> None:
     assert found.mean_latency_s == pytest.approx(4 / 100 / 2 + 0.005 + 0.004 / 2)
 
 
-def test_best_is_chosen_by_recorded_batches_where_early_answers_are_sought() -> None:
-    """By the mean, batches of four that shrink are best at this rate; by the records, some of them hardly do."""
+def test_the_best_plan_is_selected_by_recorded_batches_if_the_answer_time_is_minimized() -> None:
+    """On the mean batch, shrinking batches of four are best at this rate; some recorded batches hardly shrink."""
     asked = problem(HALF_LEAVE_TOGETHER, devices={"V100": {"count": 1}})
     asked = asked.with_rate(480.0)
     found = answer(ProblemFile(problem=asked), "best", solve)
@@ -74,7 +74,7 @@ def test_best_is_chosen_by_recorded_batches_where_early_answers_are_sought() -> 
     assert found.rescoring is not None
     kept = [each.joint.mean_latency_s for each in found.rescoring.candidates if not each.broken]
     assert answer_document(found)["joint"]["mean_latency_s"] == pytest.approx(min(kept))
-    assert told(ProblemFile(problem=replace(asked, batches=None)))["joint"] is None
+    assert plan_json(ProblemFile(problem=replace(asked, batches=None)))["joint"] is None
 
 
 def _batches(asked: PlanProblem) -> Any:
@@ -85,7 +85,7 @@ def _batches(asked: PlanProblem) -> Any:
 RECORDS = exit_records(
     [[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], answers_NE=np.zeros((4, 3), dtype=np.int64), score="entropy"
 )
-"""Two inputs are sure at ramp 0 and not at ramp 1, one at ramp 1 only, one never."""
+"""Two inputs may leave at ramp 0 but not at ramp 1, one at ramp 1 only, one never."""
 THRESHOLDS = {0: 0.4, 1: 0.4}
 LATENCY = {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 3, "ramp_s": [[0.0] * 3] * 2}}
 THREE_BLOCKS = {"blocks": 3, "ramps": [0, 1], "survival": [1.0, 0.5, 0.25], "latency": LATENCY}
@@ -97,13 +97,13 @@ LATE = (
         device="V100", replicas=4, splits=(Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=3, batch=4))
     ),
 )
-"""Only ramp 1: a quarter goes on by the nested view, three quarters by the records."""
+"""Only ramp 1 is active: a quarter continues with nested survival, three quarters according to the records."""
 EARLY = (
     Stage(
         device="V100", replicas=4, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=3, batch=4))
     ),
 )
-"""Only ramp 0: half goes on by both views."""
+"""Only ramp 0 is active: half continue, with nested survival and according to the records."""
 REACH = joint_reach(RECORDS, THRESHOLDS)
 
 
@@ -114,9 +114,9 @@ def planned(problem: PlanProblem = PROBLEM, *candidates: tuple[Stage, ...]) -> P
     )
 
 
-def test_joint_survival_counts_who_an_inactive_ramp_would_have_let_out() -> None:
+def test_joint_survival_counts_inputs_that_would_leave_at_an_inactive_ramp() -> None:
     assert tuple(REACH((0, 1))) == (1.0, 0.5, 0.25)
-    assert tuple(REACH((1,))) == (1.0, 1.0, 0.75)  # nested would say 0.25
+    assert tuple(REACH((1,))) == (1.0, 1.0, 0.75)  # nested survival is 0.25
     assert tuple(REACH(())) == (1.0, 1.0, 1.0)
     problem = replace(PROBLEM, networks=(1, 3))
     reach = by_networks(problem, REACH, lambda active: (1.0, 1.0, 0.1))
@@ -139,7 +139,7 @@ def test_both_views_are_reported_and_the_candidate_of_the_records_is_chosen() ->
     assert chosen.gap == pytest.approx(0.2)
 
 
-def test_the_planners_own_choice_stays_unless_a_cheaper_one_still_gives_the_rate() -> None:
+def test_the_planners_choice_is_kept_unless_a_cheaper_plan_serves_the_rate() -> None:
     own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
     rescoring = rescore(PROBLEM, own, REACH)
     assert (len(rescoring.candidates), rescoring.chosen_index) == (1, 0)
@@ -151,7 +151,7 @@ def test_the_planners_own_choice_stays_unless_a_cheaper_one_still_gives_the_rate
     assert rescoring.candidates[0].broken[0].startswith("takes ")
     assert apply_rescoring(tight, planned(tight), rescoring) == planned(tight)
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
-    two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s by both views
+    two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s with both
     one = (replace(EARLY[0], replicas=1),)
     rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
     assert rescoring.chosen_index == 1

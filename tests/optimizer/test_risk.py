@@ -30,7 +30,7 @@ def test_it_is_the_binomial_tail(budget: float, confidence: float, lost: int, nu
         *((0.01, 0.9, 1, 388), (0.01, 0.9, 2, 531)),
     ],
 )
-def test_a_loss_more_needs_more_inputs(budget: float, confidence: float, lost: int, needed: int) -> None:
+def test_each_additional_loss_needs_more_inputs(budget: float, confidence: float, lost: int, needed: int) -> None:
     guarantee = Guarantee(budget=budget, confidence=confidence)
     assert guarantee.least_inputs == guarantee.inputs_for(0)
     assert guarantee.inputs_for(lost) == needed
@@ -38,7 +38,7 @@ def test_a_loss_more_needs_more_inputs(budget: float, confidence: float, lost: i
     assert not guarantee.holds(lost, needed - 1)
 
 
-def test_losses_in_between_are_tested_by_the_smaller_of_two_bounds() -> None:
+def test_losses_between_0_and_1_are_tested_by_the_smaller_of_two_bounds() -> None:
     # exp(-n h(0, b)) = (1 - b)^n
     assert p_value(0.0, 100, 0.02, zero_one=False) == pytest.approx(0.98**100)
     assert p_value(0.0, 100, 0.02, zero_one=True) == pytest.approx(0.98**100)
@@ -61,7 +61,7 @@ def test_losses_in_between_are_tested_by_the_smaller_of_two_bounds() -> None:
     second=st.floats(0, 1),
     zero_one=st.booleans(),
 )
-def test_more_loss_is_never_better(num_inputs: int, budget: float, first: float, second: float, zero_one: bool) -> None:
+def test_p_values_rise_with_loss(num_inputs: int, budget: float, first: float, second: float, zero_one: bool) -> None:
     low, high = sorted((first * num_inputs, second * num_inputs))
     assert 0 <= p_value(low, num_inputs, budget, zero_one=zero_one) <= 1
     assert (
@@ -71,7 +71,7 @@ def test_more_loss_is_never_better(num_inputs: int, budget: float, first: float,
 
 
 @given(num_inputs=st.integers(1, 400), budget=st.floats(0.01, 0.5), lost=st.integers(0, 400))
-def test_of_losses_of_0_and_1_the_bound_is_not_below_the_exact_tail(num_inputs: int, budget: float, lost: int) -> None:
+def test_for_losses_of_0_and_1_the_bound_is_at_least_the_exact_tail(num_inputs: int, budget: float, lost: int) -> None:
     exact = p_value(min(lost, num_inputs), num_inputs, budget, zero_one=True)
     assert p_value(min(lost, num_inputs), num_inputs, budget, zero_one=False) >= exact - 1e-12
 
@@ -84,7 +84,7 @@ def test_the_most_loss_is_the_last_sum_before_the_test_fails() -> None:
 
 
 @pytest.mark.parametrize("among", [1, 2, 4])
-def test_calibrations_of_which_one_is_picked_share_what_may_fail(among: int) -> None:
+def test_alternative_calibrations_share_the_error_probability(among: int) -> None:
     shared = Guarantee(budget=0.05, confidence=0.9, among=among)
     alone = Guarantee(budget=0.05, confidence=1 - 0.1 / among)
     assert shared.may_fail == pytest.approx(0.1 / among)

@@ -1,4 +1,4 @@
-"""Plans at scale: never better than the bound, never against a promise, and near the exact planner's."""
+"""Plans at scale are feasible, not better than the bound, and close to those of the exact planner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from earlyexit.errors import PlanError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.exact.solve import is_too_big
-from optimizer.planner import OF_STRATEGIES, solve
+from optimizer.planner import STRATEGY_PLANNERS, solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
 from optimizer.scale.solve import solve_by_beam
 from optimizer.space import SPACES
@@ -30,17 +30,17 @@ BIG_CLUSTER = {
     "L4": Supply(count=1500, usd_per_hour=0.8),
     "L40S": Supply(count=1000, usd_per_hour=1.86),
 }
-"""The prices per hour are made up, near those of clouds."""
+"""The prices per hour are made up, and close to cloud prices."""
 FAST_LINK = Link(bandwidth_bytes_per_s=12.5e9, delay_s=5e-5)
 SLOW_LINK = Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4)
-"""E3's. Hops over it cost so much that no bound on them is tight."""
+"""The link of E3. Its hops cost so much that no bound on them is tight."""
 LENGTH = 128
 
 
 def bert_large_problem(
     num_blocks: int, devices: Mapping[str, Supply], link: Link, objective: Objective | None = None
 ) -> PlanProblem:
-    """Blocks as fast as BERT-large's; from all to a quarter of the inputs are left, most leave early."""
+    """Returns a problem with the blocks of BERT-large. Three quarters of the inputs leave, most of them early."""
     latency = {}
     for device in devices:
         table = published_profile("bert-large", device).tables[LENGTH]
@@ -63,20 +63,20 @@ def bert_large_problem(
 
 
 FEW, MANY = 5, 60
-"""Small problems by default, and in `make test-all`."""
+"""Numbers of small problems, by default and in `make test-all`."""
 # Sums in another order.
 AGREE = 1e-6
 
 
 def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objective | None = None) -> PlanProblem:
-    """So many accelerators of each type, at the prices of the big cluster."""
+    """Returns a problem with these device counts, at the prices of the big cluster."""
     devices = {name: replace(BIG_CLUSTER[name], count=count) for name, count in counts.items()}
     return bert_large_problem(num_blocks, devices, SLOW_LINK, objective)
 
 
 @cache
 def at_scale(seed: int, strategy: Strategy) -> Decision | None:
-    """None where it says honestly that it found no plan."""
+    """Returns the decision, or None if the planner reports that it found no plan."""
     try:
         return solve_by_beam(random_problem(seed), SPACES[strategy])
     except PlanError:
@@ -84,7 +84,7 @@ def at_scale(seed: int, strategy: Strategy) -> Decision | None:
 
 
 def assert_between(problem: PlanProblem, decision: Decision, exact: Decision) -> None:
-    """The plan is no better than the exact one, and that is no better than the bound."""
+    """Asserts that the plan is no better than the exact plan, and that the exact plan is no better than the bound."""
     assert isinstance(decision, Planned)
     assert isinstance(exact, Planned)
     assert violations(problem, decision.stages, evaluate(problem, decision.stages)) == []
@@ -100,7 +100,7 @@ def assert_between(problem: PlanProblem, decision: Decision, exact: Decision) ->
 
 
 @pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("strategy", [each for each in SPACES if each not in OF_STRATEGIES])
+@pytest.mark.parametrize("strategy", [each for each in SPACES if each not in STRATEGY_PLANNERS])
 def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: Strategy, seeds: range) -> None:
     planned = 0
     for seed in seeds:
@@ -131,7 +131,7 @@ def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: i
     assert decision.gap < 0.1
 
 
-def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -> None:
+def test_a_rate_above_the_capacity_is_refused_with_the_highest_possible_rate() -> None:
     fastest = solve_by_beam(cluster_problem(12, {"V100": 16}), SPACES["best"])
     assert isinstance(fastest, Planned)
     problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=2 * fastest.bound))

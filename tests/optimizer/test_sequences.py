@@ -1,4 +1,4 @@
-"""Thresholds for sequences: what may differ is counted from the first token on that a sure ramp gets wrong."""
+"""Thresholds for sequences: all tokens from the first wrong early answer on count as different."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ THREE = records_of(
     ],
     ids=str,
 )
-def test_all_from_the_first_wrong_token_on_may_differ(thresholds: dict[int, float], losses: list[float]) -> None:
+def test_all_tokens_from_the_first_wrong_one_on_are_lost(thresholds: dict[int, float], losses: list[float]) -> None:
     assert bounded_losses(THREE, thresholds).tolist() == pytest.approx(losses)
 
 
-def test_sequences_are_taken_whole() -> None:
+def test_sequences_are_selected_as_a_whole() -> None:
     assert [rows.tolist() for rows in sequences_of(THREE)] == [[0, 1, 2], [3, 4, 5], [6]]
     assert of_sequences(THREE, [2, 0]).sample_ids == ("6", "0", "1", "2")
 
 
 def generations(num_sequences: int, seed: int, length: int = 20) -> ExitRecords:
-    """Two ramps that are right as often as they say."""
+    """Returns records of two ramps whose confidence is calibrated."""
     rng = np.random.default_rng(seed)
     sure_NR = 1 - rng.beta(0.3, 6.0, size=(num_sequences * length, 2))
     return records_of(

@@ -6,7 +6,7 @@ import pytest
 from optimizer.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
 
 STEEP = 1e6
-"""Then the band is a threshold in its middle."""
+"""With this slope, the band is a threshold in its middle."""
 
 
 def model(name: str, latency_s: float, confidence: list[float], right: list[int]) -> ProfiledModel:
@@ -41,7 +41,7 @@ def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average_or_t
     assert found[-1].c == 0
 
 
-def test_chosen_is_the_fastest_that_is_accurate_enough_and_without_a_heavy_tail() -> None:
+def test_the_fastest_candidate_that_is_accurate_enough_and_without_a_heavy_tail_is_selected() -> None:
     slow = model("slow", 20.0, [0.9] * 4, [1, 1, 1, 0])  # reroutes all at 0.95: 46 > 1.5 x 26
     found = list(candidates([slow, LARGE], STEEP))
     assert all(each.tail_latency_s <= 1.5 * 26 for each in found)

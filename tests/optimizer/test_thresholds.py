@@ -34,7 +34,7 @@ def synthetic(num_inputs: int, rng: Generator, *, score: Score = "confidence") -
 
 
 def constant(num_inputs: int, *, confidence: float, agrees: bool) -> ExitRecords:
-    """One ramp that says the same of every input."""
+    """Returns records of one ramp with the same score for every input."""
     answers_NE = np.column_stack([np.zeros(num_inputs, dtype=np.int64), np.full(num_inputs, 0 if agrees else 1)])
     return exit_records(np.full((num_inputs, 1), confidence), answers_NE=answers_NE)
 
@@ -80,12 +80,12 @@ def test_accepted_thresholds_disagree_no_more_than_the_test_allows(score: Score,
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_a_ramp_lets_all_leave_if_it_is_always_right_and_none_if_wrong(agrees: bool) -> None:
+def test_all_inputs_leave_at_a_ramp_that_is_always_right_and_none_at_one_that_is_wrong(agrees: bool) -> None:
     records = constant(300, confidence=0.9, agrees=agrees)
     assert learn_then_test(records, records, Guarantee()).tested.exit_counts == {0 if agrees else 1: 300}
 
 
-def test_a_misleading_design_promises_nothing_and_a_first_wrong_answer_ends_a_path() -> None:
+def test_a_misleading_design_yields_no_thresholds_and_a_first_wrong_answer_ends_a_path() -> None:
     design, tested = (constant(300, confidence=0.9, agrees=agrees) for agrees in (True, False))
     calibration = learn_then_test(design, tested, Guarantee())
     assert (calibration.thresholds, calibration.tested.agreement, calibration.worst_loss) == ({}, 1.0, 0.0)
@@ -98,7 +98,7 @@ def test_a_misleading_design_promises_nothing_and_a_first_wrong_answer_ends_a_pa
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
-def test_a_ramp_whose_score_tells_the_opposite_of_the_truth_breaks_nothing(score: Score) -> None:
+def test_a_ramp_whose_score_is_reversed_is_harmless(score: Score) -> None:
     rng = default_rng(5)
     good = synthetic(800, rng, score=score)
     full_N = good.answers()[:, -1]
@@ -111,13 +111,13 @@ def test_a_ramp_whose_score_tells_the_opposite_of_the_truth_breaks_nothing(score
 
 
 def learned(population: ExitRecords, rng: Generator, design: int) -> list[dict[int, float]]:
-    """The thresholds of a hundred calibrations by 500 inputs each, of which a budget of 5 % is broken by few."""
+    """Returns the thresholds of 100 calibrations on 500 inputs, and asserts that few of them exceed a budget of 5 %."""
     guarantee, found = Guarantee(budget=0.05, confidence=0.9), []
     for seed in range(100):
         drawn = population.subset(rng.choice(20_000, 500, replace=False).astype(np.int64))
         laid, tested = (drawn.subset(rows) for rows in split_rows(500, design, seed))
         found.append(learn_then_test(laid, tested, guarantee).thresholds)
-    # Promised: 10 of 100 on average; 3 standard deviations of such a count are 9.
+    # Guaranteed are 10 of 100 on average; 3 standard deviations of this count are 9.
     assert sum(population.worst_losses_N(each).mean() > guarantee.budget for each in found) <= 19
     return found
 
@@ -127,7 +127,7 @@ def test_the_budget_is_broken_no_more_often_than_promised() -> None:
 
 
 def never_wrong(num_inputs: int, *, zero_one: bool = True) -> ExitRecords:
-    """One ramp, half of whose answers are sure."""
+    """Returns records of one ramp, half of whose answers are certain."""
     return exit_records(np.linspace(0, 1, num_inputs, dtype=np.float32)[:, None], zero_one=zero_one)
 
 
@@ -141,17 +141,17 @@ def test_the_path_begins_at_never_and_ends_at_always(score: Score) -> None:
     assert records.outcome(path.thresholds(0.0)).exit_counts == {0: 300}
 
 
-def test_only_as_many_design_the_path_as_leave_the_test_a_loss() -> None:
+def test_the_number_of_design_rows_leaves_the_test_one_allowed_loss() -> None:
     guarantee = Guarantee(budget=0.01, confidence=0.9)
     assert guarantee.inputs_for(1) == 388
-    assert design_rows(3000, guarantee, 0.25) == 750  # plenty are left
+    assert design_rows(3000, guarantee, 0.25) == 750  # enough tested rows remain
     assert design_rows(436, guarantee, 0.25) == 436 - 388
-    assert design_rows(400, guarantee, 0.25) == 100  # 12 would be left: no path can be laid on them
-    assert design_rows(436, guarantee, 0.05) == 22  # never more than asked for
+    assert design_rows(400, guarantee, 0.25) == 100  # only 12 design rows would remain, too few for a path
+    assert design_rows(436, guarantee, 0.05) == 22  # never more than the requested share
 
 
 def small(seed: int, *, zero_one: bool) -> tuple[ExitRecords, dict[int, float]]:
-    """Twelve inputs, four ramps, thresholds at random."""
+    """Returns records of twelve inputs and four ramps, and random thresholds."""
     rng = default_rng(seed)
     losses_NR = rng.integers(0, 2, (12, 4)) if zero_one else rng.random((12, 4)) * rng.integers(0, 2, (12, 4))
     records = exit_records(rng.random((12, 4)), losses_NR, num_blocks=6, ramps=(0, 1, 2, 4), zero_one=zero_one)
@@ -168,7 +168,7 @@ def test_no_subset_of_ramps_loses_more_than_what_is_tested(zero_one: bool) -> No
             losses_N = records.outcome({ramp: thresholds[ramp] for ramp in subset}).losses_N
             assert (losses_N <= worst_N).all(), seed
             reached_N = np.maximum(reached_N, losses_N)
-        assert reached_N.tolist() == worst_N.tolist(), seed  # and of every input some subset loses as much
+        assert reached_N.tolist() == worst_N.tolist(), seed  # each input reaches its worst loss in some subset
 
 
 @given(seed=st.integers(0, 10_000), zero_one=st.booleans(), budget=st.floats(0.02, 0.4))
@@ -213,7 +213,7 @@ def test_a_risk_model_of_losses_in_between_knows_the_mean_loss() -> None:
     assert risk_NR[sure_N, 0].mean() == pytest.approx(0.1, abs=0.02)  # (1 - 0.8) / 2
 
 
-def test_prices_of_seconds_let_leave_where_most_are_saved() -> None:
+def test_with_block_costs_inputs_leave_where_most_seconds_are_saved() -> None:
     # The first ramp is a small network's end: what follows costs eight times as much a block.
     records = synthetic(1500, default_rng(12))
     by_blocks, by_seconds = lay_path(records), lay_path(records, (1.0, 8.0, 8.0, 8.0))
@@ -226,7 +226,7 @@ def test_prices_of_seconds_let_leave_where_most_are_saved() -> None:
     assert found[1] < plain[1]  # more is saved there, so less sure ones may leave
 
 
-def test_what_the_end_costs_is_part_of_the_budget() -> None:
+def test_the_loss_of_the_full_model_is_part_of_the_budget() -> None:
     records = synthetic(1500, default_rng(14))
     design, tested = records.subset(np.arange(500)), records.subset(np.arange(500, 1500))
     guarantee = Guarantee(budget=0.05)
@@ -240,7 +240,7 @@ def test_what_the_end_costs_is_part_of_the_budget() -> None:
     assert (found.thresholds, found.worst_loss) == ({}, 0.1)
 
 
-def test_other_views_of_the_same_inputs_count_where_they_are_worse() -> None:
+def test_inputs_count_with_their_largest_loss_over_all_views() -> None:
     rng = np.random.default_rng(5)
     answers = np.column_stack([rng.random(900) < 0.9, np.ones(900)]).astype(np.int64)
     scores = np.where(answers[:, :1] == 1, rng.random((900, 1)) * 0.5, 0.2 + rng.random((900, 1)) * 0.8)
@@ -288,13 +288,13 @@ def records(sure: Mapping[int, float], wrong: Mapping[int, float]) -> ExitRecord
         pytest.param({0: 0.8, 2: 0.8}, {0: 0.12, 2: 0.06}, (2,), id="both together lose too much"),
     ],
 )
-def test_a_ramp_is_taken_where_it_saves_much_beside_the_others(
+def test_a_ramp_is_selected_if_it_saves_much_beside_the_others(
     sure: dict[int, float], wrong: dict[int, float], chosen: tuple[int, ...]
 ) -> None:
     assert few_ramps(records(sure, wrong), BUDGET, ROWS, (2,)) == chosen
 
 
-def test_a_network_alone_has_its_best_ramp_by_what_blocks_cost() -> None:
+def test_a_single_network_gets_the_ramp_that_is_best_for_its_block_costs() -> None:
     known = records({3: 0.05, 4: 0.1}, {3: 0.0, 4: 0.0})
     assert few_ramps(known, BUDGET, ROWS, (), first=3) == (3,)
     known = records({2: 0.8}, {2: 0.06})

@@ -329,7 +329,7 @@ def test_records_are_what_the_policy_decides_by_beside_figures_of_the_task(mappe
     assert "mean IoU" in list(tables[1].columns[0].cells)
     again = record_exits(mapper, seen, card.policy, confidences=card.confidences)
     np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
-    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
+    with pytest.raises(PlanError, match="the score share needs confidences"):
         record_exits(mapper, seen, "share")
 
 

@@ -8,7 +8,7 @@ import pytest
 from optimizer.decision import strategies_for
 from optimizer.problem import MaximizeRate, PlanProblem
 from optimizer.problem_file import ProblemFile, parse_problem
-from tests.optimizer.answers import planned, refused, told
+from tests.optimizer.answers import plan_json, planned, refused
 
 DOCUMENT: dict[str, Any] = {
     "blocks": 3,
@@ -46,7 +46,7 @@ def test_the_stock_plans_batch_gets_the_exits_that_are_found_and_best_contains_i
     found = planned(problem(), "pame")
     assert found.bound <= found.figures.mean_latency_s
     assert found.gap == pytest.approx(found.figures.mean_latency_s / found.bound - 1)
-    assert "note" not in told(ProblemFile(problem=problem()), "pame")
+    assert "note" not in plan_json(ProblemFile(problem=problem()), "pame")
 
 
 def test_no_more_replicas_are_used_than_needed_and_given_thresholds_are_taken() -> None:
@@ -61,7 +61,7 @@ def test_it_is_compared_where_early_answers_are_sought_and_needs_a_stock_plan() 
     assert strategies_for(problem())[-1] == "pame"
     assert "pame" not in strategies_for(replace(problem(), batches=None))
     assert "pame" not in strategies_for(replace(problem(), objective=MaximizeRate()))
-    assert told(ProblemFile(problem=problem()))["baselines"]["pame"]["times_better"] >= 1
+    assert plan_json(ProblemFile(problem=problem()))["baselines"]["pame"]["times_better"] >= 1
     decision = refused(problem(objective={"minimize": "latency", "rate_per_s": 1000}), "pame")
     assert (decision.strategy, decision.binding) == ("pame", "devices")
 
@@ -80,6 +80,6 @@ ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
 )
 def test_a_plan_without_exits_says_why(changed: dict[str, Any], why: str) -> None:
     assert planned(problem(**changed), "pame").stages[0].splits[0].ramps == ()
-    note = told(ProblemFile(problem=problem(**changed)), "pame")["note"]
+    note = plan_json(ProblemFile(problem=problem(**changed)), "pame")["note"]
     assert note.startswith("no exit: ")
     assert why in note
