@@ -236,16 +236,16 @@ def _evaluate_chain(
 
 def _per_input(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -> Evaluation:
     """Converts figures per token to figures per input, by the mean length. Latencies and prices do not change."""
-    mean, splits = lengths.mean, [split for stage in stages for split in stage.splits]
+    mean, splits = lengths.mean, []
+    for expected, split in zip(figures.splits, [split for stage in stages for split in stage.splits], strict=True):
+        unit = mean if split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
+        batches = tuple(tokens / unit for tokens in expected.batch_at_block)
+        splits.append(replace(expected, split=split, batch_at_block=batches))
     return replace(
         figures,
         rate_per_s=figures.rate_per_s / mean,
         served_per_s=figures.served_per_s / mean,
-        splits=tuple(
-            replace(each, split=split, batch_at_block=tuple(tokens / counted for tokens in each.batch_at_block))
-            for each, split in zip(figures.splits, splits, strict=True)
-            for counted in [mean if split.tokens is None else 1.0]  # in the unit of the split's own batch size
-        ),
+        splits=tuple(splits),
         stages=tuple(
             replace(
                 each,
