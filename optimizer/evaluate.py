@@ -281,16 +281,16 @@ def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
     return sign * objective_value(problem, figures), -figures.usd_per_hour, -figures.latency_s
 
 
-def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
+def predictions(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
     """Returns the predictions that a plan carries. The mean answer time is included only if it is the objective."""
-    promises = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s, "usd_per_hour": figures.usd_per_hour}
+    predicted = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s, "usd_per_hour": figures.usd_per_hour}
     if isinstance(problem.objective, MinimizeLatency):
-        promises |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
+        predicted |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
     if problem.lengths is not None:
-        promises["tokens_per_input"] = problem.lengths.mean
+        predicted["tokens_per_input"] = problem.lengths.mean
     if problem.generation is not None:
-        promises["steps_per_sequence"] = problem.generation.num_steps
-    return promises
+        predicted["steps_per_sequence"] = problem.generation.num_steps
+    return predicted
 
 
 def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:

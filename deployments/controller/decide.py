@@ -22,7 +22,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import Evaluation, evaluate, objective_value, promised, violations
+from optimizer.evaluate import Evaluation, evaluate, objective_value, predictions, violations
 from optimizer.live.changeover import num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
@@ -235,7 +235,7 @@ class View:
             return plan
         try:
             figures = evaluate(ground.problem, plan.stages, ground.reach, shares=plan.shares)
-            return replace(plan, predicted=promised(ground.problem, figures))
+            return replace(plan, predicted=predictions(ground.problem, figures))
         except PlanError:  # a batch that was not measured may be tried all the same
             return plan
 
@@ -751,7 +751,7 @@ def _plan_of(view: View, found: Proposal) -> Plan:
         stages=found.planned.stages,
         shares=found.figures.shares,
         policy=view.policy,
-        predicted=promised(found.problem, found.figures),
+        predicted=predictions(found.problem, found.figures),
     ).with_splits(overlap_below=before.overlap_below)
 
 

@@ -24,7 +24,7 @@ from experiments.studies.following import PERIOD_S
 from experiments.studies.sides import with_slo
 from offramp.load.arrivals import parse_arrivals
 from optimizer.decision import NoPlan
-from optimizer.evaluate import promised
+from optimizer.evaluate import predictions
 from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeCost, PlanProblem
@@ -66,7 +66,7 @@ def play(options: Namespace, name: str, most_chains: int) -> Controlled:
             stages=planned.stages,
             shares=planned.figures.shares,
             policy=PolicySpec(name="entropy", thresholds=ENTROPY),
-            predicted=promised(problem, planned.figures),
+            predicted=predictions(problem, planned.figures),
         ),
         decisions=recorded(records, dict.fromkeys(records.ramps, ENTROPY)),
         rows_N=rng.permutation(NUM_INPUTS),

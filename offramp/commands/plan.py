@@ -11,7 +11,7 @@ from typing import Any
 from cluster.devices import find_device
 from earlyexit.errors import InputError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
-from optimizer.evaluate import TOLERANCE, promised, step_figures
+from optimizer.evaluate import TOLERANCE, predictions, step_figures
 from optimizer.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
 from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
@@ -101,7 +101,7 @@ def best_answer(
     found = [(file, each) for file, each in answers if isinstance(each, PlanAnswer)]
     if not found:
         return answers[0]
-    promises = [promised(each.problem, each.planned.figures) for _, each in found]
+    promises = [predictions(each.problem, each.planned.figures) for _, each in found]
     return found[most_worth(found[0][1].problem.objective, promises)]
 
 
@@ -130,7 +130,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
     return {
         **({"networks": list(answer.problem.networks)} if answer.problem.networks else {}),
         **({"stages": stages_document(planned.stages)} if len(figures.shares) == 1 else chains),
-        **promised(answer.problem, figures),
+        **predictions(answer.problem, figures),
         **batches_document(planned.stages),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
@@ -184,7 +184,7 @@ def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> P
         shares=planned.figures.shares,
         policy=policy,
         order=file.order,
-        predicted=promised(file.problem, planned.figures),
+        predicted=predictions(file.problem, planned.figures),
         networks=file.problem.networks,
     )
 
@@ -243,7 +243,7 @@ def _decision(problem: PlanProblem, decision: Decision) -> dict[str, Any]:
     if isinstance(decision, NoPlan):
         return {"no_plan": _no_plan_document(decision)}
     batches = batches_document(decision.stages)
-    return {**promised(problem, decision.figures), **batches, "gap": decision.gap}
+    return {**predictions(problem, decision.figures), **batches, "gap": decision.gap}
 
 
 def _baselines(problem: PlanProblem, comparisons: tuple[Comparison, ...]) -> dict[str, Any]:

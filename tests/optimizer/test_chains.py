@@ -14,7 +14,7 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.chains import SOLVED
 from optimizer.decision import NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, objective_value, promised, violations
+from optimizer.evaluate import evaluate, objective_value, predictions, violations
 from optimizer.networks import Subproblem
 from optimizer.plan import Stage, chains_of
 from optimizer.planner import solve
@@ -275,7 +275,7 @@ def test_batches_have_room_for_the_shortest_inputs_and_rates_of_the_mean_input()
     assert found.figures.rate_per_s == pytest.approx(4 * held / MIXED.mean / seconds)
     assert found.figures.splits[0].fill == held / 512
     assert found.bound == pytest.approx(found.figures.rate_per_s)
-    assert promised(problem, found.figures)["tokens_per_input"] == MIXED.mean
+    assert predictions(problem, found.figures)["tokens_per_input"] == MIXED.mean
 
 
 def test_rates_are_of_inputs_and_short_ones_come_faster() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
-from optimizer.evaluate import Evaluation, evaluate, promised, violations
+from optimizer.evaluate import Evaluation, evaluate, predictions, violations
 from optimizer.plan import Stage
 from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
 from profiles.table import LatencyTable
@@ -134,8 +134,8 @@ def test_a_feasible_plan_has_no_violations_and_expensive_ramps_are_one() -> None
     assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, 2.000% are allowed"
     sooner = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10))
     figures = evaluate(sooner, (stage(split(0, 3)),))
-    assert promised(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
-    assert promised(sooner, figures).keys() - promised(PROBLEM, figures).keys() == {"mean_latency_s", "ramp_overhead"}
+    assert predictions(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
+    assert set(predictions(sooner, figures)) - set(predictions(PROBLEM, figures)) == {"mean_latency_s", "ramp_overhead"}
     assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all devices are used
     assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
     stages = (stage(split(0, 1), replicas=3), stage(split(1, 2), replicas=1), stage(split(2, 3), replicas=1))
