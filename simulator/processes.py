@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, weigh
-from deployments.ingress.core.ingress_core import HANG_S, Driver, IngressCore
-from deployments.ingress.core.inputs import PendingInput, Rules
-from deployments.ingress.core.routes import Hosting, StageReplicas
+from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, call_weight
+from deployments.ingress.core.ingress_core import CALL_GRACE_S, Driver, IngressCore
+from deployments.ingress.core.inputs import IngressOptions, PendingInput
+from deployments.ingress.core.routes import ReplicaLoad, StageReplicas
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine
@@ -38,7 +38,7 @@ class Trip(Call):
 
     ingress: SimulatedIngress
     members: Sequence[Input]
-    hosting: Hosting[SimulatedReplica] | None
+    hosting: ReplicaLoad[SimulatedReplica] | None
     """The replica that has it; None before."""
     weight: int
     """Its weight among the loads of its replica (`weight_of`)."""
@@ -327,7 +327,7 @@ class Slot:
         """Send calls to these replicas from now on; others end those that they have."""
         before, self.replicas = set(self.replicas), list(replicas)
         for each in self.of:
-            each.offer(replicas)
+            each.set_replicas(replicas)
         for replica in replicas:
             if replica not in before and (replica.stay is None or replica.stay not in self.stays):
                 self._join(replica, now_s)
@@ -368,8 +368,8 @@ class SimulatedIngress(Driver):
         """`index`: its position among the ingresses; `placed`: its first plan; `probing`: None without probes."""
         self.index = index
         rng = random.Random() if probing is None else probing.rng
-        rules = _rules(scenario, probing)
-        core = IngressCore(f"ingress#{index}", placed, rules, rng, make_call=Trip)
+        options = _options(scenario, probing)
+        core = IngressCore(f"ingress#{index}", placed, options, rng, make_call=Trip)
         super().__init__(core, events)
         self.settled: Settled = lambda _number, _answered: None
         self._probing = probing
@@ -440,8 +440,8 @@ class SimulatedIngress(Driver):
             drop[number] = code
         self.settled(len(numbers), False)
 
-    def hung_up(self, hung_up: HungUp) -> None:
-        trip = hung_up.call
+    def abort_call(self, abort_call: AbortCall) -> None:
+        trip = abort_call.call
         assert isinstance(trip, Trip)
         self._slots[trip.stage.slot].withdraw(trip)
         if trip.hosting is not None and trip in trip.hosting.replica.trips:
@@ -467,18 +467,18 @@ class SimulatedIngress(Driver):
         if not self.go(trip, block, delay_s):
             self._slots[trip.stage.slot].pending.append((trip, block, delay_s))
             if math.isinf(self._slo_s):
-                self._events.at(self._events.time_s + WAITS_S + HANG_S, COMES, self._wait_no_more, trip)
+                self._events.at(self._events.time_s + WAITS_S + CALL_GRACE_S, COMES, self._wait_no_more, trip)
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Pass a call to a replica; returns False where its slot has none."""
         replicas = self._slots[trip.stage.slot].of[self.index]
         if not replicas.is_up:
             return False
-        trip.weight, batch = weigh(trip.stage, block, trip.inputs)
-        self._set_off(trip, replicas.take(trip.weight, batch, fills=trip.stage.assignment.fills), block, delay_s)
+        trip.weight, batch = call_weight(trip.stage, block, trip.inputs)
+        self._set_off(trip, replicas.assign(trip.weight, batch, fills=trip.stage.assignment.fills), block, delay_s)
         return True
 
-    def _set_off(self, trip: Trip, hosting: Hosting[SimulatedReplica], block: int, delay_s: float) -> None:
+    def _set_off(self, trip: Trip, hosting: ReplicaLoad[SimulatedReplica], block: int, delay_s: float) -> None:
         trip.hosting, replica = hosting, hosting.replica
         replica.trips.add(trip)
         if delay_s:
@@ -499,7 +499,7 @@ class SimulatedIngress(Driver):
         entering = [member for member in members if member.payload.holder is trip]
         for member in entering:
             member.tokens = member.payload.tokens
-        self.core.counts.cross(block, [self._crossing_s] * len(entering))
+        self.core.counts.record_crossings(block, [self._crossing_s] * len(entering))
         return entering
 
     def _wait_no_more(self, trip: Trip) -> None:
@@ -512,8 +512,8 @@ class SimulatedIngress(Driver):
     def answer(self, trip: Trip, members: Sequence[Input], block: int) -> None:
         inputs = _inputs_of(members)
         if trip.watch is not None and self._probing is not None:
-            ramps = self._probing.shape.ramps if trip.probe else inputs[0].chain.present.route.ramps
-            self.core.see(trip, self._probing.seen(inputs, ramps))
+            ramps = self._probing.shape.ramps if trip.probe else inputs[0].chain.current.route.ramps
+            self.core.observe(trip, self._probing.seen(inputs, ramps))
         self._part_of(trip, self.core.answer(trip, inputs, block, self._events.time_s))
 
     def answer_early(self, members: Sequence[Input], block: int) -> None:
@@ -535,20 +535,20 @@ class SimulatedIngress(Driver):
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """Carry out what a part of a call's reply led to."""
-        if not trip.num_inside:
+        if not trip.num_remaining:
             self._end(trip)
         self.do(actions)
 
     def _end(self, trip: Trip) -> None:
         if trip.hosting is not None and trip in trip.hosting.replica.trips:
             trip.hosting.replica.trips.remove(trip)
-            self._slots[trip.stage.slot].of[self.index].done(trip.hosting, trip.weight)
+            self._slots[trip.stage.slot].of[self.index].release(trip.hosting, trip.weight)
         trip.members = ()  # members refer to it too, and cycles are not collected here
 
 
-def _rules(scenario: Scenario, probing: Probing | None) -> Rules:
+def _options(scenario: Scenario, probing: Probing | None) -> IngressOptions:
     has_slo = not math.isinf(scenario.slo_s)
-    return Rules(
+    return IngressOptions(
         max_queued=math.inf if scenario.max_queued is None else scenario.max_queued,
         calls_per_replica=scenario.calls_per_replica,
         max_attempts=MAX_ATTEMPTS,

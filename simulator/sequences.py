@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Answered, homes_of
-from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
+from deployments.ingress.core.calls import Answered, placements_of
+from deployments.ingress.core.generation import GenerationLoop, GenerationOptions, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
@@ -47,13 +47,13 @@ class GeneratingIngress(SimulatedIngress):
         super().__init__(index, scenario, *others)
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
-        rules = GenerationRules(
+        options = GenerationOptions(
             max_attempts=MAX_ATTEMPTS,
             ttft_slo_s=scenario.sequences.ttft_slo_s,
             tpot_slo_s=scenario.sequences.tpot_slo_s,
             num_ingresses=scenario.num_ingresses,
         )
-        self.loop = GenerationLoop(rules, scenario.plan, random.Random(index))
+        self.loop = GenerationLoop(options, scenario.plan, random.Random(index))
         self.ended_s = 0.0
         """When the last sequence ended."""
         number = len(scenario.arrivals_s)
@@ -83,13 +83,13 @@ class GeneratingIngress(SimulatedIngress):
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Pass a call to the replica with its sequences' keys and values; a sequence that lost them starts again."""
-        slot = trip.stage.slot
-        homes, replicas = homes_of(trip.inputs), self._slots[slot].of[self.index]
-        if slot not in homes[0].replicas and not replicas.is_up:
+        slot, batch, fills = trip.stage.slot, trip.stage.budgets[0].inputs, trip.stage.assignment.fills
+        placements, replicas = placements_of(trip.inputs), self._slots[slot].of[self.index]
+        if slot not in placements[0].replicas and not replicas.is_up:
             return False
-        trip.weight = 0  # sequences are what counts, from their beginning to their end
+        trip.weight = 0  # replicas are chosen by their sequences, not by their calls
         try:
-            hosting = replicas.holder(slot, homes, trip.stage.budgets[0].inputs, fills=trip.stage.assignment.fills)
+            hosting = replicas.replica_for(slot, placements, batch, fills=fills)
         except SequenceLostError:
             self.restart(trip)
         else:
@@ -99,7 +99,7 @@ class GeneratingIngress(SimulatedIngress):
     def _step(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
-            deadline_s = state.awaited_from_s + self._lengths.timeout_s
+            deadline_s = state.waiting_since_s + self._lengths.timeout_s
             self.core.step(PendingInput(number, now_s, deadline_s, state.step()), state.placement, now_s)
         except OfframpError as error:
             self._failed(state, sequence, error.kind)
@@ -127,7 +127,7 @@ class GeneratingIngress(SimulatedIngress):
         for each in answered.inputs:
             state, sequence = self._states.pop(each.serial)
             if sequence.answered():
-                self.loop.said(state, answered.block, self._events.time_s)
+                self.loop.on_token(state, answered.block, self._events.time_s)
             if sequence.is_whole:
                 self._over(state, sequence, "length")
             else:
@@ -155,7 +155,7 @@ class GeneratingIngress(SimulatedIngress):
             return
         self._leave(state)
         try:
-            pause_s = self.loop.again(state)
+            pause_s = self.loop.restart(state)
         except StageUnavailableError as error:
             self._over(state, sequence, error.kind)
             return
@@ -169,10 +169,10 @@ class GeneratingIngress(SimulatedIngress):
         self.loop.end(state, reason)
         self._leave(state)
         self.ended_s, index = self._events.time_s, sequence.index
-        self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_said, state.ttft_s, state.tpot_s
+        self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s
 
     def _leave(self, state: GenerationState[int]) -> None:
         for slot, name in state.placement.replicas.items():
-            replica = self._slots[slot].of[self.index].leave(name, state.placement.number)
+            replica = self._slots[slot].of[self.index].end_sequence(name, state.placement.number)
             if replica is not None:
                 replica.end(state.placement.number)

@@ -95,12 +95,12 @@ class SimulatedService:
         for device, number in self.placed.occupied.items():
             for _ in range(number):
                 self._new(device)
-            self._share_out(device)
+            self._assign_stages(device)
 
     def start(self, device: str) -> SimulatedReplica:
         """Starts a replica that takes calls, ready for all stages of the plan on its accelerator type."""
         replica = self._new(device)
-        self._share_out(device)
+        self._assign_stages(device)
         return replica
 
     def _new(self, device: str) -> SimulatedReplica:
@@ -124,7 +124,7 @@ class SimulatedService:
             replica.stay.until_s = self.events.time_s
         del self.running[replica.device][replica.index]
         self.retired.append(replica)
-        self._share_out(replica.device)
+        self._assign_stages(replica.device)
 
     def follow(self, placed: PlacedPlan) -> None:
         """Have all ingresses follow a plan; raises PlanError for one on accelerators that the problem does not have."""
@@ -140,7 +140,7 @@ class SimulatedService:
             for (device, slowness), works in self._works.items():
                 works.forget(self._pace_of(device, slowness))
         for device in self.running:
-            self._share_out(device)
+            self._assign_stages(device)
         for ingress in self.ingresses:
             ingress.follow(placed)
         for slot in self.slots.values():
@@ -156,7 +156,7 @@ class SimulatedService:
             if name not in self.slots:
                 self.slots[name] = Slot(name, stage.device, self.scenario.num_ingresses)
 
-    def _share_out(self, device: str) -> None:
+    def _assign_stages(self, device: str) -> None:
         """Has the replicas of an accelerator type host the plan's stages on it, as every ingress would."""
         by_name = {replica.name: replica for replica in self.running[device].values()}
         hosts = self.placed.roles(device, by_name)

@@ -13,9 +13,9 @@ from functools import partial
 from tokenizers import Tokenizer
 
 from deployments.api.service import ABANDONED
-from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
+from deployments.ingress.core.generation import GenerationLoop, GenerationOptions, GenerationState
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.dispatcher import Alarm, Dispatcher, on_loop
+from deployments.ingress.dispatcher import Alarm, Dispatcher, call_later
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
@@ -146,7 +146,7 @@ class GenerateService:
     _due: list[_Running] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        rules = GenerationRules(
+        rules = GenerationOptions(
             max_attempts=self.settings.max_attempts,
             ttft_slo_s=self.settings.ttft_slo_s,
             tpot_slo_s=self.settings.tpot_slo_s,
@@ -205,9 +205,10 @@ class GenerateService:
         The limit on a token restarts with each token. `slo_s` is the latency of a step, hence of a token.
         """
         course, settings = running.course, self.settings
-        token_s = settings.token_timeout_s if course.num_said else settings.default_timeout_s
+        token_s = settings.token_timeout_s if course.num_tokens else settings.default_timeout_s
         token_s = min(token_s, settings.slo_s or math.inf)
-        of_token = course.awaited_from_s + token_s, token_s, "the next token" if course.num_said else "the first token"
+        awaited = "the next token" if course.num_tokens else "the first token"
+        of_token = course.waiting_since_s + token_s, token_s, awaited
         return min(of_token, (course.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"))
 
     def _step(self, running: _Running) -> None:
@@ -237,12 +238,12 @@ class GenerateService:
             self._fail(running, ExecutionError(f"the answer makes no token: {type(error).__name__}: {error}"))
             return
         if said is not None:
-            self.loop.said(running.course, said.exit, self.clock.now_s())
+            self.loop.on_token(running.course, said.exit, self.clock.now_s())
             running.stream.put(said)
             if said.ended is not None:
                 self._end(running, said.ended)
                 return
-            if running.course.num_said == 1 and running.timer is not None:  # the limit between tokens may be shorter
+            if running.course.num_tokens == 1 and running.timer is not None:  # the limit between tokens may be shorter
                 running.timer.cancel()
                 self._watch(running, -math.inf)
         self._send_soon(running)
@@ -260,7 +261,7 @@ class GenerateService:
             self._resume(running)
 
     def _resume(self, running: _Running) -> None:
-        if running.course.is_over:
+        if running.course.has_ended:
             return
         try:
             self._step(running)
@@ -271,25 +272,25 @@ class GenerateService:
         """Handles a step without an answer: the sequence continues on another replica if it can."""
         course, placement = running.course, running.course.placement
         is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
-        if is_full and self.loop.elsewhere(course):
+        if is_full and self.loop.try_another_replica(course):
             self.dispatcher.end(placement)
             self._send_soon(running)
             return
         if isinstance(error, DeadlineError):
             self._cut(running)
             return
-        if not is_lost and not (placement.is_again and is_full):
+        if not is_lost and not (placement.is_retry and is_full):
             self._fail(running, error)
             return
         self.dispatcher.end(placement)
-        logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_said, error)
+        logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_tokens, error)
         try:
-            pause_s = self.loop.again(course)
+            pause_s = self.loop.restart(course)
         except OfframpError as too_often:
             self._fail(running, too_often)
             return
         if pause_s:
-            on_loop(pause_s, partial(self._resume, running))
+            call_later(pause_s, partial(self._resume, running))
         else:
             self._send_soon(running)
 
@@ -308,20 +309,20 @@ class GenerateService:
         limit_s = self._limit(running)[0]
         if limit_s > reached_s:
             left_s = max(0.0, limit_s - self.clock.now_s())
-            running.timer = on_loop(left_s, partial(self._watch, running, limit_s))
+            running.timer = call_later(left_s, partial(self._watch, running, limit_s))
             return
         flight, running.flight = running.flight, None
         if flight is not None:
             self.dispatcher.expire(flight)
-        if not running.course.is_over:
+        if not running.course.has_ended:
             self._cut(running)
 
     def _cut(self, running: _Running) -> None:
         """Ends a sequence by a time limit."""
         course, (_, limit_s, what) = running.course, self._limit(running)
         took_s, limit = self.clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
-        if course.num_said:
-            told = f"{course.num_said} token{'s' if course.num_said > 1 else ''}"
+        if course.num_tokens:
+            told = f"{course.num_tokens} token{'s' if course.num_tokens > 1 else ''}"
             why = f"the answer was cut short after {told} and {took_s:.1f} s: the next one exceeds {limit}"
             self._fail(running, CutShortError(why, text=running.sequence.cut()))
         else:

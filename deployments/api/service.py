@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.api.parsing import InferRequest
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.dispatcher import Dispatcher, Later, on_loop
+from deployments.ingress.dispatcher import CallLater, Dispatcher, call_later
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec, Encode
@@ -46,7 +46,7 @@ class InferService:
     """Called with the inputs of each request; None without tracing."""
     encode: Encode | None = None
     """None for the codec's."""
-    later: Later = on_loop
+    later: CallLater = call_later
     _encoders: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode"), init=False
     )

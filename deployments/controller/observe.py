@@ -45,35 +45,27 @@ class Fleet(Protocol):
 
     async def scale(self, device: str, replicas: int) -> None:
         """Has an accelerator type run so many replicas; returns before they run."""
-        ...
 
     async def running(self) -> dict[str, int]:
         """Returns the number of replicas that take calls, per accelerator type."""
-        ...
 
     async def prepare(self, placed: PlacedPlan) -> None:
         """Has all replicas of the plan's accelerator types make ready, and waits for it."""
-        ...
 
     async def follow(self, placed: PlacedPlan) -> None:
         """Has all ingresses follow the plan, and waits for it; they tell the replicas."""
-        ...
 
     async def suspend(self, reason: str) -> None:
         """Has all ingresses refuse inputs, with the reason, until they follow a plan again."""
-        ...
 
     async def ingress_reports(self) -> list[IngressReport]:
         """Returns one report per ingress; it hands its probes over once."""
-        ...
 
     async def replica_reports(self) -> list[ReplicaReport]:
         """Returns one report per replica."""
-        ...
 
     async def capacity(self) -> dict[str, int]:
         """Returns the number of accelerators that are alive, in use or not, per type."""
-        ...
 
 
 def room(resources: Mapping[str, float], device: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.inputs import IngressOptions
 from deployments.settings import ServeSettings
 from earlyexit.codecs.base import Codec, Encode
 from earlyexit.codecs.chain import ChainCodec
@@ -29,7 +29,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
     """Returns the core, which follows the plan of the settings."""
     generates = card.task.get("name") == TokenTask.name
-    rules = Rules(
+    options = IngressOptions(
         max_queued=settings.max_queued,
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
@@ -42,7 +42,7 @@ def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
         probe_share=settings.probe_share,
     )
     rng = random.Random()  # another one in every ingress: each picks its own probes
-    return IngressCore(uuid.uuid4().hex[:8], PlacedPlan(plan=settings.plan), rules, rng)
+    return IngressCore(uuid.uuid4().hex[:8], PlacedPlan(plan=settings.plan), options, rng)
 
 
 def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:

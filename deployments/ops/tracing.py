@@ -31,7 +31,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.choices import TracingSettings
-from deployments.ingress.core.inputs import WHOLE, PendingInput
+from deployments.ingress.core.inputs import UNPRUNED, PendingInput
 from deployments.ingress.dispatcher import serial_and_attempt
 from deployments.ingress.link import LinkTo, ReplicaLink
 from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timing
@@ -297,7 +297,7 @@ class Tracer:
             serial, attempt = serial_and_attempt(sample_id)
             record = self._inputs.get(serial)
             # A probe continues after its answer, and so does the unpruned copy of a pruned text.
-            if record is None or record.is_answered or attempt == WHOLE:
+            if record is None or record.is_answered or attempt == UNPRUNED:
                 continue
             attributes: dict[str, str | int | float | bool] = {
                 "offramp.slot": call.assignment.slot,

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.build import build_runner
@@ -72,7 +72,7 @@ class Running:
 async def connected(
     placed: PlacedPlan,
     replicas: Sequence[Replica],
-    rules: Rules,
+    rules: IngressOptions,
     *,
     codec: Codec[Any] | None = None,
     link: Callable[..., ReplicaLink] = ReplicaLink,

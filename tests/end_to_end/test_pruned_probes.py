@@ -16,7 +16,7 @@ from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.inputs import IngressOptions
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
@@ -44,7 +44,7 @@ async def served(
     card = read_card(cascade.folder)
     settings, placed = cascade.settings().model_copy(update={"plan": plan}), PlacedPlan(plan=plan)
     codec: Any = find_codec(card.codec, cascade.folder)
-    rules = Rules(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
+    rules = IngressOptions(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
     replicas = await built(settings, placed, card.chain.starts)
     async with connected(placed, replicas, rules, codec=codec) as running:
         encode = encode_of(codec, running.core)

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from deployments.controller.act import ControlLoop
 from deployments.ingress.core import calls
-from deployments.ingress.core.calls import Call, Calls, HungUp, Pause
+from deployments.ingress.core.calls import AbortCall, Call, Calls, Pause
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
-from deployments.ingress.core.routes import lay_out
+from deployments.ingress.core.routes import build_route
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import Device
@@ -23,31 +23,31 @@ Fault = Callable[[], AbstractContextManager[Any]]
 
 
 def settle_twice() -> AbstractContextManager[Any]:
-    """An input that has its outcome gets another one."""
+    """An input gets a second outcome."""
     return patch.object(calls, "_settled_now", lambda inputs: [True] * len(inputs))
 
 
-def lose_on_hang_up() -> AbstractContextManager[Any]:
-    """A call that hangs is ended, and nothing becomes of what it had."""
+def lose_on_call_timeout() -> AbstractContextManager[Any]:
+    """A call that times out is cancelled, but its inputs are not retried."""
     return patch.object(
-        IngressCore, "_hang_up", lambda self, pending, now_s: [HungUp(pending.holder)] if pending.holder else []
+        IngressCore, "_abort_call", lambda self, pending, now_s: [AbortCall(pending.holder)] if pending.holder else []
     )
 
 
 def apply_an_old_plan() -> AbstractContextManager[Any]:
-    """An ingress follows a plan that comes late, although it follows a newer one."""
+    """An ingress follows a late plan although it already follows a newer one."""
     follow = IngressCore.follow
 
     def always(self: Any, placed: Any) -> None:
         if placed.epoch < self.route.epoch:
-            self._chains.follow(lay_out(placed, self.route), None)
+            self._chains.follow(build_route(placed, self.route), None)
         follow(self, placed)
 
     return patch.object(IngressCore, "follow", always)
 
 
 def obey_an_old_call() -> AbstractContextManager[Any]:
-    """A replica does as the last call says, be it of an older plan."""
+    """A replica follows the plan of the last call even if it is an older plan."""
     follow = StageHost.follow
 
     def always(self: Any, assignment: Any) -> None:
@@ -59,12 +59,12 @@ def obey_an_old_call() -> AbstractContextManager[Any]:
 
 
 def take_an_old_reply() -> AbstractContextManager[Any]:
-    """A reply is taken for inputs that its call has no more."""
+    """A reply settles inputs that its call no longer holds."""
     return patch.object(Call, "release", lambda self, inputs: [True] * len(inputs))
 
 
 def leak_a_page() -> AbstractContextManager[Any]:
-    """A sequence that ends while a batch has it keeps its pages."""
+    """A sequence that ends during a batch keeps its pages."""
 
     def end(device: Device[Any], sequences: Collection[int]) -> None:
         running = device.engine.running_sequences
@@ -86,7 +86,7 @@ def leak_of_an_ingress() -> AbstractContextManager[Any]:
 
 
 def forget_a_deadline() -> AbstractContextManager[Any]:
-    """Nothing ends an input at its deadline."""
+    """Inputs have no deadlines."""
     submit = IngressCore.submit
 
     def without(self: Any, inputs: Any, now_s: float) -> None:
@@ -98,7 +98,7 @@ def forget_a_deadline() -> AbstractContextManager[Any]:
 
 
 def loosen_a_threshold() -> AbstractContextManager[Any]:
-    """New thresholds are a little lower than what was asked for."""
+    """New thresholds are a little lower than requested."""
     decide = ControlLoop._decide_by
     return patch.object(
         ControlLoop,
@@ -108,7 +108,7 @@ def loosen_a_threshold() -> AbstractContextManager[Any]:
 
 
 def drop_a_retry() -> AbstractContextManager[Any]:
-    """Of the inputs of a call that failed the first one does not start again."""
+    """The first input of a failed call is not retried."""
     end = Pause.end
     return patch.object(Pause, "end", lambda self: end(self)[1:])
 
@@ -124,14 +124,14 @@ def try_for_ever() -> AbstractContextManager[Any]:
 
 
 def miss_a_break() -> AbstractContextManager[Any]:
-    """A connection that breaks does not end its calls."""
+    """A broken connection does not end its calls."""
 
     def quietly(self: Any) -> None:
         self._frames = None
-        self._ended.set()
+        self._disconnected.set()
         self._on_change()
 
-    return patch.object(ReplicaLink, "_end", quietly)
+    return patch.object(ReplicaLink, "_on_disconnect", quietly)
 
 
 def wait_for_a_slot() -> AbstractContextManager[Any]:
@@ -140,29 +140,29 @@ def wait_for_a_slot() -> AbstractContextManager[Any]:
 
 
 def lose_in_a_change() -> AbstractContextManager[Any]:
-    """Inputs that wait at a chain which the next plan does not have are forgotten."""
-    end = Chain.end
+    """Queued inputs of a chain that the next plan does not have are forgotten."""
+    merge_into = Chain.merge_into
 
     def without(self: Any, successor: Any) -> None:
         self.queue.clear()
-        end(self, successor)
+        merge_into(self, successor)
 
-    return patch.object(Chain, "end", without)
+    return patch.object(Chain, "merge_into", without)
 
 
 def keep_a_place() -> AbstractContextManager[Any]:
-    """A call that fails makes no room for another one."""
+    """A failed call makes no room for another one."""
 
     def without(self: Any, call: Any, inputs: Any, now_s: float) -> Any:
         mine = [each for each in inputs if each.holder is call]
         call.release(mine)
         return mine
 
-    return patch.object(Calls, "take_away", without)
+    return patch.object(Calls, "remove", without)
 
 
 FAULTS: tuple[Fault, ...] = (
-    *(settle_twice, lose_on_hang_up, apply_an_old_plan, obey_an_old_call, take_an_old_reply),
+    *(settle_twice, lose_on_call_timeout, apply_an_old_plan, obey_an_old_call, take_an_old_reply),
     *(leak_a_page, leak_of_an_ingress, forget_a_deadline, loosen_a_threshold, drop_a_retry),
     *(try_for_ever, miss_a_break, wait_for_a_slot, lose_in_a_change, keep_a_place),
 )

@@ -19,7 +19,7 @@ from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
+from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput, Settle
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import Dispatcher, sample_id_of
 from deployments.ingress.link import ReplicaLink, ReplicaLinks
@@ -219,8 +219,8 @@ class Ingress:
         self._context.run(HOST.set, name)
         self.links = ReplicaLinks(placed, boards, phase=self.rng.random(), link=self._link)
         for device, board in boards.items():  # as `ReplicaLinks.connect`, without the running loop
-            board.follow(partial(loop.call_soon, self.links.announced, device))
-        rules = Rules(
+            board.follow(partial(loop.call_soon, self.links.set_addresses, device))
+        rules = IngressOptions(
             max_queued=settings.max_queued,
             calls_per_replica=settings.calls_per_replica,
             max_attempts=MAX_ATTEMPTS,
@@ -273,7 +273,7 @@ class Ingress:
             self.newest_epoch = epoch
             self.watch.expect_calibrated(core.placed.plan.policy)
 
-    def hand_over(self, now_s: float) -> IngressReport:
+    def take_completed(self, now_s: float) -> IngressReport:
         """What the controller is told; what is observed of inputs is as the model computes."""
         report = self.core.report(now_s, now_s)
         tokens = sum(each.cost for each in self.dispatcher.open)

@@ -675,7 +675,7 @@ class World(Fleet):
     async def ingress_reports(self) -> list[IngressReport]:
         await self._reach()
         now_s = self.events.time_s
-        return [each.hand_over(now_s) for each in self.ingresses if each.is_alive]
+        return [each.take_completed(now_s) for each in self.ingresses if each.is_alive]
 
     async def replica_reports(self) -> list[ReplicaReport]:
         await self._reach()

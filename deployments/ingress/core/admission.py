@@ -1,18 +1,15 @@
-"""Whether an input that arrives now can be answered in time (E3 section 3.1 refuses what cannot). Pure.
+"""Admission control: refuses inputs that would be late (E3 section 3.1). Pure.
 
-By Little's law, an input that arrives behind n unanswered ones waits n over the service's rate, wherever they queue. So
-answers are in time up to some number of unanswered inputs: the limit. The plan's predicted rate sets the first limit.
-The lateness of inputs that came when the service was nearly full then steers it: every one in time raises it a little,
-every late one lowers it, so that at rest one in eighty of those is late (stochastic approximation of a quantile,
-Robbins and Monro 1951): a limit that keeps more of them in time refuses more inputs than it saves. The reason for the
-lateness does not matter: stages that share their processors with other work, or a plan that promised too much, move
-the limit as a lost replica does.
+By Little's law, an input that arrives behind n unanswered inputs waits n / rate, wherever they queue. So answers are in
+time as long as the number of unanswered inputs stays below a limit. The first limit follows from the plan's predicted
+rate. The limit is then adjusted by the latencies of inputs that arrived when the service was nearly full: an answer in
+time raises it a little, and a late answer lowers it. In equilibrium, one in eighty of these inputs is late (stochastic
+approximation of a quantile, Robbins and Monro 1951). A stricter limit would refuse more inputs than it saves. The
+limit reacts to any cause of lateness: a lost replica, shared processors, or a plan that predicted too much.
 
-The limit counts what inputs cost: their tokens under a plan whose batches are bound by tokens, else 1 each. So a long
-input pays for itself, and no input is refused for being behind a few short ones; where all are equally long, both ways
-of counting decide the same.
-
-(Clockwork, whose rule E3 takes, knows every execution's time beforehand. Early exits make that time unknown.)
+The limit is in units of cost: the tokens of an input if the plan's batches are limited by tokens, and 1 otherwise. So
+the length of an input counts, both for itself and for inputs behind it. (E3 uses Clockwork's rule, which needs to know
+all execution times in advance. With early exits they are unknown.)
 """
 
 from __future__ import annotations
@@ -23,167 +20,169 @@ from earlyexit.network.boundary import Split
 from optimizer.plan import Plan
 
 SAFETY = 0.05
-"""Share of the SLO that is not counted on: for what follows the answer, and for what the last inputs did not show."""
+"""Share of the SLO that is kept in reserve for sending the answer and for sudden changes."""
 BURST = 0.3
-"""Share of the SLO that a plan's rate is not counted on for, before anything is known: a burst after quiet finds stages
-that are empty one behind the other, and fills them first."""
+"""Share of the SLO that the first limit keeps in reserve, because a burst after an idle time must first fill all stages
+one after the other."""
 CONTESTED = 0.5
-"""An input tells of the limit if so much of it was ahead. With less ahead its lateness is not the limit's fault,
-unless too many are late, and never of one that costs more than so much itself: its own length is why."""
+"""An input is *contested* if the cost ahead of it was at least this share of the limit. A late input that was not
+contested does not lower the limit, unless more than LATE_SHARE are late. It never does if its own cost is more than
+this share, because then its own length is the cause."""
 LATE_SHARE = 0.01
-"""So many late are too many, whatever was ahead of them."""
+"""The largest acceptable share of late inputs."""
 FALL = 0.02
-"""Share of the limit that a late input takes away."""
+"""Share of the limit by which a late input lowers it."""
 DEEPEST_FALL = 0.3
-"""Share that all those take away that are late within an SLO: they are of one batch, or of one disturbance, and what is
-done about it is seen no sooner."""
+"""The largest share by which the limit falls within one SLO. Inputs that are late together usually have one cause, and
+the effect of a lower limit shows after one SLO at the earliest."""
 RISE = 0.00025
-"""Share of the limit that an input in time adds: at rest one late input makes up for FALL / RISE in time."""
+"""Share of the limit by which an input in time raises it. In equilibrium, FALL / RISE inputs in time make up for a late
+one."""
 MOST_RISE = 0.03
-"""Inputs of its cost that it adds at most. As many as the limit are answered within an SLO, so this is a share of it
-per SLO: where thousands are, the first late one is seen long after the limit was passed."""
+"""The largest rise per input in time, in units of its cost. About `limit` inputs are answered per SLO, so this bounds
+the rise per SLO. Large limits must rise slowly, because late inputs show long after the limit was too high."""
 LEAP = 2.0
-"""What a limit is multiplied by at most, once a window, if inputs were refused while slow ones had time to spare."""
+"""The largest factor by which the limit rises at the end of a window in which inputs were refused needlessly."""
 SPARE = 0.8
-"""Share of the time that is counted on. An input that takes less has time to spare, and a leap goes so far that the
-slow inputs have none: the slowest but for the share that may be late, since on shared processors one in a hundred is
-slow at any limit."""
+"""Inputs that take less than this share of the usable time have time to spare. A leap raises the limit until the slow
+inputs have none. LATE_SHARE of the inputs is left out, because on shared processors some are slow at any limit."""
 WINDOW = (0.25, 4.0)
-"""Seconds and SLOs between leaps, at least: how slow the slow ones are, few inputs do not tell."""
+"""The shortest window between leaps, in seconds and in SLOs. Fewer inputs do not show how slow the slow ones are."""
 FADE = 0.75
-"""What is left of the counts of late inputs, from one window to the next."""
+"""The factor by which the counts of late inputs shrink from one window to the next."""
 PLANNED_SHARE = (1 / 16, 4.0)
-"""Bounds of what another plan's limit begins at, over what it says: beyond, the two have nothing in common."""
+"""Bounds of the ratio of the limit to the planned limit that a new plan takes over from the previous plan."""
 
 
 class Admission:
-    """What one ingress may have inside; times are the caller's, and never go back."""
+    """The admission control of one ingress. All times are from the caller's clock, which must never go back."""
 
     def __init__(self, plan: Plan, *, slo_s: float, num_ingresses: int) -> None:
-        """Of what the plan predicts, where it does, each ingress has its part."""
+        """Starts with an equal share of the rate that the plan predicts, if it predicts one."""
         self._slo_s = slo_s
         self._num_ingresses = num_ingresses
-        self._counted_on_s = (1 - SAFETY) * slo_s
+        self._usable_s = (1 - SAFETY) * slo_s
         self._begin(plan, None)
         self.limit = self._planned
-        """What all that are unanswered at once may cost; infinite while nothing is known of the service."""
-        self._seen = 0.0
+        """The largest cost of all unanswered inputs; infinite while nothing is known about the service."""
+        self._answered = 0.0
         self._late = 0.0
-        """Of what was seen."""
-        self._least = 0.0
-        """What the limit falls to at most before `_fallen_s`."""
-        self._fallen_s = -math.inf
+        """How many of the answered inputs were late. Both counts fade."""
+        self._lowest = 0.0
+        """The limit does not fall below this before `_fall_ends_s`."""
+        self._fall_ends_s = -math.inf
         self._window_ends_s = -math.inf
-        self._refused = False
-        """Within the window, as are what the contested took."""
+        self._has_refused = False
+        """Whether a request was refused in this window."""
         self._took_s: list[float] = []
+        """The latencies of contested inputs in this window."""
 
     def follow(self, plan: Plan, tokens_per_input: float | None = None) -> None:
-        """Another plan: its limit is expected to be as far from what it says as the last one's was.
+        """Switches to another plan. The ratio of the limit to the planned limit is taken over.
 
-        `tokens_per_input`: of those that came; None where none did.
+        `tokens_per_input`: the mean of the inputs so far; None before the first.
         """
         before, counted_tokens = self._planned, self.counts_tokens
         self._begin(plan, tokens_per_input)
         if math.isfinite(self._planned) and math.isfinite(before):
-            least, most = PLANNED_SHARE
-            self.limit = max(self._filling, self._planned * min(max(self.limit / before, least), most))
+            lowest, highest = PLANNED_SHARE
+            self.limit = max(self._floor, self._planned * min(max(self.limit / before, lowest), highest))
         elif math.isfinite(self._planned):
             self.limit = self._planned
         elif counted_tokens != self.counts_tokens:
-            per_input = tokens_per_input or math.inf  # where nothing came yet, nothing is known in the other unit
-            of_new_unit = per_input if self.counts_tokens or not tokens_per_input else 1 / per_input
-            self.limit = max(self._filling, self.limit * of_new_unit)
+            if not tokens_per_input:  # without inputs, the limit is unknown in the new unit
+                factor = math.inf
+            else:
+                factor = tokens_per_input if self.counts_tokens else 1 / tokens_per_input
+            self.limit = max(self._floor, self.limit * factor)
         if counted_tokens != self.counts_tokens:
-            self._fallen_s = -math.inf
-        self._seen = self._late = 0.0
+            self._fall_ends_s = -math.inf
+        self._answered = self._late = 0.0
         self._took_s.clear()
 
     def late_s(self, cost: float, left_s: float, *, unanswered: float, now_s: float) -> float:
-        """By how much a request that has `left_s` would be late, counted as refused if it would be; 0: begin it.
+        """Returns by how many seconds a request with a deadline in `left_s` would be late; 0: it is admitted.
 
-        `unanswered`: what is inside costs so much. An idle service begins everything, so nothing learnt can keep it
-        idle, and nothing is too long for ever; nor is a request of many inputs too long for stages that wait for full
-        batches, while less is inside than there is room for (`_room_of`).
+        `unanswered`: the cost of all unanswered inputs. An idle service admits every request, so that a wrong limit
+        cannot keep it idle. Stages with deferred dispatch also admit requests until their batches can fill
+        (`_batch_room`).
         """
-        self._look_back(now_s)
+        self._end_window(now_s)
         share = left_s / self._slo_s
-        too_many = unanswered + cost - self.limit * share
-        if not unanswered or too_many <= 0 or unanswered < self._room * share:
+        excess = unanswered + cost - self.limit * share
+        if not unanswered or excess <= 0 or unanswered < self._room * share:
             return 0.0
-        self._refused = True
-        return too_many * self._slo_s / self.limit
+        self._has_refused = True
+        return excess * self._slo_s / self.limit
 
     def answered(self, latency_s: float, ahead: float, cost: float, now_s: float) -> None:
-        """An input that went as deep as inputs go took so long; see `cost_of`."""
-        self._look_back(now_s)
-        self._seen += 1
-        half = CONTESTED * self.limit
-        is_contested, is_late = ahead >= half, latency_s >= self._counted_on_s
-        if is_late and (is_contested or cost <= half):
+        """Adjusts the limit by the latency of an input that left in the last split; see `Chain.cost_of`."""
+        self._end_window(now_s)
+        self._answered += 1
+        contested_cost = CONTESTED * self.limit
+        is_contested, is_late = ahead >= contested_cost, latency_s >= self._usable_s
+        if is_late and (is_contested or cost <= contested_cost):
             self._late += 1
-            if is_contested or self._late > LATE_SHARE * self._seen:
+            if is_contested or self._late > LATE_SHARE * self._answered:
                 self._fall(ahead, now_s)
         elif is_contested:
             self.limit += min(RISE * self.limit, MOST_RISE * cost)
-        # Under so low a limit that no such input is admitted behind this one, few inputs or none have as much ahead.
+        # If the limit is so low that no second input fits behind this one, hardly any input is ever contested.
         if is_contested or (ahead + 2 * cost > self.limit and not is_late):
             self._took_s.append(latency_s)
 
     def given_up(self, waited_s: float, ahead: float, cost: float, now_s: float) -> None:
-        """An input was given up for its deadline. One sooner than the SLO says nothing of what the SLO allows."""
-        if waited_s >= self._counted_on_s:
+        """Adjusts the limit by an input that missed its deadline. Deadlines shorter than the SLO are ignored."""
+        if waited_s >= self._usable_s:
             self.answered(waited_s, ahead, cost, now_s)
 
     def _begin(self, plan: Plan, tokens_per_input: float | None) -> None:
-        """What the plan says: how costs are counted, and where the limit begins."""
+        """Computes the unit of cost, the planned limit and the lowest limit of a plan."""
         self.counts_tokens = any(split.tokens is not None for split in plan.splits)
         expected = plan.predicted.get("tokens_per_input") or tokens_per_input
         mean_cost = expected if self.counts_tokens else 1.0
-        self._room = self._room_of(plan, mean_cost or None)
-        self._filling = max(mean_cost or 1.0, self._room)
-        # A plan that was written by hand may predict nothing, or a rate of zero; both leave the rate unknown.
+        self._room = self._batch_room(plan, mean_cost or None)
+        self._floor = max(mean_cost or 1.0, self._room)
+        # A hand-written plan may predict nothing, or a rate of zero. Both leave the rate unknown.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
-        self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
+        self._planned = max(self._floor, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
-    def _room_of(self, plan: Plan, mean_cost: float | None) -> float:
-        """What is let in however late it is; the limit never falls below it.
+    def _batch_room(self, plan: Plan, mean_cost: float | None) -> float:
+        """Returns the cost of one full batch per replica and split under deferred dispatch, else 0.
 
-        Stages that wait for full batches need one per replica and split. With fewer inside, every input waits as long
-        as it may: the service is slow because little is let in, and little is let in because it is slow.
+        This much is always admitted. With fewer inputs, batches would not fill and every input would wait as long as
+        it may. The resulting latencies would then lower the limit further.
         """
         if plan.dispatch != "deferred":
             return 0.0
-        one_each = sum(
-            stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages
-        )
-        return one_each / self._num_ingresses
+        cost = sum(stage.replicas * sum(_full_cost(each, mean_cost) for each in stage.splits) for stage in plan.stages)
+        return cost / self._num_ingresses
 
     def _fall(self, ahead: float, now_s: float) -> None:
         if math.isinf(self.limit):
-            self.limit = max(self._filling, ahead)
-        if now_s >= self._fallen_s:
-            self._fallen_s = now_s + self._slo_s
-            self._least = max(self._filling, self.limit * (1 - DEEPEST_FALL))
-        self.limit = max(self._least, self.limit * (1 - FALL))
+            self.limit = max(self._floor, ahead)
+        if now_s >= self._fall_ends_s:
+            self._fall_ends_s = now_s + self._slo_s
+            self._lowest = max(self._floor, self.limit * (1 - DEEPEST_FALL))
+        self.limit = max(self._lowest, self.limit * (1 - FALL))
 
-    def _look_back(self, now_s: float) -> None:
-        """On a window that has ended: a limit that was too low by far would else rise as slowly as it is steered."""
+    def _end_window(self, now_s: float) -> None:
+        """At the end of a window, raises a limit that was far too low. Single answers would raise it too slowly."""
         if now_s < self._window_ends_s:
             return
-        took_s, spare_s = sorted(self._took_s), SPARE * self._counted_on_s
-        if self._refused and took_s:
-            slow_s = took_s[-1 - int(LATE_SHARE * len(took_s))]  # of fewer than a hundred, the slowest
+        took_s, spare_s = sorted(self._took_s), SPARE * self._usable_s
+        if self._has_refused and took_s:
+            slow_s = took_s[-1 - int(LATE_SHARE * len(took_s))]  # the slowest, if there are fewer than a hundred
             if slow_s < spare_s:
                 self.limit *= min(LEAP, spare_s / slow_s) if slow_s else LEAP
-        self._seen, self._late = FADE * self._seen, FADE * self._late
-        self._refused, self._took_s = False, []
+        self._answered, self._late = FADE * self._answered, FADE * self._late
+        self._has_refused, self._took_s = False, []
         seconds, slos = WINDOW
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)
 
 
 def _full_cost(split: Split, mean_cost: float | None) -> float:
-    """Returns the cost of a full batch: as many tokens as it may hold if the lengths of its inputs are unknown."""
+    """Returns the cost of a full batch. If the mean length is unknown, it is the largest number of tokens."""
     if mean_cost is None:
         return split.tokens or split.batch
     return split.budget.tokens_when_full(mean_cost)

@@ -1,6 +1,6 @@
-"""The calls that carry inputs to stages, the actions that the core wants done, and what becomes of inputs.
+"""Calls to stages, the core's actions, timers, and the outcomes and counts of inputs.
 
-Each input has its outcome once, counts once, and teaches admission control what it can.
+Every input has exactly one outcome and is counted once. Its latency updates the admission control.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Rules
+from deployments.ingress.core.inputs import Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, StageRoute, weight_of
 from deployments.wire.messages import BUCKET, COUNT_FIELDS
@@ -33,55 +33,55 @@ class Call:
 
     stage: StageRoute
     inputs: Inputs
-    """All that it began with."""
+    """All inputs that the call was sent with."""
     started_s: float
     epoch: int
-    """The epoch of the plan by which its inputs were sent to the first stage."""
+    """The epoch of the plan under which its inputs were sent to the first stage."""
     reserve_s: float
-    """The seconds that the stages after this one are expected to take, and the slack."""
+    """The expected seconds of the stages after this one, plus the slack."""
     watch: Watch | None
-    """What is to be observed of its inputs; None for nothing."""
+    """What replicas observe of its inputs; None: nothing."""
     is_first: bool
-    """Whether it brings new inputs, to the first block."""
-    heard: bool = field(default=False, init=False)
-    """Whether an input has left it; early answers alone make no room for another call."""
-    num_inside: int = field(default=0, init=False)
-    """Inputs that it still has."""
+    """Whether the call takes new inputs to the first block."""
+    has_reply: bool = field(default=False, init=False)
+    """Whether an input has left the call. Early answers do not count, because they make no room for another call."""
+    num_remaining: int = field(default=0, init=False)
+    """Inputs that have not left the call."""
 
     @property
     def probe(self) -> bool:
-        """Whether its inputs are probes, or go beside some."""
-        return self.watch in ("probe", "whole")
+        """Whether replicas run the inputs as probes: they are probes, or unpruned copies of probes."""
+        return self.watch in ("probe", "unpruned")
 
-    def inside(self) -> list[PendingInput]:
-        """Returns the inputs that have not left it, answered or not."""
+    def remaining(self) -> list[PendingInput]:
+        """Returns the inputs that have not left the call, answered or not."""
         return [each for each in self.inputs if each.holder is self]
 
     def release(self, inputs: Inputs) -> list[bool]:
-        """Lets inputs leave this call; returns whether it had each one. An input that is named twice leaves once."""
-        had = []
+        """Releases inputs from this call; returns for each whether the call held it. A duplicate is released once."""
+        was_held = []
         for each in inputs:
-            had.append(each.holder is self)
-            if had[-1]:
+            was_held.append(each.holder is self)
+            if was_held[-1]:
                 each.holder = None
-        return had
+        return was_held
 
 
 @dataclass(slots=True, eq=False)
 class Calls:
-    """The calls of one ingress that are under way. A call follows the routes in force when it begins."""
+    """The open calls of one ingress. A call follows the routes that are in force when it begins."""
 
     chains: Chains
-    rules: Rules
+    options: IngressOptions
     make: type[Call]
     """The class of calls."""
-    _open: Counter[int] = field(default_factory=Counter, init=False)
-    """By the epoch of the plan by which they were sent."""
+    _num_open: Counter[int] = field(default_factory=Counter, init=False)
+    """The number of open calls, by the epoch of the plan under which they were sent."""
 
     @property
     def oldest_epoch(self) -> int:
-        """The oldest plan by which a call under way was sent; the present one where there is no call."""
-        return min(self._open, default=self.chains.route.epoch)
+        """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
+        return min(self._num_open, default=self.chains.route.epoch)
 
     def begin(
         self,
@@ -92,70 +92,70 @@ class Calls:
         epoch: int,
         watch: Watch | None,
         *,
-        mine: Inputs | None = None,
+        held: Inputs | None = None,
         is_first: bool = False,
     ) -> Call:
-        """Returns a new call, which has the inputs now; of those, only `mine` if others merely travel along."""
-        if mine is None:
-            mine = inputs
-        has_s = self.rules.slo_s
-        if has_s is None:
-            has_s = max([each.deadline_s - each.arrived_s for each in mine], default=0.0)
-        kept_s = 0.0 if has_s == math.inf else self.rules.slack * has_s  # for the unexpected, such as the way back
-        reserve_s = route.reserve_s(stage) + kept_s
+        """Returns a new call that holds the inputs. `held`: the subset that it holds; the others only travel along."""
+        if held is None:
+            held = inputs
+        allowed_s = self.options.slo_s
+        if allowed_s is None:
+            allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
+        slack_s = 0.0 if allowed_s == math.inf else self.options.slack * allowed_s
+        reserve_s = route.reserve_s(stage) + slack_s
         if reserve_s == math.inf:
-            reserve_s = max(0.0, *[each.deadline_s - now_s for each in mine])
+            reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
         call = self.make(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
-        for each in mine:
+        for each in held:
             each.holder = call
-        call.num_inside = len(mine)
-        self._open[stage.epoch] += 1
+        call.num_remaining = len(held)
+        self._num_open[stage.epoch] += 1
         if is_first:
-            self.chains.count(stage.slot, +1)
+            self.chains.count_calls(stage.slot, +1)
         return call
 
-    def part(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
-        """Note that a part of a call's reply came back, with so many of its inputs."""
+    def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
+        """Records that a part of a call's reply came back, with `number` of its inputs."""
         if took_time:
-            call.stage.learn(now_s - call.started_s)
-        call.num_inside -= number
-        if not call.num_inside:
+            call.stage.record_time(now_s - call.started_s)
+        call.num_remaining -= number
+        if not call.num_remaining:
             epoch = call.stage.epoch
-            self._open[epoch] -= 1
-            if not self._open[epoch]:
-                del self._open[epoch]
-        if not call.heard:  # the first part tells that its batch has run: another call may be sent
-            call.heard = True
+            self._num_open[epoch] -= 1
+            if not self._num_open[epoch]:
+                del self._num_open[epoch]
+        if not call.has_reply:  # the batch has run, so another call may be sent
+            call.has_reply = True
             if call.is_first:
-                self.chains.count(call.stage.slot, -1)
+                self.chains.count_calls(call.stage.slot, -1)
 
-    def take_away(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
-        """Takes inputs that will not come back from a call; returns those that it had."""
-        mine = list(compress(inputs, call.release(inputs)))
-        if mine:
-            self.part(call, len(mine), now_s, took_time=False)
-        return mine
+    def remove(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
+        """Removes inputs that will not come back from a call; returns those that the call held."""
+        removed = list(compress(inputs, call.release(inputs)))
+        if removed:
+            self.record_reply(call, len(removed), now_s, took_time=False)
+        return removed
 
 
-def weigh(stage: StageRoute, block: int, inputs: Inputs) -> tuple[int, int]:
-    """Returns what inputs that wait for a block weigh, and what a full batch there does; see `weight_of`."""
+def call_weight(stage: StageRoute, block: int, inputs: Inputs) -> tuple[int, int]:
+    """Returns the weight of inputs that wait for a block, and of a full batch of that block; see `weight_of`."""
     budget = stage.budget(block)
     return weight_of(budget, len(inputs), 0 if budget.tokens is None else sum([each.tokens for each in inputs]))
 
 
-def homes_of(inputs: Inputs) -> list[KVPlacement]:
-    """Returns where the sequences of inputs keep their keys and values; empty where they belong to none."""
+def placements_of(inputs: Inputs) -> list[KVPlacement]:
+    """Returns the KV placements of the inputs' sequences; empty if the inputs belong to no sequences."""
     return [each.placement for each in inputs if each.placement is not None]
 
 
-def picked(inputs: Inputs, answers: Answers, keep: Sequence[bool]) -> tuple[Inputs, Answers]:
-    """Returns the inputs to be kept, with their answers, where there are any."""
+def select(inputs: Inputs, answers: Answers, keep: Sequence[bool]) -> tuple[Inputs, Answers]:
+    """Returns the inputs whose `keep` is true, with their answers if there are any."""
     if all(keep):
         return inputs, answers
     return list(compress(inputs, keep)), list(compress(answers, keep))
 
 
-# The core's actions. A simulation makes hundreds of thousands of them, hence tuples.
+# The core's actions. They are tuples because a simulation creates hundreds of thousands of them.
 
 
 class SendCall(NamedTuple):
@@ -164,11 +164,11 @@ class SendCall(NamedTuple):
     call: Call
     block: int
     payload: Any
-    """What its inputs brought from the stage before, with other inputs where it `enters`; None for new inputs."""
+    """The output of the previous stage; if `enters` is set, it may contain other inputs too. None for new inputs."""
     enters: int | None = None
-    """The network of the chain for which the inputs of the call are to be encoded; None: for none."""
+    """The network of the chain for which the inputs must be encoded; None: they need no encoding."""
     rows: tuple[int, ...] | None = None
-    """The rows of the payload that are the call's inputs; None: all."""
+    """The rows of the payload that belong to the call; None: all."""
 
 
 class Answered(NamedTuple):
@@ -187,25 +187,25 @@ class Dropped(NamedTuple):
     inputs: Inputs
     reason: str
     error: OfframpError | None
-    """None where the callers have gone."""
+    """None if the callers no longer wait."""
 
 
-class HungUp(NamedTuple):
-    """Stop a call that was given up."""
+class AbortCall(NamedTuple):
+    """Abort a call that has timed out."""
 
     call: Call
 
 
-Action = SendCall | Answered | Dropped | HungUp
+Action = SendCall | Answered | Dropped | AbortCall
 Actions = list[Action]
 
 
 RETRY_PAUSE_S = 0.05
-"""A replica's death is noticed by all at once; a short pause lets the router learn of it before the next attempt."""
+"""Pause before a failed call's inputs are sent again, so that routing has noticed the dead replica by then."""
 
 
 class Pause:
-    """Holds the inputs of a call that failed until they are sent again."""
+    """Holds the inputs of a failed call until they are sent again."""
 
     __slots__ = ("inputs", "slot")
 
@@ -216,52 +216,52 @@ class Pause:
             each.holder = self
 
     def end(self) -> list[PendingInput]:
-        """Returns the inputs that begin another attempt."""
-        again = [each for each in self.inputs if not each.settled]
-        for each in again:
+        """Ends the pause; returns the inputs that begin another attempt."""
+        retried = [each for each in self.inputs if not each.settled]
+        for each in retried:
             each.attempt += 1
             each.holder = None
-        return again
+        return retried
 
 
-FEW = 64
-DEADLINE, HANGING, PAUSE = range(3)
-"""Kinds of timers, in the order in which those of one moment expire."""
+SMALL_HEAP = 64
+DEADLINE, CALL_TIMEOUT, PAUSE = range(3)
+"""Kinds of timers. Timers that expire at the same time are handled in this order."""
 
 
 class Timers:
-    """What an ingress has to do later: deadlines of requests, calls that hang, pauses before another attempt.
+    """The timers of one ingress: deadlines of requests, timeouts of calls, and pauses before another attempt.
 
-    Nearly all requests are answered long before their deadline, so timers that are over are removed from time to time.
+    Nearly all requests are answered long before their deadline, so obsolete timers are removed from time to time.
     """
 
-    __slots__ = ("_heap", "_many", "_serial")
+    __slots__ = ("_compact_at", "_heap", "_serial")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, Any]] = []
-        """Time, kind, serial number, and what expires."""
+        """Time, kind, serial number, and what expires: the inputs of a request, an input, or a `Pause`."""
         self._serial = 0
-        self._many = FEW
-        """The number of timers at which it is worth a search for those that are over."""
+        self._compact_at = SMALL_HEAP
+        """The number of timers above which obsolete ones are removed."""
 
     def add(self, at_s: float, kind: int, thing: Any) -> None:
-        """Have a request's inputs, an input or a pause expire at a finite time."""
+        """Starts a timer that expires at a finite time."""
         self._serial += 1
         heappush(self._heap, (at_s, kind, self._serial, thing))
-        if len(self._heap) > self._many:
-            self._heap = [timer for timer in self._heap if not _is_over(timer[1], timer[3])]
+        if len(self._heap) > self._compact_at:
+            self._heap = [timer for timer in self._heap if not _is_obsolete(timer[1], timer[3])]
             heapify(self._heap)
-            self._many = 2 * len(self._heap) + FEW
+            self._compact_at = 2 * len(self._heap) + SMALL_HEAP
 
     def next_s(self) -> float:
-        """Returns when the next timer expires that is not over; infinite without one."""
+        """Returns when the next timer expires; infinite if there is none. Obsolete timers do not count."""
         heap = self._heap
-        while heap and _is_over(heap[0][1], heap[0][3]):
+        while heap and _is_obsolete(heap[0][1], heap[0][3]):
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
     def pop(self, now_s: float) -> list[tuple[int, Any]]:
-        """Removes and returns the timers that have expired and are not over, by kind and then by time."""
+        """Removes and returns the expired timers, by kind and then by time. Obsolete timers are left out."""
         expired: list[tuple[int, Any]] = []
         while self.next_s() <= now_s:
             _, kind, _, thing = heappop(self._heap)
@@ -269,12 +269,12 @@ class Timers:
         return sorted(expired, key=lambda timer: timer[0]) if len(expired) > 1 else expired
 
 
-def _is_over(kind: int, thing: Any) -> bool:
-    if kind == HANGING:
+def _is_obsolete(kind: int, thing: Any) -> bool:
+    if kind == CALL_TIMEOUT:
         return thing.holder is None
     if kind == PAUSE:
         return all(each.settled for each in thing.inputs)
-    for each in thing:  # noqa: SIM110 - `all` of a generator takes five times as long, for every request
+    for each in thing:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
         if not each.settled or each.holder is not None:
             return False
     return True
@@ -282,13 +282,11 @@ def _is_over(kind: int, thing: Any) -> bool:
 
 PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
-"""Shorter latencies are one bucket: a clock that stood still has no logarithm."""
+"""Shorter latencies share one bucket, because the logarithm of 0 is undefined."""
 MOST_UNCOUNTED = 4096
 LATENCY_ENDS_S = (
-    *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
-    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
-    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
+    *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
     *(10.0, 15.0, 20.0, 30.0, 60.0, math.inf),
 )
 """The upper ends of the buckets in which latencies are reported, six per decade."""
@@ -300,16 +298,16 @@ def bucket_of(seconds: float) -> int:
 
 
 def latencies_within(latencies: Mapping[int, int]) -> dict[str, int]:
-    """Returns how many answers have a bucket that ends at each of `LATENCY_ENDS_S` or before, by Prometheus' label."""
-    between = [0] * len(LATENCY_ENDS_S)
+    """Returns the cumulative counts of a Prometheus histogram: answers up to each of `LATENCY_ENDS_S`, by label."""
+    counts = [0] * len(LATENCY_ENDS_S)
     for bucket, count in latencies.items():
-        between[bisect_left(LATENCY_ENDS_S, BUCKET ** (bucket + 1))] += count
+        counts[bisect_left(LATENCY_ENDS_S, BUCKET ** (bucket + 1))] += count
     labels = ["+Inf" if math.isinf(end_s) else f"{end_s:g}" for end_s in LATENCY_ENDS_S]
-    return dict(zip(labels, accumulate(between), strict=True))
+    return dict(zip(labels, accumulate(counts), strict=True))
 
 
 class IngressCounts:
-    """Counts the inputs of one ingress: each that arrived is, later, answered or dropped once, for one reason."""
+    """Counts the inputs of one ingress. Each arrived input is later counted once as answered or as dropped."""
 
     def __init__(self, slo_s: float | None) -> None:
         self._slo_s = math.inf if slo_s is None else slo_s
@@ -318,71 +316,70 @@ class IngressCounts:
         self.answered_tokens = 0
         """The tokens of the answered inputs."""
         self.exits: Counter[int] = Counter()
-        """Answers under the present plan, by the block after which they left."""
+        """Answers under the current plan, by the block after which the inputs left."""
         self.all_exits: Counter[int] = Counter()
-        """The same under all plans."""
+        """Answers under all plans so far, by the block after which the inputs left."""
         self.drops: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
-        """Inputs that started again or were lost because a replica of a slot failed, by slot."""
+        """Inputs that were retried or lost because a replica failed, by slot."""
         self.refused = 0
-        """Arrived inputs that were refused; their lengths are not known."""
+        """Arrived inputs that were refused. Their lengths are unknown."""
         self.crossings: Counter[int] = Counter()
-        """Inputs that went on to another network, by its first block; the next four are by that block too."""
+        """Inputs that went on to another network, by its first block. So are the next four fields."""
         self.crossing_s: defaultdict[int, float] = defaultdict(float)
         self.crossed_in: Counter[int] = Counter()
         """Crossings by latency bucket."""
         self.words: Counter[int] = Counter()
         self.pruned_words: Counter[int] = Counter()
-        self._taken_tokens = 0
+        self._admitted_tokens = 0
         self.in_slo = 0
         self.latencies: Counter[int] = Counter()
         """Answers by latency bucket."""
         self._uncounted_s = array("d")
-        """Latencies that are in neither before `totals`: to count them one by one would cost more than all else of an
-        answer."""
+        """Latencies that `_count_latencies` has not counted yet. Counting them one by one would be too slow."""
 
     def totals(self) -> dict[str, Any]:
-        """Returns all counts, by the names that an `IngressReport` has for them."""
-        self._count()
+        """Returns all counts, by their field names in an `IngressReport`."""
+        self._count_latencies()
         counted = {name: getattr(self, name) for name in COUNT_FIELDS}
         return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
 
     @property
     def tokens_per_input(self) -> float | None:
-        """The mean tokens of the inputs that were taken so far; None before the first."""
-        taken = self.arrived - self.refused
-        return self._taken_tokens / taken if taken else None
+        """The mean tokens of the inputs admitted so far; None before the first."""
+        admitted = self.arrived - self.refused
+        return self._admitted_tokens / admitted if admitted else None
 
-    def take(self, num_inputs: int, num_tokens: int) -> None:
-        """Count inputs that arrived and were not refused."""
+    def record_arrivals(self, num_inputs: int, num_tokens: int) -> None:
+        """Counts inputs that arrived and were admitted."""
         self.arrived += num_inputs
-        self._taken_tokens += num_tokens
+        self._admitted_tokens += num_tokens
 
-    def answer(self, exit_block: int, latencies_s: Sequence[float], num_tokens: int, *, by_present_plan: bool) -> None:
-        """Count answers that were given together, and the tokens of their inputs."""
+    def record_answers(self, block: int, latencies_s: Sequence[float], num_tokens: int, *, is_current: bool) -> None:
+        """Counts the answers of one exit. `is_current`: whether they were sent under the current plan."""
         self.answered += len(latencies_s)
         self.answered_tokens += num_tokens
         self._uncounted_s.extend(latencies_s)
         if len(self._uncounted_s) > MOST_UNCOUNTED:
-            self._count()
-        self.all_exits[exit_block] += len(latencies_s)
-        if by_present_plan:
-            self.exits[exit_block] += len(latencies_s)
+            self._count_latencies()
+        self.all_exits[block] += len(latencies_s)
+        if is_current:
+            self.exits[block] += len(latencies_s)
 
-    def cross(self, block: int, took_s: Sequence[float], *, words: int = 0, pruned_words: int = 0) -> None:
-        """Count inputs that went on to the network that begins with a block, each with the seconds that it waited here.
+    def record_crossings(self, block: int, took_s: Sequence[float], *, words: int = 0, pruned_words: int = 0) -> None:
+        """Counts inputs that entered the network whose first block is `block`.
 
-        `words`: the words of texts that could be pruned.
+        `took_s`: the seconds that each input spent in this ingress. `words`: the words of texts that could be pruned.
         """
         self.crossings[block] += len(took_s)
         self.crossing_s[block] += sum(took_s)
-        for seconds, inputs in Counter(took_s).items():  # those of one call took the same
-            self.crossed_in[bucket_of(seconds)] += inputs
+        for seconds, num_inputs in Counter(took_s).items():  # all inputs of one call took equally long
+            self.crossed_in[bucket_of(seconds)] += num_inputs
         if words:
             self.words[block] += words
             self.pruned_words[block] += pruned_words
 
-    def _count(self) -> None:
+    def _count_latencies(self) -> None:
         seconds_N, self._uncounted_s = np.array(self._uncounted_s), array("d")
         self.in_slo += int((seconds_N <= self._slo_s).sum())
         buckets_N = np.floor(np.log(np.maximum(seconds_N, SHORTEST_S)) * PER_BUCKET).astype(np.int64)
@@ -390,20 +387,19 @@ class IngressCounts:
 
 
 LONGEST_RETRY_S = 30.0
-"""The longest Retry-After. A rate measured under little load says little about a full queue, and a limit that has
-fallen says little about a long input."""
+"""The longest Retry-After. Longer estimates are unreliable: they come from light load or from a fallen limit."""
 
 
 @dataclass(slots=True)
 class AnswerRate:
-    """Answers per second, as a moving average over about ten seconds; tells refused callers when to come back."""
+    """Answers per second, as a moving average over about ten seconds. It determines the Retry-After of refusals."""
 
     rate_per_s: float = 0.0
     _since_s: float | None = None
     _count: int = 0
 
     def begin(self, now_s: float) -> None:
-        """Start to count now: until now there was nothing to answer."""
+        """Restarts the measurement, because the ingress was idle until now."""
         self._since_s, self._count = now_s, 0
 
     def record(self, count: int, now_s: float) -> None:
@@ -422,31 +418,32 @@ class AnswerRate:
 
 
 LATE = "deadline"
-"""The reason of an input that missed its deadline; the kind of a DeadlineError."""
+"""The drop reason of an input that missed its deadline: the kind of a DeadlineError."""
 
 
 class Outcomes:
-    """The beginning and the end of every input of one ingress."""
+    """Admits, refuses, answers and drops the inputs of one ingress."""
 
-    def __init__(self, chains: Chains, rules: Rules, observations: ExitObservations | None) -> None:
+    def __init__(self, chains: Chains, options: IngressOptions, observations: ExitObservations | None) -> None:
         self.num_unanswered = 0
         """Inputs without an outcome, in all chains."""
-        self.counts = IngressCounts(rules.slo_s)
+        self.counts = IngressCounts(options.slo_s)
         self._chains = chains
         self._observations = observations
         self._rate = AnswerRate()
-        self._max_queued = rules.max_queued
+        self._max_queued = options.max_queued
 
     def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
-        """Refuse inputs that cannot be answered in the seconds that are left: raises AdmissionError."""
+        """Raises AdmissionError for inputs that cannot be answered within `left_s`."""
         per_input = self.counts.tokens_per_input or 1.0
         late_s = self._chains.late_s(num_inputs, num_coming, per_input, left_s, now_s)
         if late_s > 0:
             self._refuse_late(num_inputs, left_s, late_s)
 
-    def take(self, inputs: Inputs, now_s: float) -> None:
-        """Draw the chains of a request's inputs. Raises AdmissionError where their tokens would be late."""
-        drawn, left_s = self._chains.draw(len(inputs)), inputs[0].deadline_s - now_s if inputs else math.inf
+    def accept(self, inputs: Inputs, now_s: float) -> None:
+        """Draws the chains of a request's inputs. Raises AdmissionError if inputs of their lengths would be late."""
+        drawn = self._chains.draw(len(inputs))
+        left_s = inputs[0].deadline_s - now_s if inputs else math.inf
         late_s = self._chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
             self._refuse_late(len(inputs), left_s, late_s)
@@ -454,80 +451,85 @@ class Outcomes:
         for chain, each in zip(drawn, inputs, strict=True):
             chain.take(each)
             num_tokens += each.tokens
-        self.counts.take(len(inputs), num_tokens)
+        self.counts.record_arrivals(len(inputs), num_tokens)
         self.num_unanswered += len(inputs)
 
     def _refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
-        message = f"no answer is to be had within {left_s:.3g} s now, but {late_s:.3g} s later"
+        message = f"an answer within {left_s:.3g} s is not possible now; it would be {late_s:.3g} s late"
         self.refuse(AdmissionError(message, retry_after_s=min(late_s, LONGEST_RETRY_S)), num_inputs)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
-        """Count inputs that arrived and are not taken; raises the error."""
+        """Counts inputs that arrived and were refused; raises the error."""
         self.counts.arrived += num_inputs
         self.counts.refused += num_inputs
         self.counts.drops[error.kind] += num_inputs
         raise error
 
     def check_room(self, num_inputs: int, now_s: float) -> None:
-        """Refuse inputs for which there is no room: raises OverloadedError, which says when there may be.
+        """Raises OverloadedError, with a Retry-After, if there is no room for the inputs.
 
         Raises InputError for a request that could never fit.
         """
-        most = self._max_queued
-        if self.num_unanswered + num_inputs <= most:
+        limit = self._max_queued
+        if self.num_unanswered + num_inputs <= limit:
             return
-        if num_inputs > most:
-            raise InputError(f"{num_inputs} inputs in one request; at most {most} wait here at a time")
+        if num_inputs > limit:
+            raise InputError(f"a request has {num_inputs} inputs; this ingress holds at most {limit} at a time")
         if not self.num_unanswered:
             self._rate.begin(now_s)
-        message = f"{self.num_unanswered} inputs wait for their answers here, at most {most} are taken"
+        message = f"{self.num_unanswered} inputs wait for their answers; this ingress holds at most {limit}"
         self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_unanswered)), num_inputs)
 
     def answer(
         self, call: Call, inputs: Inputs, block: int, answers: Answers, route: ChainRoute, now_s: float
     ) -> Actions:
-        """Settle inputs of a chain that have no outcome yet with their answers."""
-        self.note(call, inputs, block, route)
-        fresh, answers = picked(inputs, answers, _settled_now(inputs))
+        """Settles the inputs of a chain with their answers. Inputs that already have an outcome are skipped."""
+        self.record_exit(call, inputs, block, route)
+        fresh, answers = select(inputs, answers, _settled_now(inputs))
         if not fresh:
             return []
-        num_tokens = self._leave(fresh)
+        num_tokens = self._remove_settled(fresh)
         self._rate.record(len(fresh), now_s)
         latencies_s = [now_s - each.arrived_s for each in fresh]
-        self.counts.answer(block, latencies_s, num_tokens, by_present_plan=call.epoch == route.epoch)
-        chain = fresh[0].chain.present
+        self.counts.record_answers(block, latencies_s, num_tokens, is_current=call.epoch == route.epoch)
+        chain = fresh[0].chain.current
         if chain.admission is not None and block >= route.last_split:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
 
-    def note(self, call: Call, inputs: Inputs, block: int, route: ChainRoute) -> None:
-        """Note the exit at which watched inputs left; the first one counts."""
+    def record_exit(self, call: Call, inputs: Inputs, block: int, route: ChainRoute) -> None:
+        """Records the exit at which watched inputs left. Only the first exit of an input counts."""
         if call.watch is not None and self._observations is not None:
             for each in inputs:
                 self._observations.answered(each, block, route.ramps)
 
     def drop(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
-        """Settle inputs without an answer: with an error, or for a reason where their caller waits no longer."""
+        """Settles inputs without an answer. `why`: the error, or a reason if the caller no longer waits."""
         fresh = list(compress(inputs, _settled_now(inputs)))
         if not fresh:
             return []
         error, reason = (None, why) if isinstance(why, str) else (why, why.kind)
-        for each in fresh if reason == LATE else ():  # had they waited, they would have taken longer still
-            chain = each.chain.present
-            if chain.admission is not None:
-                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
-                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
-        self._leave(fresh)
+        if reason == LATE:
+            self._record_late(fresh, now_s)
+        self._remove_settled(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]
 
-    def _leave(self, inputs: Inputs) -> int:
-        """Take settled inputs off their chains; returns their tokens."""
+    def _record_late(self, inputs: Inputs, now_s: float) -> None:
+        """Passes the time that late inputs waited to admission control: a lower bound of their latency."""
+        for each in inputs:
+            chain = each.chain.current
+            if chain.admission is not None:
+                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
+                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
+
+    def _remove_settled(self, inputs: Inputs) -> int:
+        """Removes settled inputs from the counts of their chains; returns the sum of their tokens."""
         num_tokens = 0
         self.num_unanswered -= len(inputs)
         for each in inputs:
-            chain, cost = each.chain.present, each.cost
+            chain, cost = each.chain.current, each.cost
             chain.num_unanswered -= 1
             chain.unanswered_tokens -= cost
             num_tokens += cost
@@ -535,7 +537,7 @@ class Outcomes:
 
 
 def _settled_now(inputs: Sequence[PendingInput]) -> list[bool]:
-    """Settles inputs; returns whether each had no outcome before. An input that is named twice is settled once."""
+    """Settles inputs; returns for each whether it had no outcome before. A duplicate counts once."""
     fresh = []
     for each in inputs:
         fresh.append(not each.settled)

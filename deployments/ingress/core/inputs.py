@@ -1,7 +1,7 @@
-"""Inputs that have no outcome yet, and the queues in which they wait to be sent: one for each chain of the plan. Pure.
+"""Pending inputs and the queues in which they wait to be sent: one queue for each chain of the plan. Pure.
 
-An input's chain is drawn when the input arrives, and the input stays in it. When a plan has fewer chains than the plan
-before it, the inputs of the chains that are no more go on in the last chain.
+An input's chain is drawn when the input arrives, and the input stays in it. If a new plan has fewer chains, the inputs
+of the removed chains move to the last chain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, least_to_call
+from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, min_to_send
 from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget
@@ -27,101 +27,101 @@ from profiles.stream import StreamShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The limits of one ingress."""
+class IngressOptions:
+    """Limits and settings of one ingress."""
 
     max_queued: float = math.inf
-    """The most inputs without an outcome."""
+    """The largest number of inputs without an outcome."""
     calls_per_replica: int
-    """The most calls to a replica of the first stage from which no input has come back."""
+    """The largest number of calls per replica of the first stage without any reply."""
     max_attempts: int
-    """How often an input is sent from the start before it fails."""
+    """The number of attempts after which an input fails."""
     slo_s: float | None = None
     slack: float = 0.0
-    """Share of the SLO that stages which wait for full batches leave (E3 section 4); without an SLO, of an input's time
-    from its arrival to its deadline."""
+    """The share of the SLO that stages with deferred dispatch keep as a reserve (E3 section 4). Without an SLO, the
+    share of the time from an input's arrival to its deadline."""
     num_ingresses: int = 1
     admits: bool = True
-    """Whether requests that cannot be in time are refused; without an SLO none is."""
+    """Whether requests that would be late are refused. Without an SLO none is refused."""
     shape: StreamShape | None = None
-    """What is observed of probes, and of inputs that stay; None: nothing."""
+    """What is observed of probes and of inputs that stay; None: nothing."""
     loss: Loss = differ
-    """The task's, by which early answers are compared with the full model's."""
+    """The task's loss between early answers and the full model's answers."""
     probe_share: float = 0.0
-    """Share of probes among the calls with new inputs or, for a decoder, among the sequences."""
+    """The share of probes among the calls with new inputs or, for a decoder, among the sequences."""
 
     def admission(self, plan: Plan) -> Admission | None:
-        """The admission control of one chain; None where every request is admitted."""
+        """Returns the admission control of one chain; None if every request is admitted."""
         if self.slo_s is None or not self.admits:
             return None
         return Admission(plan, slo_s=self.slo_s, num_ingresses=self.num_ingresses)
 
 
-WHOLE: Final = -1
-"""The attempt number of a whole text that travels beside the same text with pruned words."""
-DUE: Final = "due"
-"""The holder of the inputs of sequences that are sent next."""
+UNPRUNED: Final = -1
+"""The attempt number of an unpruned copy, which is sent in addition to its probe."""
+STEP_QUEUE: Final = "due"
+"""The `holder` of inputs of sequences that are about to be sent."""
 Settle = Callable[["PendingInput", Answer | OfframpError], None]
-"""Called with an input's outcome: once, unless the input is given up."""
+"""The callback for an input's outcome. It is called once, or never if the input is given up."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class PendingInput:
-    """One input until it has its outcome; it keeps what its caller gave, so that it can be sent again."""
+    """One input until it has its outcome. It keeps the caller's data, so that it can be sent again."""
 
     serial: int
-    """Counts the inputs of its ingress."""
+    """The number of the input in its ingress."""
     arrived_s: float
     deadline_s: float
     tokens: int = 1
-    """Its length for the network that it was last encoded for; 1 where inputs have no length."""
+    """Its length for the network that it was last encoded for; 1 if inputs have no lengths."""
     encoded: Any = None
-    """The encoded input; in a chain a `ChainEncoded`, with its row and its encoding for every network so far."""
+    """The encoded input. In a cascade it is a `ChainEncoded`: the row, and its encoding for each network so far."""
     settle: Settle = lambda _input, _outcome: None
     key: str = field(default="", kw_only=True)
     """The caller's id of it, or an empty string."""
     request_id: str = field(default="", kw_only=True)
-    """The request that it belongs to, for the log."""
+    """The id of its request, for the log."""
     chain: Chain = field(init=False)
-    """The chain that was drawn for it; set when the core takes it, as are the next three."""
+    """The chain that was drawn for it. `Chain.take` sets this field and the next three."""
     cost: int = field(default=0, init=False)
-    """Its length as it arrived, by which unanswered inputs are counted."""
+    """Its length at arrival. The tokens of unanswered inputs are counted by it."""
     ahead: int = field(default=0, init=False)
-    """Inputs of its chain that had no outcome when it arrived."""
+    """The number of unanswered inputs of its chain when it arrived."""
     ahead_tokens: int = field(default=0, init=False)
     """The tokens of these inputs."""
     attempt: int = field(default=0, init=False)
     settled: bool = field(default=False, init=False)
     holder: object = field(default=None, init=False)
-    """The `Call` or `Pause` that has it, or `DUE`; None while it waits to be sent, and when it is over."""
+    """The `Call` or `Pause` that holds it, or `STEP_QUEUE`. None while it is queued, and after its end."""
     placement: KVPlacement | None = field(default=None, init=False)
-    """Where its sequence's keys and values are; None for an input that belongs to no sequence."""
+    """The KV placement of its sequence; None if it belongs to no sequence."""
 
     @property
     def since_s(self) -> float:
-        """Since when it waits."""
+        """The time from which on it waits (for `OrderSpec`)."""
         return self.arrived_s
 
-    def whole(self) -> PendingInput:
-        """Returns a copy as it arrived, to go beside it when it loses words; no caller waits for the copy's answer."""
-        made = replace(self, tokens=self.cost)
-        made.chain, made.attempt, made.settled = self.chain, WHOLE, True
-        return made
+    def unpruned_copy(self) -> PendingInput:
+        """Returns a copy with all words. It counts as settled, because no caller waits for its answer."""
+        copy = replace(self, tokens=self.cost)
+        copy.chain, copy.attempt, copy.settled = self.chain, UNPRUNED, True
+        return copy
 
 
 Inputs = Sequence[PendingInput]
 
-MANY_GONE = 64
-"""Settled inputs in a queue that are not worth a search."""
+MAX_SETTLED = 64
+"""The number of settled inputs that a queue may keep before it is compacted."""
 _deadline_of = attrgetter("deadline_s")
-_place_of = attrgetter("deadline_s", "arrived_s")
+_order_of = attrgetter("deadline_s", "arrived_s")
 _tokens_of = attrgetter("tokens")
 
 
 class WaitQueue:
-    """Inputs that wait to be sent, by deadline; inputs with equal deadlines in the order of their arrival.
+    """Inputs that wait to be sent, ordered by deadline and then by arrival.
 
-    With one SLO for all inputs this is first in, first out. Inputs that are sent again have their old place.
+    With one SLO for all inputs this is first in, first out. An input that is retried returns to its old position.
     """
 
     __slots__ = ("_inputs", "length", "tokens")
@@ -129,12 +129,12 @@ class WaitQueue:
     def __init__(self) -> None:
         self.length = 0
         self.tokens = 0
-        """The sum over all waiting inputs."""
+        """The tokens of all waiting inputs."""
         self._inputs: deque[PendingInput] = deque()
-        """Also holds inputs that were settled since; they are skipped in their turn."""
+        """May also contain inputs that were settled in the meantime; they are skipped."""
 
-    def join(self, inputs: Inputs) -> None:
-        """Add a request's inputs, which have one deadline."""
+    def push(self, inputs: Inputs) -> None:
+        """Adds the inputs of a request, which have the same deadline."""
         waiting = self._inputs
         if not waiting or not inputs or inputs[0].deadline_s >= waiting[-1].deadline_s:
             waiting.extend(inputs)
@@ -143,28 +143,28 @@ class WaitQueue:
                 insort_right(waiting, each, key=_deadline_of)
         self._count(inputs, 1)
 
-    def rejoin(self, inputs: Inputs) -> None:
-        """Add inputs again, before those of equal deadlines that arrived at the same time or later."""
+    def requeue(self, inputs: Inputs) -> None:
+        """Adds inputs again, in front of inputs with the same deadline and the same arrival."""
         for each in reversed(inputs):
-            insort_left(self._inputs, each, key=_place_of)
+            insort_left(self._inputs, each, key=_order_of)
         self._count(inputs, 1)
 
     def __iter__(self) -> Iterator[PendingInput]:
-        """Yields the waiting inputs, the earliest deadline first."""
+        """Yields the waiting inputs, earliest deadline first."""
         return (each for each in self._inputs if not each.settled)
 
-    def leave(self, budget: Budget, order: OrderSpec, now_s: float) -> list[PendingInput]:
-        """Removes and returns the next inputs, as many as a batch holds: at least one, if any waits."""
+    def pop_batch(self, budget: Budget, order: OrderSpec, now_s: float) -> list[PendingInput]:
+        """Removes and returns the next batch within a budget; it has at least one input unless the queue is empty."""
         if not self.length:
             return []
         if order.takes_front(self._inputs, now_s):
-            leaving = self._front(budget)
+            batch = self._pop_front(budget)
         else:
             waiting = list(self)
-            leaving = take_from(waiting, order, budget, now_s)
+            batch = take_from(waiting, order, budget, now_s)
             self._inputs = deque(waiting)
-        self._count(leaving, -1)
-        return leaving
+        self._count(batch, -1)
+        return batch
 
     def clear(self) -> list[PendingInput]:
         """Removes and returns all waiting inputs."""
@@ -173,77 +173,77 @@ class WaitQueue:
         self._inputs.clear()
         return waiting
 
-    def forget(self, gone: Inputs) -> None:
-        """Removes inputs that waited here and were settled just now."""
-        self._count(gone, -1)
+    def discard(self, settled: Inputs) -> None:
+        """Removes queued inputs that have just been settled."""
+        self._count(settled, -1)
         inputs = self._inputs
         while inputs and inputs[0].settled:
             inputs.popleft()
-        if len(inputs) > 2 * self.length + MANY_GONE:
+        if len(inputs) > 2 * self.length + MAX_SETTLED:
             self._inputs = deque(self)
 
     def _count(self, inputs: Inputs, sign: int) -> None:
         self.length += sign * len(inputs)
         self.tokens += sign * sum(map(_tokens_of, inputs))
 
-    def _front(self, budget: Budget) -> list[PendingInput]:
-        inputs, most, tokens = self._inputs, min(budget.inputs, self.length), 0
-        leaving: list[PendingInput] = []
-        while len(leaving) < most:
+    def _pop_front(self, budget: Budget) -> list[PendingInput]:
+        inputs, max_inputs, tokens = self._inputs, min(budget.inputs, self.length), 0
+        batch: list[PendingInput] = []
+        while len(batch) < max_inputs:
             first = inputs[0]
             if not first.settled:
-                if budget.tokens is not None and not budget.room_for(len(leaving), tokens, first.tokens):
+                if budget.tokens is not None and not budget.room_for(len(batch), tokens, first.tokens):
                     break
-                leaving.append(first)
+                batch.append(first)
                 tokens += first.tokens
             inputs.popleft()
-        return leaving
+        return batch
 
 
 class Chain:
-    """One chain of the plan in force: the queue at its entrance, and the inputs inside that have no outcome."""
+    """One chain of the current plan: its queue, its admission control, and the counts of its unanswered inputs."""
 
     def __init__(self, route: ChainRoute, share: float, admission: Admission | None) -> None:
         self.route = route
         self.share = share
         self.queue = WaitQueue()
-        self.least: float = 1
-        """New inputs that must wait for a call to be made."""
-        self.least_tokens: float = math.inf
-        """Tokens that suffice instead."""
+        self.min_inputs: float = 1
+        """A call is sent as soon as this many new inputs wait."""
+        self.min_tokens: float = math.inf
+        """A call is also sent as soon as the waiting inputs have this many tokens."""
         self.admission = admission
         self.num_unanswered = 0
         self.unanswered_tokens = 0
-        """The tokens of these inputs."""
-        self.present = self
-        """The chain that has its inputs: another one once the plan has fewer chains."""
-        self._ended: WeakSet[Chain] = WeakSet()
-        """Chains whose inputs it has, while any of these inputs exist."""
+        """The tokens of the unanswered inputs."""
+        self.current = self
+        """The chain that now has the inputs of this chain: another chain after `merge_into`."""
+        self._merged: WeakSet[Chain] = WeakSet()
+        """Removed chains whose inputs this chain has, as long as any of these inputs exist."""
 
     @property
     def is_due(self) -> bool:
-        """Whether a call with new inputs would be made now."""
-        return self.queue.length >= self.least or self.queue.tokens >= self.least_tokens
+        """Whether a call with new inputs can be sent now."""
+        return self.queue.length >= self.min_inputs or self.queue.tokens >= self.min_tokens
 
     def take(self, pending: PendingInput) -> None:
-        """Count an input that arrived."""
+        """Assigns a new input to this chain."""
         pending.chain, pending.cost = self, pending.tokens
         pending.ahead, pending.ahead_tokens = self.num_unanswered, self.unanswered_tokens
         self.num_unanswered += 1
         self.unanswered_tokens += pending.cost
 
     def cost_of(self, pending: PendingInput) -> tuple[int, int]:
-        """What was unanswered when an input arrived and what it costs itself, in the unit of admission control."""
+        """Returns the cost of the unanswered inputs when an input arrived, and its own, in admission control's unit."""
         if self.admission is not None and self.admission.counts_tokens:
             return pending.ahead_tokens, pending.cost
         return pending.ahead, 1
 
     def late_s(self, num_inputs: int, num_coming: float, per_input: float, left_s: float, now_s: float) -> float:
-        """Seconds by which inputs with `left_s` until their deadline would be late, before their lengths are known.
+        """Returns by how many seconds inputs of unknown length would miss a deadline that is `left_s` away.
 
-        See `Admission.late_s`. `num_coming`: inputs that were admitted before and are still to be submitted, each with
-        `per_input` tokens. Where tokens count, nothing is shorter than one token: an input that is refused now would be
-        refused when its length is known.
+        See `Admission.late_s`. `num_coming`: inputs that were admitted earlier but not submitted yet, each with
+        `per_input` tokens. If tokens count, each input counts as one token, so no input is refused that would be
+        admitted once its length is known.
         """
         if self.admission is None:
             return 0.0
@@ -254,40 +254,40 @@ class Chain:
         return self.admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
 
     def tokens_late_s(self, num_tokens: int, left_s: float, now_s: float) -> float:
-        """The same for inputs whose tokens are known; 0 where inputs count, which `late_s` has checked."""
+        """Like `late_s`, for inputs whose tokens are known; 0 if admission control counts inputs, not tokens."""
         if self.admission is None or not self.admission.counts_tokens:
             return 0.0
         return self.admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
 
-    def end(self, successor: Chain) -> None:
-        """Pass all inputs, also those that wait, to another chain: the plan does not have this one any more."""
-        for chain in (self, *self._ended):
-            chain.present = successor
-            successor._ended.add(chain)
+    def merge_into(self, successor: Chain) -> None:
+        """Passes all inputs to another chain, because the new plan does not have this chain."""
+        for chain in (self, *self._merged):
+            chain.current = successor
+            successor._merged.add(chain)
         successor.num_unanswered += self.num_unanswered
         successor.unanswered_tokens += self.unanswered_tokens
-        successor.queue.rejoin(self.queue.clear())
+        successor.queue.requeue(self.queue.clear())
 
 
 SHARE_UNITS = 10**6
-"""The units into which a chain's share is divided."""
+"""Shares are rounded to multiples of 1 / SHARE_UNITS."""
 
 
 class RoundRobin:
-    """Smooth weighted round-robin, as nginx draws its upstream servers.
+    """Smooth weighted round-robin, as nginx uses it for upstream servers.
 
-    Every draw adds to each current weight its share, takes the largest (of equal ones the first), and subtracts the sum
-    of the shares from it. The draws of a chain are spread evenly over those of the others.
+    Every draw adds each share to its current weight, takes the position with the largest weight (the first of equal
+    ones), and subtracts the sum of the shares from it. So the draws of every chain are spread evenly.
     """
 
     def __init__(self, shares: Sequence[float]) -> None:
-        # Whole numbers: rounding errors of sums would decide between chains of equal shares.
+        # Integers, because rounding errors of float sums would decide between chains with equal shares.
         self._weights = tuple(max(1, round(share * SHARE_UNITS)) for share in shares)
         self._total = sum(self._weights)
         self._current = [0] * len(self._weights)
 
     def draw(self, number: int) -> list[int]:
-        """Returns so many positions, in the order in which they were drawn."""
+        """Draws `number` positions, and returns them in the order of the draws."""
         current, drawn = self._current, []
         for _ in range(number):
             for position, weight in enumerate(self._weights):
@@ -298,7 +298,7 @@ class RoundRobin:
         return drawn
 
     def peek(self, number: int) -> list[int]:
-        """Returns what `draw` would return, and draws nothing."""
+        """Returns what `draw` would return, without drawing."""
         before = list(self._current)
         drawn = self.draw(number)
         self._current = before
@@ -306,44 +306,44 @@ class RoundRobin:
 
 
 class Chains:
-    """All chains of the plan in force, in the plan's order."""
+    """All chains of the current plan, in the plan's order."""
 
-    def __init__(self, route: PlanRoute, rules: Rules) -> None:
+    def __init__(self, route: PlanRoute, options: IngressOptions) -> None:
         self.route = route
-        self._rules = rules
-        self._unheard: Counter[str] = Counter()
-        """Calls of new inputs from which nothing has come back, by slot."""
+        self._options = options
+        self._pending_calls: Counter[str] = Counter()
+        """The number of calls with new inputs that have no reply yet, by slot."""
         self.active: list[Chain] = []
         self.follow(route, None)
 
     def follow(self, route: PlanRoute, tokens_per_input: float | None) -> None:
-        """Follow another plan from now on. `tokens_per_input`: of the inputs so far; None before the first."""
+        """Switches to another plan. `tokens_per_input`: the mean of the inputs so far; None before the first."""
         is_new = route.epoch > self.route.epoch
         self.route = route
-        before, shares, rules = self.active, route.placed.plan.shares, self._rules
-        for chain, its_route, share in zip(before, route.chains, shares, strict=False):
-            chain.route, chain.share = its_route, share
+        before, shares, options = self.active, route.placed.plan.shares, self._options
+        for chain, chain_route, share in zip(before, route.chains, shares, strict=False):
+            chain.route, chain.share = chain_route, share
             if is_new and chain.admission is not None:
-                chain.admission.follow(its_route.plan, tokens_per_input)
+                chain.admission.follow(chain_route.plan, tokens_per_input)
         self.active = before[: len(route.chains)]
-        for its_route, share in zip(route.chains[len(before) :], shares[len(before) :], strict=True):
-            self.active.append(Chain(its_route, share, rules.admission(its_route.plan)))
+        for chain_route, share in zip(route.chains[len(before) :], shares[len(before) :], strict=True):
+            self.active.append(Chain(chain_route, share, options.admission(chain_route.plan)))
         for chain in before[len(route.chains) :]:
-            chain.end(self.active[-1])
+            chain.merge_into(self.active[-1])
         self._turns = RoundRobin(shares)
         for chain in self.active:
             self._update(chain)
 
     def draw(self, number: int) -> list[Chain]:
-        """Draws the chains of the next inputs, one each."""
+        """Draws a chain for each of the next `number` inputs."""
         if len(self.active) == 1:
             return self.active * number
         return [self.active[position] for position in self._turns.draw(number)]
 
     def late_s(self, num_inputs: int, num_coming: int, per_input: float, left_s: float, now_s: float) -> float:
-        """Seconds by which the inputs of a request would be late in the chains that are next; see `Chain.late_s`.
+        """Returns by how many seconds a request would be late in the chains that are next; see `Chain.late_s`.
 
-        A request that would be late has had its turn: other chains are next.
+        If it would be late, its draws are used up, so that the next request tries other chains.
         """
         if len(self.active) == 1:
             return self.active[0].late_s(num_inputs, num_coming, per_input, left_s, now_s)
@@ -356,7 +356,7 @@ class Chains:
         return 0.0
 
     def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
-        """Seconds by which inputs would be late in the chains that were drawn for them, now that they have lengths."""
+        """Like `late_s`, for inputs of known lengths in the chains that were drawn for them."""
         if len(self.active) == 1:
             return self.active[0].tokens_late_s(sum(map(_tokens_of, inputs)), left_s, now_s)
         tokens_of: Counter[Chain] = Counter()
@@ -364,45 +364,46 @@ class Chains:
             tokens_of[chain] += each.tokens
         return max([chain.tokens_late_s(tokens, left_s, now_s) for chain, tokens in tokens_of.items()])
 
-    def of_layout(self, layout: Layout | None) -> Chain | None:
-        """Returns the chain whose stages keep keys and values so; None if the plan has none."""
+    def with_layout(self, layout: Layout | None) -> Chain | None:
+        """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""
         return next((chain for chain in self.active if chain.route.layout == layout), None)
 
-    def count(self, slot: str, change: int) -> None:
-        """Note that so many more (or fewer) calls of new inputs to a slot are unheard."""
-        self._unheard[slot] += change
+    def count_calls(self, slot: str, change: int) -> None:
+        """Changes the number of calls with new inputs to a slot that have no reply yet."""
+        self._pending_calls[slot] += change
         for chain in self.active:
             if chain.route.first.slot == slot:
                 self._update(chain)
 
     def _update(self, chain: Chain) -> None:
-        """Recompute how many inputs must wait for a call, from the calls that are unheard now."""
+        """Recomputes how many inputs must wait before the next call, from the calls without a reply."""
         first = chain.route.first
-        chain.least, chain.least_tokens = least_to_call(
+        chain.min_inputs, chain.min_tokens = min_to_send(
             first.budgets[0],
-            unheard=self._unheard[first.slot],
+            pending_calls=self._pending_calls[first.slot],
             batches=first.planned.replicas * first.planned.splits[0].side_by_side,
-            calls_per_batch=self._rules.calls_per_replica,
+            calls_per_batch=self._options.calls_per_replica,
             fills=first.assignment.fills,
         )
 
-    def apart(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:
-        """Groups inputs by the chain that has them now."""
+    def by_chain(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:
+        """Groups inputs by their current chain."""
         if len(self.active) == 1:
             return [(self.active[0], inputs)]
-        parts: dict[Chain, list[PendingInput]] = {}
+        groups: dict[Chain, list[PendingInput]] = {}
         for each in inputs:
-            parts.setdefault(each.chain.present, []).append(each)
-        return list(parts.items())
+            groups.setdefault(each.chain.current, []).append(each)
+        return list(groups.items())
 
     def clear(self) -> list[PendingInput]:
-        """Removes and returns all inputs that wait at the entrances."""
+        """Removes and returns all queued inputs."""
         return [each for chain in self.active for each in chain.queue.clear()]
 
     def oldest_s(self, now_s: float) -> dict[int, float]:
-        """Returns the longest wait so far in seconds, by length class: a power of two that bounds its lengths."""
+        """Returns the age of the oldest queued input by length class: the tokens, rounded up to a power of two."""
         oldest: dict[int, float] = {}
-        for each in [each for chain in self.active for each in chain.queue]:
-            length = 1 << max(0, each.tokens - 1).bit_length()
-            oldest[length] = max(now_s - each.since_s, oldest.get(length, 0.0))
+        for chain in self.active:
+            for each in chain.queue:
+                length = 1 << max(0, each.tokens - 1).bit_length()
+                oldest[length] = max(now_s - each.since_s, oldest.get(length, 0.0))
         return dict(sorted(oldest.items()))

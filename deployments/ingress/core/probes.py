@@ -1,9 +1,9 @@
-"""Inputs that are observed to the model's end, wherever they were answered, for what the full model says. Pure.
+"""Observations of inputs that run to the model's end, whichever exit answers them. Pure.
 
-*Probes* are drawn at random, and every ramp answers them: they are the ingress's unbiased view of the model. Under a
-plan by which answered inputs *stay*, the active ramps show all other inputs too. Both tell whether early answers equal
-the full model's. A probe that loses words at a crossing goes on both ways: without them, as other inputs do, and whole,
-for what the full model says of all of it.
+*Probes* are drawn at random, and every ramp evaluates them, so they are an unbiased sample of the stream. Under a plan
+with `after_answer: stay`, the active ramps also evaluate all other inputs. Both show whether early answers equal the
+full model's. If words of a probe are pruned at a crossing, an unpruned copy runs too: the full model's answer to the
+copy is the reference.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from profiles.stream import Observations, SmallArray, StreamShape
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MOST_COMPLETE = 50_000
-"""Complete inputs kept for the next report: of probes, at a share of 2 %, minutes of a few thousand inputs per second;
-where all inputs stay, most of a minute of a thousand. They are asked for every few seconds."""
+"""The largest number of complete inputs that are kept for the next report. Reports follow every few seconds."""
 MOST_OPEN = 50_000
-"""The most inputs under way; where stages lose them, no more are begun until some were forgotten."""
-MANY = 256
-"""Complete inputs whose losses are worth computing: alone, an input takes as long for that as for all else here."""
+"""The largest number of open inputs. Above it no more are observed, until lost inputs have been forgotten."""
+LOSS_BATCH = 256
+"""The number of complete inputs whose losses are computed together. Computing each loss alone would be much slower."""
 MOST_BYTES = 1_000_000
-"""Of answers of many numbers, unpacked, that complete inputs hold until then: while more of them settled, callers would
-wait for the event loop (six inputs of CamVid's maps at three ramps take 5 ms of a busy core)."""
+"""Losses are also computed once the complete inputs hold this many bytes of packed arrays, because a larger batch would
+block the event loop for too long."""
 SWEEP_S = 1.0
-"""How often open inputs are searched for those that will not come back."""
+"""The time between two searches for open inputs that will not come back."""
 
-Watch = Literal["probe", "stay", "whole"]
-"""What is observed of an input: what every ramp says, or the active ones alone; or what the full model says of the
-whole text of a probe that lost words."""
+Watch = Literal["probe", "stay", "unpruned"]
+"""What is observed of an input. `probe`: every ramp and the full model; `stay`: the active ramps and the full model;
+`unpruned`: the full model, for the unpruned copy of a probe."""
 
 
 @dataclass(slots=True)
 class Observation:
-    """One input, and what was observed of it so far."""
+    """The observations of one input so far."""
 
     arrived_s: float
     deadline_s: float
     watch: Watch
     stays: bool
-    """Whether its plan has it stay; probes go on to the end under any plan."""
+    """Whether the plan has `after_answer: stay`. Probes run to the end under any plan."""
     active: frozenset[int]
-    """The active ramps of the plan that it counts for."""
+    """The active ramps of the plan for which the observation counts."""
     exit: int | None = None
+    """The block after which the input was answered; None before that."""
     said: dict[int, ExitResult] = field(default_factory=dict)
     """By block; the full model's is the last block's, unless there is a `beside`."""
     beside: PendingInput | None = None
@@ -119,7 +119,7 @@ def _end_losses_N(entries: Sequence[Observation], last: int, loss: Loss) -> Smal
 class ExitObservations:
     """Watched inputs, until the model's last block was observed and the caller has its answer.
 
-    Its times are the caller's; `hand_over` can move them to another clock.
+    Its times are the caller's; `take_completed` can move them to another clock.
     """
 
     def __init__(
@@ -127,16 +127,16 @@ class ExitObservations:
         shape: StreamShape,
         loss: Loss,
         *,
-        outlive_s: float,
+        grace_s: float,
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`loss`: the task's. `outlive_s`: how long after its deadline something may still be observed of an input."""
+        """`loss`: the task's. `grace_s`: how long after its deadline something may still be observed of an input."""
         self._shape = shape
         self._loss = loss
         self._ramps = frozenset(shape.ramps)
         self._last = shape.num_blocks - 1
-        self._outlive_s = outlive_s
+        self._grace_s = grace_s
         self._most_complete = most_complete
         self._most_open = most_open
         self._open: dict[PendingInput, Observation] = {}
@@ -152,7 +152,7 @@ class ExitObservations:
         """Of the complete inputs' answers against the full model's."""
         self.num_complete = 0
 
-    def can_look(self, policy: PolicySpec | None) -> bool:
+    def can_observe(self, policy: PolicySpec | None) -> bool:
         """Whether replicas that follow a policy report scores in the unit of these observations."""
         return (policy or NO_RAMPS).name in (self._shape.score, "recorded")
 
@@ -166,7 +166,7 @@ class ExitObservations:
             if plan.after_answer == "stop" or not plan.ramps:
                 return None
             watch = "stay"
-        return watch if self.can_look(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
+        return watch if self.can_observe(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
 
     def begin(self, inputs: Inputs, plan: Plan, watch: Watch, now_s: float) -> bool:
         """Take a call's inputs; returns False, and takes none, while too many are under way.
@@ -175,7 +175,7 @@ class ExitObservations:
         """
         if now_s >= self._swept_s + SWEEP_S:
             self._swept_s = now_s
-            self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])
+            self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._grace_s])
         if len(self._open) + len(inputs) > self._most_open:
             return False
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
@@ -184,17 +184,17 @@ class ExitObservations:
                 self._open[each] = Observation(each.arrived_s, each.deadline_s, watch, stays, active)
         return True
 
-    def goes_alone(self, watched: PendingInput) -> bool:
+    def lacks_unpruned(self, watched: PendingInput) -> bool:
         """Whether an input is under way, and no whole copy goes beside it."""
         entry = self._open.get(watched)
         return entry is not None and entry.beside is None
 
-    def go_beside(self, watched: PendingInput, whole: PendingInput) -> None:
+    def attach_unpruned(self, watched: PendingInput, whole: PendingInput) -> None:
         """Have `whole` go on beside an open probe that loses words: the full model's answer to that one counts."""
         self._open[watched].beside = whole
         self._probe_of[whole] = watched
 
-    def holds(self, watched: PendingInput) -> bool:
+    def is_open(self, watched: PendingInput) -> bool:
         """Whether an input is under way and not observed to the end, answered or not."""
         return watched in self._open or watched in self._probe_of
 
@@ -209,7 +209,7 @@ class ExitObservations:
         if entry.has_ended(self._last):
             self._close(watched, entry)
 
-    def see(self, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
+    def observe(self, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
         """Note what exits said of inputs."""
         for seen_of, each in seen:
             watched = self._probe_of.get(seen_of, seen_of)
@@ -234,7 +234,7 @@ class ExitObservations:
         """Give up all but the probes: inputs stay no more, and of those that did only the slow would get to the end."""
         self.forget([each for each, entry in self._open.items() if entry.watch == "stay"])
 
-    def hand_over(self, ahead_s: float = 0.0) -> Observations | None:
+    def take_completed(self, ahead_s: float = 0.0) -> Observations | None:
         """Returns the inputs completed since the last time; None where there are none.
 
         `ahead_s`: by how much the receiver's clock is ahead of ours.
@@ -261,7 +261,7 @@ class ExitObservations:
         full = entry.full(self._last).value
         if isinstance(full, PackedArray):
             self._ended_bytes += full.num_bytes * len(entry.said)
-        if len(self._ended) >= MANY or self._ended_bytes >= MOST_BYTES:
+        if len(self._ended) >= LOSS_BATCH or self._ended_bytes >= MOST_BYTES:
             self._settle()
 
     def _is_whole(self, entry: Observation) -> bool:

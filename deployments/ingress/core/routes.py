@@ -1,4 +1,4 @@
-"""A plan as routes for inputs: which slot runs which block, and which batches it takes."""
+"""Routes of a plan: which slot runs which block, in which batches, and which replica gets the next call."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 
 Layout = tuple[tuple[str, int, int], ...]
-"""A chain's slots, stage by stage, each with its first block and the block after its last. Where two plans have the
-same layout, a replica that hosts the same slot under both has the same keys and values, whatever its splits are."""
+"""A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,
+a replica that hosts the same slot under both can keep its keys and values, whatever the splits are."""
 LOST: Final = "sequence_lost"
 """The kind of a SequenceLostError."""
 LOST_RETRY_S: Final = 1.0
 SERIAL_BITS: Final = 32
 NAME_BITS: Final = 30
-"""The bits of a sequence's number: a serial number, and the name of the ingress. Replicas do not tell them apart."""
+"""A sequence's number consists of the name of its ingress (NAME_BITS) and a serial number (SERIAL_BITS)."""
 
 
 @dataclass(slots=True, eq=False)
 class KVPlacement:
-    """The replicas that keep one sequence's keys and values, until the sequence ends or is lost; its inputs share it.
+    """The replicas that keep the keys and values of one sequence, until it ends or is lost. Its inputs share this.
 
-    A sequence that begins anew gets another: a late reply to the old one cannot be taken for one to the new.
+    A sequence that starts again gets a new placement, so that a late reply cannot be mistaken for a new one.
     """
 
     number: int
-    """One that no other sequence has at any replica."""
+    """The number of the sequence, unique at every replica."""
     _: KW_ONLY
-    is_again: bool = False
-    """Whether its sequence was admitted before, and lost."""
-    avoids: frozenset[str] = frozenset()
-    """Replicas that had no room for its sequence; it gets none of them while there are others."""
+    is_retry: bool = False
+    """Whether the sequence was admitted before and was lost."""
+    excluded: frozenset[str] = frozenset()
+    """Replicas that had no room for the sequence. It is placed on one of them only if there are no others."""
     is_probe: bool | None = None
-    """Whether its sequence is a probe; None until its first input is sent, when that is drawn."""
+    """Whether the sequence is a probe. None until its first input is sent, when this is drawn."""
     layout: Layout | None = field(default=None, init=False)
-    """The layout of the plan by which its first input was sent; None before."""
+    """The layout under which its first input was sent; None before that."""
     replicas: dict[str, str] = field(default_factory=dict, init=False)
-    """By slot, the replica that keeps the keys and values of the blocks there; the slot's first call chooses it."""
-    says: bool = field(default=True, init=False)
-    """Whether the answer to its next step is a token: among the parts of a prompt, only the last one's is."""
-    is_over: bool = field(default=False, init=False)
-    """Whether the sequence has ended; a call for it may still be under way."""
+    """By slot, the replica that keeps the keys and values of the slot's blocks. The slot's first call chooses it."""
+    yields_token: bool = field(default=True, init=False)
+    """Whether the answer to the next step is a token. Of the chunks of a prompt, only the last one yields a token."""
+    has_ended: bool = field(default=False, init=False)
+    """Whether the sequence has ended. A call for it may still be open."""
 
 
 def lost(why: str) -> SequenceLostError:
-    """Returns the error of sequences that cannot go on where they were. Their owner begins them anew."""
+    """Returns the error of sequences whose keys and values are lost. The generation loop restarts them."""
     return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
 
 
 def sequence_numbers(rng: random.Random) -> Iterator[int]:
-    """Returns numbers for the sequences of one ingress, unlike those of any other ingress or of its predecessor.
+    """Returns numbers for the sequences of one ingress, distinct from those of other ingresses and earlier processes.
 
     0 stands for no sequence.
     """
@@ -68,33 +68,31 @@ def sequence_numbers(rng: random.Random) -> Iterator[int]:
 
 Rank = tuple[bool, int, int, int]
 PARTS = 32
-"""Of a batch that tokens bound, as which loads are counted: replicas are told apart as finely as those with batches of
-so many inputs are, and as quickly."""
+"""The unit of load under a token budget is 1 / PARTS of a full batch, so loads are as fine as with 32 inputs."""
 MOST_BATCHES = 4
-"""The most batches that a piece counts as: one input may be a hundred batches long, and none has more work ahead."""
+"""The largest weight of a call, in full batches. A single input may be as long as a hundred batches."""
 
 
-def least_to_call(
-    budget: Budget, *, unheard: int, batches: int, calls_per_batch: int, fills: bool = False
+def min_to_send(
+    budget: Budget, *, pending_calls: int, batches: int, calls_per_batch: int, fills: bool = False
 ) -> tuple[float, float]:
-    """Returns how many inputs, or instead tokens, must wait for a call to the first stage to be made.
+    """Returns how many inputs, or alternatively how many tokens, must wait before a call to the first stage is sent.
 
-    Infinite where no call may be made. `unheard`: calls to it from which nothing has come back; `batches`: those that
-    all replicas run at once. A call that can start now takes whatever waits; one that will queue behind another must be
-    full. `fills`: where batches share processors, a second one gets full calls only.
+    Both are infinite if no call may be sent. `pending_calls`: calls to the stage without any reply so far. `batches`:
+    batches that all its replicas run at once. A call that can start immediately takes all waiting inputs; a call that
+    will queue behind another one must be full. `fills`: batches share processors, so any second call must be full.
     """
-    if unheard < (1 if fills else batches):
+    if pending_calls < (1 if fills else batches):
         return 1, math.inf
-    if unheard < calls_per_batch * batches:
+    if pending_calls < calls_per_batch * batches:
         return budget.inputs, math.inf if budget.tokens is None else budget.tokens
     return math.inf, math.inf
 
 
 def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, int]:
-    """Returns the weight of a piece, and of a full batch: in inputs or, where tokens bound it, in parts of a batch.
+    """Returns the weight of a call, and of a full batch: in inputs or, under a token budget, in parts of a batch.
 
-    A piece fills as many parts as its inputs take of the budget's inputs, or its tokens of the budget's tokens,
-    whichever are more.
+    Under a token budget, the weight is the larger share of the budget: of its inputs or of its tokens.
     """
     if budget.tokens is None:
         return num_inputs, budget.inputs
@@ -104,210 +102,212 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
 
 
 def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
-    """Returns the rank of a replica that holds this load, for a piece of `weight`; the smallest rank is the best.
+    """Returns the rank of a replica with this load, for a call of `weight`. The smallest rank is the best.
 
-    An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
-    open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
-    start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
+    An idle replica is best, because it starts immediately. Next come replicas with the fewest full batches ahead, and
+    among these the ones whose open batch has room, fullest first. So batches fill one after the other. This gains a
+    few percent with immediate dispatch and much more with deferred dispatch (figures: docs/design.md).
 
-    `fills`: idle replicas come last among those with no whole batch ahead. Replicas that share processors gain nothing
-    from starting sooner: each batch reads all weights again, and takes the cores from the others.
+    `fills`: idle replicas come last among those without a full batch ahead. If replicas share processors, starting
+    sooner gains nothing: each batch reads all weights again, and takes the cores from the others.
     """
-    whole, started = divmod(load, batch)
+    full_batches, started = divmod(load, batch)
     fits = started + weight <= batch
-    return (load > 0 and not fills, whole if fits else whole + 1, -started if fits else 0, load)
+    return (load > 0 and not fills, full_batches if fits else full_batches + 1, -started if fits else 0, load)
 
 
 class FillFirst:
-    """Replicas by load, as bit sets: to find the best takes one look per load there is, not one per replica."""
+    """Finds the best replica by `rank`. Replicas are bit sets by load, so a search visits loads instead of replicas."""
 
     def __init__(self, loads: Sequence[int]) -> None:
         self._loads = list(loads)
-        self._holding = [0] * (max(loads, default=0) + 1)
-        """By load, the replicas that have it, as bits."""
+        self._replicas_of = [0] * (max(loads, default=0) + 1)
+        """By load, the replicas with that load, as a bit set of indices."""
         for index, load in enumerate(loads):
-            self._holding[load] |= 1 << index
+            self._replicas_of[load] |= 1 << index
         self._orders: dict[tuple[int, int, bool], list[int]] = {}
-        """All loads by rank, for each weight, batch, and `fills`."""
+        """All loads sorted by rank, for each weight, batch size and `fills`."""
 
-    def put(self, index: int, weight: int) -> None:
-        """Put a piece on a replica; a negative weight takes it off."""
+    def add(self, index: int, weight: int) -> None:
+        """Adds a weight, which may be negative, to the load of a replica."""
         before = self._loads[index]
         after = self._loads[index] = before + weight
-        assert after >= 0, "more was taken off a replica than was put on it"
-        while after >= len(self._holding):
-            self._holding += [0] * len(self._holding)
+        assert after >= 0, "the load of a replica would be negative"
+        while after >= len(self._replicas_of):
+            self._replicas_of += [0] * len(self._replicas_of)
             self._orders.clear()
-        self._holding[before] ^= 1 << index
-        self._holding[after] |= 1 << index
+        self._replicas_of[before] ^= 1 << index
+        self._replicas_of[after] |= 1 << index
 
     def best(self, weight: int, batch: int, *, fills: bool = False) -> int:
-        """Returns the index of the replica with the best rank, of equal ones the first; there must be one."""
+        """Returns the index of the replica with the best rank, the first of equal ones. There must be a replica."""
         key = weight, batch, fills
         order = self._orders.get(key)
         if order is None:
-            order = self._orders[key] = sorted(range(len(self._holding)), key=lambda load: rank(load, *key))
+            order = self._orders[key] = sorted(range(len(self._replicas_of)), key=lambda load: rank(load, *key))
         for load in order:
-            if holding := self._holding[load]:
-                return (holding & -holding).bit_length() - 1
+            if replicas := self._replicas_of[load]:
+                return (replicas & -replicas).bit_length() - 1  # the lowest bit
         raise LookupError("no replica to choose from")
 
 
 class Replica(Protocol):
-    """What takes calls: the connection to a replica, or a simulated one."""
+    """A connection to a replica, or a simulated replica."""
 
     @property
     def name(self) -> str: ...
     @property
     def is_up(self) -> bool:
-        """Whether it takes calls now."""
-        ...
+        """Whether the replica accepts calls now."""
 
 
 ReplicaT = TypeVar("ReplicaT", bound=Replica)
 
 
 @dataclass(slots=True, eq=False)
-class Hosting(Generic[ReplicaT]):
-    """What an ingress knows of a replica that hosts a stage, or has hosted it."""
+class ReplicaLoad(Generic[ReplicaT]):
+    """The load that one ingress has put on a replica for a stage that the replica hosts, or has hosted."""
 
     replica: ReplicaT
     load: int = 0
-    """The weight of the calls of this ingress that it has for the stage."""
+    """The weight of this ingress's open calls for the stage."""
     sequences: set[int] = field(default_factory=set)
-    """Sequences of this ingress whose keys and values it keeps."""
+    """This ingress's sequences whose keys and values the replica keeps."""
     position: int = -1
-    """Its position among the offered replicas; -1 where it is not offered."""
+    """Its position among the available replicas; -1 if it is not available."""
 
 
 class StageReplicas(Generic[ReplicaT]):
-    """The replicas that host one stage, and what they have of one ingress there.
+    """The replicas that host one stage, with the calls and sequences of one ingress.
 
-    Calls go to them fill-first, and so do sequences: each will be one input of every batch.
+    Both calls and sequences are assigned fill-first, because a sequence will be one input of every batch.
     """
 
     def __init__(self, phase: float) -> None:
-        """`phase`: the share of the replicas that come last where they are equal.
+        """`phase`: the share of the replicas by which their order is rotated. Among equal ones the first is chosen.
 
-        An ingress knows of its own calls only: with a phase of its own each begins elsewhere, where otherwise all would
-        send to the same few.
+        An ingress knows only its own calls. Without different phases, all ingresses would prefer the same replicas.
         """
         self._phase = phase
-        self._known: dict[str, Hosting[ReplicaT]] = {}
-        self._offered: list[Hosting[ReplicaT]] = []
-        """The replicas that take calls; of equal ones the first is chosen."""
+        self._known: dict[str, ReplicaLoad[ReplicaT]] = {}
+        self._available: list[ReplicaLoad[ReplicaT]] = []
+        """The replicas that accept calls, in the order of preference among equal ones."""
         self._by_load = FillFirst(())
-        """The loads of the offered replicas, by position."""
+        """Chooses among the available replicas by the weight of their calls."""
         self._by_sequences = FillFirst(())
-        """The same, where the load is the number of sequences."""
+        """Chooses among the available replicas by the number of their sequences."""
 
     @property
     def is_up(self) -> bool:
-        """Whether a replica takes calls."""
-        return bool(self._offered)
+        """Whether any replica accepts calls."""
+        return bool(self._available)
 
-    def offer(self, replicas: Iterable[ReplicaT]) -> None:
-        """Send calls to these replicas from now on, as far as they are up.
+    def set_replicas(self, replicas: Iterable[ReplicaT]) -> None:
+        """Sets the replicas that host the stage. Calls go to those that are up.
 
-        A replica that hosts another stage now is known while it has calls or sequences of this one.
+        A replica that now hosts another stage stays known while it has calls or sequences of this stage.
         """
-        before, offered = self._known, list[Hosting[ReplicaT]]()
+        before, available = self._known, list[ReplicaLoad[ReplicaT]]()
         for known in before.values():
             known.position = -1
-            if not known.replica.is_up:  # it has forgotten them
+            if not known.replica.is_up:  # a replica forgets its sequences when the connection breaks
                 known.sequences.clear()
         self._known = {name: known for name, known in before.items() if known.sequences or known.load}
         for replica in replicas:
-            found = before.get(replica.name)
-            hosting = found if found is not None and found.replica is replica else Hosting(replica)
-            self._known[replica.name] = hosting
+            known_load = before.get(replica.name)
+            if known_load is None or known_load.replica is not replica:
+                known_load = ReplicaLoad(replica)
+            self._known[replica.name] = known_load
             if replica.is_up:
-                offered.append(hosting)
-        first = int(self._phase * len(offered))
-        self._offered = offered[first:] + offered[:first]
-        for position, hosting in enumerate(self._offered):
-            hosting.position = position
-        self._by_load = FillFirst([each.load for each in self._offered])
-        self._by_sequences = FillFirst([len(each.sequences) for each in self._offered])
+                available.append(known_load)
+        first = int(self._phase * len(available))
+        self._available = available[first:] + available[:first]
+        for position, each in enumerate(self._available):
+            each.position = position
+        self._by_load = FillFirst([each.load for each in self._available])
+        self._by_sequences = FillFirst([len(each.sequences) for each in self._available])
 
-    def take(self, weight: int, batch: int, *, fills: bool) -> Hosting[ReplicaT]:
-        """Puts a call on the best replica, and returns it; there must be one. See `weight_of` and `rank`."""
+    def assign(self, weight: int, batch: int, *, fills: bool) -> ReplicaLoad[ReplicaT]:
+        """Assigns a call to the best replica, and returns it. There must be one. See `weight_of` and `rank`."""
         position = self._by_load.best(weight, batch, fills=fills)
-        self._by_load.put(position, weight)
-        found = self._offered[position]
-        found.load += weight
-        return found
+        self._by_load.add(position, weight)
+        chosen = self._available[position]
+        chosen.load += weight
+        return chosen
 
-    def done(self, hosting: Hosting[ReplicaT], weight: int) -> None:
-        """Note that a call has ended."""
-        hosting.load -= weight
-        if hosting.position >= 0:
-            self._by_load.put(hosting.position, -weight)
+    def release(self, assigned: ReplicaLoad[ReplicaT], weight: int) -> None:
+        """Removes a call that has ended from the load of its replica."""
+        assigned.load -= weight
+        if assigned.position >= 0:
+            self._by_load.add(assigned.position, -weight)
 
-    def holder(self, slot: str, homes: Sequence[KVPlacement], batch: int, *, fills: bool) -> Hosting[ReplicaT]:
-        """Returns the replica of a call's sequences at this slot: all have the same one, or none yet and get one.
+    def replica_for(
+        self, slot: str, placements: Sequence[KVPlacement], batch: int, *, fills: bool
+    ) -> ReplicaLoad[ReplicaT]:
+        """Returns the replica that keeps the sequences of a call at this slot, or chooses one for new sequences.
 
-        Raises SequenceLostError where theirs takes no calls any more. A replica that drains finishes the calls that it
-        has. To begin a sequence anew elsewhere costs one run over its tokens so far, and to wait until all its
-        sequences end would delay its removal.
+        All sequences of a call have the same replica. Raises SequenceLostError if it no longer accepts new calls: a
+        draining replica does not keep its sequences until they end, because that would delay its removal. Restarting a
+        sequence on another replica costs one pass over its tokens.
         """
-        name = homes[0].replicas.get(slot)
+        name = placements[0].replicas.get(slot)
         if name is not None:
-            found = self._known.get(name)
-            if found is None or found.position < 0:
-                raise lost(f"{name} takes no calls any more")
-            return found
-        refused, number = homes[0].avoids, len(homes)  # the same for all that have no replica yet
-        others = [each for each in self._offered if each.replica.name not in refused] if refused else []
+            keeper = self._known.get(name)
+            if keeper is None or keeper.position < 0:
+                raise lost(f"{name} no longer accepts calls")
+            return keeper
+        excluded, number = placements[0].excluded, len(placements)  # all new sequences exclude the same replicas
+        others = [each for each in self._available if each.replica.name not in excluded] if excluded else []
         if others:
-            found = others[FillFirst([len(each.sequences) for each in others]).best(number, batch, fills=fills)]
+            chosen = others[FillFirst([len(each.sequences) for each in others]).best(number, batch, fills=fills)]
         else:
-            found = self._offered[self._by_sequences.best(number, batch, fills=fills)]
-        self._by_sequences.put(found.position, number)
-        for home in homes:
-            found.sequences.add(home.number)
-            home.replicas[slot] = found.replica.name
-        return found
+            chosen = self._available[self._by_sequences.best(number, batch, fills=fills)]
+        self._by_sequences.add(chosen.position, number)
+        for placement in placements:
+            chosen.sequences.add(placement.number)
+            placement.replicas[slot] = chosen.replica.name
+        return chosen
 
-    def leave(self, name: str, sequence: int) -> ReplicaT | None:
-        """Note that a sequence has ended; returns the replica that kept it, None if that has gone."""
-        found = self._known.get(name)
-        if found is None or sequence not in found.sequences:
+    def end_sequence(self, name: str, sequence: int) -> ReplicaT | None:
+        """Removes an ended sequence from its replica; returns the replica, or None if it does not keep the sequence."""
+        keeper = self._known.get(name)
+        if keeper is None or sequence not in keeper.sequences:
             return None
-        found.sequences.remove(sequence)
-        if found.position >= 0:
-            self._by_sequences.put(found.position, -1)
-        return found.replica
+        keeper.sequences.remove(sequence)
+        if keeper.position >= 0:
+            self._by_sequences.add(keeper.position, -1)
+        return keeper.replica
 
 
 SMOOTHING = 0.1
-"""The weight of the newest call in a stage's expected time."""
+"""The weight of the newest call in the moving average of a stage's time."""
 
 
 class Crossing(NamedTuple):
-    """Where inputs enter a network: encoded anew, before its first block."""
+    """The point where inputs enter a network of a cascade. They are encoded again for it."""
 
     block: int
+    """The first block of the network."""
     network: int
-    """Its place in the chain."""
+    """The position of the network in the cascade."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StageRoute:
-    """One stage of a chain on its slot; a stage with blocks of several networks has one route per network."""
+    """The route to one stage of a chain. A stage with blocks of several networks has one route per network."""
 
     index: int
-    """Its place in the chain."""
+    """The position of the route in the chain."""
     first: int
-    """Its first block."""
+    """The first block."""
     planned: Stage
-    """The stage as the plan has it."""
+    """The stage of the plan."""
     assignment: Assignment
-    """Made once per plan: every call to the stage carries it."""
+    """The assignment that every call to the stage carries. It is created once per plan."""
     budgets: tuple[Budget, ...]
-    """The budget of the batches that run each of its blocks."""
+    """For each block, the budget of the batches that run it."""
     expected_s: float
-    """The seconds until a call's inputs are answered or go on; 0 while nothing is known."""
+    """The expected seconds until a call's inputs are answered or go on; 0 while unknown."""
 
     @property
     def epoch(self) -> int:
@@ -322,11 +322,11 @@ class StageRoute:
         return len(self.budgets)
 
     def budget(self, block: int) -> Budget:
-        """Returns the budget of the batches in which inputs that wait for a block run."""
+        """Returns the budget of the batches that start at a block."""
         return self.budgets[block - self.first if block > self.first else 0]
 
-    def learn(self, took_s: float) -> None:
-        """Note when a part of a call's reply came, in which inputs were answered or go on."""
+    def record_time(self, took_s: float) -> None:
+        """Updates the expected time with the seconds until a part of a call's reply came."""
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
 
 
@@ -334,7 +334,7 @@ class ChainRoute:
     """The stages of one chain of a plan, in their order."""
 
     def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
-        """`plan`: the chain's. `block_s`: the seconds that each block was expected to take, also those left out."""
+        """`plan`: the plan of this chain. `block_s`: the expected seconds of every block, from the previous plan."""
         self.plan = plan
         self.stages = stages
         self.ramps = frozenset(plan.ramps)
@@ -343,16 +343,15 @@ class ChainRoute:
         self.network = plan.used[0]
         """The network that inputs enter first."""
         self.crossings: Mapping[int, Crossing] = crossings_of(plan)
-        """By block, where survivors enter a network: at its first block, and at any block of a network that the plan
-        leaves out, to which no hidden state can be sent. Empty where there is one network."""
+        """By block, where survivors that wait for the block enter a network. The keys are the first blocks of networks
+        and all blocks of networks that the plan skips. Empty if the model is a single network."""
         starts = (0, *plan.networks[:-1]) if plan.networks else ()
         self._all_crossings = {start: Crossing(start, network) for network, start in enumerate(starts)}
-        """By block, the network that probes enter there: every one, used or not, for what it would answer."""
+        """The crossings of probes, by block. Probes enter every network, whether the plan uses it or not."""
         self._block_s = tuple(block_s)
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
-        """Which slots keep the keys and values of which blocks."""
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
-        self._leg_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
+        self._stage_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
 
     @property
     def epoch(self) -> int:
@@ -363,37 +362,39 @@ class ChainRoute:
         return self.stages[0]
 
     def at(self, block: int) -> StageRoute:
-        """Returns the stage of a block or, if its network is left out, of the next network's first block."""
-        return self._leg_of[block]
+        """Returns the stage that runs a block. For a skipped network, it is the stage where the next network begins."""
+        return self._stage_of[block]
 
     def crossing(self, block: int, *, probe: bool) -> Crossing | None:
-        """Returns where inputs that wait for a block enter a network; None where they go on. Probes enter all."""
+        """Returns where inputs that wait for a block enter a network; None if they stay in their network."""
         return (self._all_crossings if probe else self.crossings).get(block)
 
     def entrance(self, *, probe: bool) -> tuple[int, None, int]:
-        """Returns the block and the network of new inputs, with no payload between; probes enter the first network."""
+        """Returns block, payload and network of a `SendCall` with new inputs. Probes enter the first network."""
         return (0, None, 0) if probe else (self.entry, None, self.network)
 
     def hosted(self, block: int) -> int:
-        """Returns the block at which inputs go on: theirs or, if its network is left out, the next network's first."""
+        """Returns the block at which inputs go on. For a skipped network, it is the next network's first block."""
         crossing = self.crossings.get(block)
         return block if crossing is None else crossing.block
 
     @property
     def seconds_per_block(self) -> list[float]:
-        """Every stage's expected time, spread evenly over its blocks; blocks that no stage hosts keep what was known.
+        """The expected time of every stage, spread evenly over its blocks. Other blocks keep their earlier values.
 
-        A new plan's stages begin with it: it is exact for stages that stay as they are, and near enough for others.
+        A new plan's stages start with these values. They are exact for unchanged stages and close enough for others.
         """
         block_s = list(self._block_s)
         for stage in self.stages:
-            block_s[stage.first : stage.first + stage.num_blocks] = [
-                stage.expected_s / stage.num_blocks
-            ] * stage.num_blocks
+            for block in range(stage.first, stage.first + stage.num_blocks):
+                block_s[block] = stage.expected_s / stage.num_blocks
         return block_s
 
     def reserve_s(self, stage: StageRoute) -> float:
-        """The expected seconds of the stages after this one; infinite if this one waits and one of them is unknown."""
+        """Returns the expected seconds of the stages after this one.
+
+        The reserve is infinite if this stage defers batches and the time of a later stage is unknown.
+        """
         sum_s = 0.0
         for later in self.stages[stage.index + 1 :]:
             if not later.expected_s and stage.assignment.dispatch == "deferred":
@@ -403,7 +404,7 @@ class ChainRoute:
 
 
 class PlanRoute:
-    """A plan on its slots: the routes of its chains, and what they have in common."""
+    """The routes of all chains of a plan."""
 
     def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute, ...]) -> None:
         self.placed = placed
@@ -416,13 +417,13 @@ class PlanRoute:
         return self.placed.epoch
 
     def check(self, block: int) -> None:
-        """Raise ExecutionError for a block that the model does not have."""
+        """Raises ExecutionError for a block that the model does not have."""
         if not 0 <= block < self._num_blocks:
             raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
 
 
-def lay_out(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
-    """Returns a plan's routes, with what the routes of the plan before it have learnt.
+def build_route(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
+    """Returns the routes of a plan. `before`: the routes of the previous plan, whose measured times are taken over.
 
     Raises PlanError for a plan of another model.
     """
@@ -435,8 +436,9 @@ def lay_out(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
             raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")
     assignments, chains = iter(assignments_of(placed).values()), list[ChainRoute]()
     for number, plan in enumerate(placed.plan.chains):
-        of_before = None if before is None else before.chains[min(number, len(before.chains) - 1)]
-        block_s = [0.0] * plan.num_blocks if of_before is None else of_before.seconds_per_block
+        block_s = [0.0] * plan.num_blocks
+        if before is not None:
+            block_s = before.chains[min(number, len(before.chains) - 1)].seconds_per_block
         stages: list[StageRoute] = []
         for planned in plan.stages:
             assignment = next(assignments)
@@ -456,18 +458,19 @@ def lay_out(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
 
 
 def crossings_of(plan: Plan) -> dict[int, Crossing]:
-    """Returns, by block, where inputs for it enter a network: the block's own, or the next network that is used."""
-    found: dict[int, Crossing] = {}
+    """Returns, by block, where inputs that wait for the block enter a network; see `ChainRoute.crossings`."""
+    crossings: dict[int, Crossing] = {}
     used, starts = plan.used, (0, *plan.networks[:-1])
     for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):
         entered = next(each for each in used if each >= network)
+        # A used network is entered at its first block only; a skipped network is left at every block.
         for block in range(start, start + 1 if entered == network else end):
-            found[block] = Crossing(starts[entered], entered)
-    return found
+            crossings[block] = Crossing(starts[entered], entered)
+    return crossings
 
 
 def _by_network(stage: Stage, networks: Sequence[int]) -> list[list[Split]]:
-    """A stage's splits, those of every network together."""
+    """Groups the splits of a stage by network."""
     by_network: dict[int, list[Split]] = {}
     for split in stage.splits:
         by_network.setdefault(bisect_right(networks, split.first), []).append(split)

@@ -190,7 +190,7 @@ async def test_what_the_core_would_refuse_is_refused_before_it_is_encoded(scene:
     full = Scene(max_queued=3)
     full.serve()
     await full.start(ask("pay", "my"))
-    with pytest.raises(OverloadedError, match="at most 3 are taken"):
+    with pytest.raises(OverloadedError, match="holds at most 3"):
         await full.service.infer(ask("pay", "my"))
 
 

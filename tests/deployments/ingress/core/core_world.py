@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, SendCall, homes_of
+from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
+from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.routes import KVPlacement
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
@@ -123,7 +123,7 @@ class CoreWorld:
         self.room = "r1"
         """The replica of every slot that takes sequences which have none there."""
         self._retries: Counter[str] = Counter()
-        given = Rules(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
+        given = IngressOptions(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
         self.core = IngressCore("i", placed or plan(), given, random.Random(0))
 
     # Requests
@@ -140,7 +140,7 @@ class CoreWorld:
 
     def begin(self, name: str, letter: str, *, again: bool = False) -> None:
         """A sequence with its first input."""
-        self.placements[name] = KVPlacement(len(self.placements) + 1, is_again=again)
+        self.placements[name] = KVPlacement(len(self.placements) + 1, is_retry=again)
         self.step(name, letter, tokens=5)
 
     def step(self, name: str, letter: str, *, tokens: int = 1) -> None:
@@ -170,7 +170,7 @@ class CoreWorld:
         self.do(self.core.lose(self.calls[call], self.named(letters), why, self.now_s))
 
     def fail(self, call: int) -> None:
-        self.do(self.core.fail(self.calls[call], self.calls[call].inside(), self.now_s))
+        self.do(self.core.fail(self.calls[call], self.calls[call].remaining(), self.now_s))
 
     def see(self, call: int, letters: str, *blocks: int, score: float = 0.5, label: int = 0) -> None:
         """What exits after these blocks say of inputs; the last block's has no score."""
@@ -178,7 +178,7 @@ class CoreWorld:
         for letter in letters:
             for block in blocks:
                 said = ExitResult(sample_id="", block=block, score=math.nan if block == last else score, value=label)
-                self.core.see(self.calls[call], [(self.inputs[letter], said)])
+                self.core.observe(self.calls[call], [(self.inputs[letter], said)])
 
     def observed(self, wall_s: float = 0.0) -> Observations | None:
         return self.core.report(self.now_s, wall_s).probes
@@ -228,7 +228,7 @@ class CoreWorld:
             case Dropped(inputs, reason, error):
                 self._settle(inputs, reason)
                 self._say(f"drop {letters_of(inputs)}: {reason if error is None else error}")
-            case HungUp(call):
+            case AbortCall(call):
                 self._say(f"hang up {self.calls.index(call)}")
 
     def _write_send(self, send: SendCall) -> None:
@@ -238,12 +238,12 @@ class CoreWorld:
         what = letters_of(call.inputs) if crosses else payload or letters_of(call.inputs)
         words = f"send {len(self.calls) - 1}: {what} to {NAMES[call.stage.slot]} for block {block}"
         words += f" of network {network}" if network else ""
-        homes = homes_of(call.inputs)
-        for home in homes[:1]:
-            words += f" at {home.replicas.get(call.stage.slot, 'any')}" + (", probes" if call.probe else "")
+        placements = placements_of(call.inputs)
+        for placement in placements[:1]:
+            words += f" at {placement.replicas.get(call.stage.slot, 'any')}" + (", probes" if call.probe else "")
             words += "" if rows is None else f", rows {list(rows)}"
-        for home in homes:
-            home.replicas.setdefault(call.stage.slot, self.room)
+        for placement in placements:
+            placement.replicas.setdefault(call.stage.slot, self.room)
         self._say(words)
 
     def _settle(self, inputs: Inputs, outcome: str) -> None:

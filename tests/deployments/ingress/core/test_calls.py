@@ -9,8 +9,8 @@ import pytest
 
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import (
+    CALL_TIMEOUT,
     DEADLINE,
-    HANGING,
     LONGEST_RETRY_S,
     PAUSE,
     AnswerRate,
@@ -42,24 +42,26 @@ def test_a_bucket_holds_what_lies_between_its_ends() -> None:
 def test_answers_within_the_slo_are_counted(slo_s: float | None, in_slo: int) -> None:
     counts = IngressCounts(slo_s)
     for seconds in (0.1, 0.5, 0.51):
-        counts.answer(3, [seconds], 1, by_present_plan=True)
+        counts.record_answers(3, [seconds], 1, is_current=True)
     assert (counts.answered, counts.totals()["in_slo"], counts.exits) == (3, in_slo, {3: 3})
 
 
 def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
     counts, ends = IngressCounts(None), ("0.01", "0.05", "0.1", "0.2", "+Inf")
     for seconds in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
-        counts.answer(1, [seconds], 1, by_present_plan=True)
+        counts.record_answers(1, [seconds], 1, is_current=True)
     assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 3, 3, 4, 5]
-    counts.answer(1, [0.04, 0.03], 2, by_present_plan=True)  # the first in a bucket that was read, both below one end
+    counts.record_answers(
+        1, [0.04, 0.03], 2, is_current=True
+    )  # the first in a bucket that was read, both below one end
     assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 5, 5, 6, 7]
 
 
 def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
     counts = IngressCounts(None)
     assert latency_s(counts.crossed_in, 0.5) is None
-    counts.cross(6, [0.001] * 98)
-    counts.cross(12, [0.5, 0.5])
+    counts.record_crossings(6, [0.001] * 98)
+    counts.record_crossings(12, [0.5, 0.5])
     for share, seconds in ((0.5, 0.001), (0.98, 0.001), (0.99, 0.5)):
         found = latency_s(counts.crossed_in, share)
         assert found is not None
@@ -110,12 +112,12 @@ def pending(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, tok
 def queue_of(*inputs: PendingInput) -> WaitQueue:
     queue: WaitQueue = WaitQueue()
     for each in inputs:
-        queue.join([each])
+        queue.push([each])
     return queue
 
 
 def gone(queue: WaitQueue, budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
-    return "".join(each.key for each in queue.leave(budget, order, now_s))
+    return "".join(each.key for each in queue.pop_batch(budget, order, now_s))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])
@@ -131,7 +133,7 @@ def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
 def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> None:
     queue = queue_of(pending("z", 0.0), pending("a", 0.5, 9.0), pending("b", 0.6, 9.0), pending("c", 0.7, 9.0))
     assert gone(queue, now_s=0.9) == "ab"
-    queue.join([pending("d", 0.95, 9.0)])
+    queue.push([pending("d", 0.95, 9.0)])
     assert gone(queue, now_s=1.0) == "zc"
 
 
@@ -155,6 +157,6 @@ def test_what_is_over_does_not_pile_up() -> None:
 def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -> None:
     timers, each = Timers(), numbered(0)
     pause = Pause("slot", [each])
-    for kind, thing in ((PAUSE, pause), (HANGING, each), (DEADLINE, [each])):
+    for kind, thing in ((PAUSE, pause), (CALL_TIMEOUT, each), (DEADLINE, [each])):
         timers.add(1.0, kind, thing)
-    assert timers.pop(1.0) == [(DEADLINE, [each]), (HANGING, each), (PAUSE, pause)]
+    assert timers.pop(1.0) == [(DEADLINE, [each]), (CALL_TIMEOUT, each), (PAUSE, pause)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.ingress_core import HANG_S
-from deployments.ingress.core.inputs import WHOLE
+from deployments.ingress.core.ingress_core import CALL_GRACE_S
+from deployments.ingress.core.inputs import UNPRUNED
 from deployments.wire.messages import assignments_of
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import ExitResult
@@ -57,7 +57,7 @@ def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_giv
         "0 send 1: bd to second for block 2 of network 1",
         "0 answer b is b, d is d after block 5",
     ]
-    assert (world.calls[1].inside(), world.inputs["c"].holder) == ([], None)
+    assert (world.calls[1].remaining(), world.inputs["c"].holder) == ([], None)
 
 
 def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_out_is_kept() -> None:
@@ -131,7 +131,7 @@ def see_whole(world: CoreWorld, letters: str, label: int) -> None:
     """What the full model says of whole texts."""
     wholes = [each for each in world.calls[2].inputs if each.key in letters]
     said = [(each, ExitResult(sample_id="", block=END, score=float("nan"), value=label)) for each in wholes]
-    world.core.see(world.calls[2], said)
+    world.core.observe(world.calls[2], said)
     world.do(world.core.answer(world.calls[2], wholes, END, world.now_s, [None] * len(wholes)))
 
 
@@ -144,7 +144,7 @@ def test_answers_to_texts_that_lost_words_are_compared_with_the_full_models_to_w
         "0 send 1: ab to second for block 2 of network 1",
         "0 send 2: ab to second for block 2 of network 1",
     ]
-    assert [each.attempt for each in world.calls[2].inputs] == [WHOLE, WHOLE]
+    assert [each.attempt for each in world.calls[2].inputs] == [UNPRUNED, UNPRUNED]
     assert (world.calls[2].probe, world.awaited(2)) == (True, [True, True])
     world.see(1, "ab", 4, label=1)
     world.see(1, "ab", END)
@@ -183,7 +183,7 @@ def test_a_whole_text_that_fails_or_hangs_costs_its_caller_nothing() -> None:
     assert failing.log[3:] == ["1 answer b is b after block 5"]
     hanging.answer(1, "b", block=END)
     hanging.until(20.0)
-    assert (hanging.log[-1], hanging.calls[2].inside()) == (f"{10.0 + HANG_S:g} hang up 2", [])
+    assert (hanging.log[-1], hanging.calls[2].remaining()) == (f"{10.0 + CALL_GRACE_S:g} hang up 2", [])
 
 
 def test_of_three_networks_the_whole_text_goes_to_the_last_at_once_and_only_once() -> None:
@@ -196,4 +196,4 @@ def test_of_three_networks_the_whole_text_goes_to_the_last_at_once_and_only_once
         "0 send 2: a to first for block 4 of network 2",
         "0 send 3: a to first for block 4 of network 2",
     ]
-    assert [call.watch for call in world.calls] == ["probe", "probe", "whole", "probe"]
+    assert [call.watch for call in world.calls] == ["probe", "probe", "unpruned", "probe"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.ingress_core import CALL_GRACE_S
 from deployments.ingress.core.routes import KVPlacement
 from optimizer.plan import PolicySpec
 from tests.deployments.ingress.core.core_world import observed_plan, observing, staying
@@ -60,7 +60,7 @@ def test_answered_probes_whose_end_will_not_be_seen_are_not_sent_on() -> None:
     world = observing()
     world.submit("a")
     world.answer_early(0, "a", block=1)
-    world.now_s = 10.0 + HANG_S + 0.1
+    world.now_s = 10.0 + CALL_GRACE_S + 0.1
     world.submit("bcde", deadline_s=99.0)  # a new call forgets what is past
     world.go_on(0, "a")
     assert world.log[2:] == ["11.1 send 1: bcde to first for block 0"]
@@ -131,7 +131,7 @@ def test_every_token_of_a_probe_runs_to_the_end_whose_answer_alone_its_caller_ge
 def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
     world = observing(probe_share=0.5)
     for name, letter in zip("uvwxyz", "abcdef", strict=True):
-        world.placements[name] = KVPlacement(len(world.placements) + 1, is_again=True, is_probe=was)
+        world.placements[name] = KVPlacement(len(world.placements) + 1, is_retry=True, is_probe=was)
         world.step(name, letter)
     world.do(())
     assert {call.probe for call in world.calls} == {was}
@@ -140,10 +140,10 @@ def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
 def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_a_lost_one_is_not() -> None:
     world = observing()
     world.begin("x", "a")
-    world.placements["x"].says = False
+    world.placements["x"].yields_token = False
     world.do(())
     world.answer(0, "a")
-    world.placements["x"].says = True
+    world.placements["x"].yields_token = True
     for letter in "bc":
         world.step("x", letter)
         world.do(())
@@ -154,7 +154,7 @@ def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_a_lost_one_is_n
     world.fail(2)
     assert world.log[-2:] == [
         "0 again 1 of first",
-        "0 drop c: the sequence is lost: a replica of split-cpu-0 failed under it",
+        "0 drop c: the sequence is lost: a replica of split-cpu-0 failed",
     ]
     assert all(call.probe for call in world.calls)
     seen = world.observed()

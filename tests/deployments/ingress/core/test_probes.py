@@ -44,14 +44,14 @@ def begun(
     watch: Watch = "probe",
     most_complete: int = 10,
 ) -> ExitObservations:
-    book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_complete=most_complete)
+    book = ExitObservations(SHAPE, differ, grace_s=1.0, most_complete=most_complete)
     assert book.begin(flights, plan(active, stay=stay), watch, 2.0)
     return book
 
 
 def finish(book: ExitObservations, each: Probed, *, exit_block: int = 3) -> None:
     book.answered(each, exit_block, BOTH)
-    book.see([seen(each, block) for block in (0, 2, 3)])
+    book.observe([seen(each, block) for block in (0, 2, 3)])
 
 
 def test_answers_may_be_anything_that_has_a_loss() -> None:
@@ -59,13 +59,13 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
         return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
 
     probe = flight(1)
-    book = ExitObservations(replace(SHAPE, zero_one=False), wrong_pixels, outlive_s=1.0)
+    book = ExitObservations(replace(SHAPE, zero_one=False), wrong_pixels, grace_s=1.0)
     book.begin([probe], plan(), "probe", 2.0)
     book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
-        book.see([(probe, replace(seen(probe, block)[1], value=PackedArray.of(np.array(pixels))))])
+        book.observe([(probe, replace(seen(probe, block)[1], value=PackedArray.of(np.array(pixels))))])
     assert book.agreement == 0.75
-    observations = book.hand_over()
+    observations = book.take_completed()
     assert observations is not None
     assert observations.losses_NR.tolist() == [[0.5, 0.25]]
 
@@ -82,8 +82,8 @@ def test_probes_that_contradict_themselves_are_left_out(exit_block: int, blocks:
     probe = flight(1)
     book = begun(probe)
     book.answered(probe, exit_block, BOTH)
-    book.see([*(seen(probe, block, score=score) for block in blocks), seen(probe, 3)])
-    assert (book.hand_over(), book.num_complete) == (None, 0)
+    book.observe([*(seen(probe, block, score=score) for block in blocks), seen(probe, 3)])
+    assert (book.take_completed(), book.num_complete) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,20 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     probe = flight(1)
     book = begun(probe, active={2})
     book.answered(probe, 0, active_now)
-    book.see([seen(probe, block) for block in (0, 2, 3)])
-    observations = book.hand_over()
+    book.observe([seen(probe, block) for block in (0, 2, 3)])
+    observations = book.take_completed()
     assert (None if observations is None else observations.active_NR[0].tolist()) == active
 
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
-    book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_open=2)
+    book = ExitObservations(SHAPE, differ, grace_s=1.0, most_open=2)
     assert book.begin([flight(1)], plan(), "probe", 2.0)
     assert not book.begin([flight(2), flight(3)], plan(), "probe", 2.0)
     assert book.begin([flight(4)], plan(), "probe", 2.0)
 
 
 def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
-    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), differ, outlive_s=1.0) for score in SCORES)
+    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), differ, grace_s=1.0) for score in SCORES)
     policies = [
         PolicySpec(name="entropy", thresholds=0.5),
         PolicySpec(name="recorded", thresholds=0.5, records="records.npz"),
@@ -120,8 +120,8 @@ def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_
         PolicySpec(name="patience", patience=2),
         None,
     ]
-    assert [entropy.can_look(policy) for policy in policies] == [True, True, False, False, False]
-    assert [confidence.can_look(policy) for policy in policies] == [False, True, True, False, True]
+    assert [entropy.can_observe(policy) for policy in policies] == [True, True, False, False, False]
+    assert [confidence.can_observe(policy) for policy in policies] == [False, True, True, False, True]
 
 
 def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
@@ -129,10 +129,10 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
     book = begun(*inputs, active={0}, stay=True, watch="stay")
     for each, exit_block in zip(inputs, (0, 3, 0), strict=True):
         book.answered(each, exit_block, frozenset({0}))
-    book.see([seen(inputs[0], 0, score=0.25, label=2), seen(inputs[0], 3)])
-    book.see([seen(inputs[1], 0), seen(inputs[1], 2), seen(inputs[1], 3)])  # ramp 2 of some plan before
-    book.see([seen(inputs[2], 3)])  # of which ramp 0 said nothing
-    found = book.hand_over()
+    book.observe([seen(inputs[0], 0, score=0.25, label=2), seen(inputs[0], 3)])
+    book.observe([seen(inputs[1], 0), seen(inputs[1], 2), seen(inputs[1], 3)])  # ramp 2 of some plan before
+    book.observe([seen(inputs[2], 3)])  # of which ramp 0 said nothing
+    found = book.take_completed()
     assert found is not None
     assert (found.stayed_N.tolist(), found.probe_N.tolist()) == ([True, True], [False, False])
     assert (found.exits_N.tolist(), found.active_NR.tolist()) == ([0, 3], [[True, False]] * 2)
@@ -142,7 +142,7 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
 
 
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
-    book = ExitObservations(SHAPE, differ, outlive_s=1.0)
+    book = ExitObservations(SHAPE, differ, grace_s=1.0)
     rng = random.Random(1)
 
     def drawn(served: Plan, share: float, count: int = 200) -> list[Watch | None]:
@@ -160,13 +160,13 @@ def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by
 def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "MANY", many)
+    monkeypatch.setattr(probes, "LOSS_BATCH", many)
     inputs = [flight(serial) for serial in range(7)]
     book = begun(*inputs, stay=True, watch="stay", most_complete=5)
     for label, each in enumerate(inputs):
         book.answered(each, 0, BOTH)
-        book.see([seen(each, 0, label=label), seen(each, 2, label=5), seen(each, 3, label=5)])
-    found = book.hand_over(1.0)
+        book.observe([seen(each, 0, label=label), seen(each, 2, label=5), seen(each, 3, label=5)])
+    found = book.take_completed(1.0)
     assert found is not None
     assert (found.losses_NR[:, 0].tolist(), found.times_s_N.tolist()) == ([1, 1, 1, 0, 1], [2.5] * 5)
     assert book.num_complete == 7
@@ -178,9 +178,9 @@ def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogC
         raise ValueError("a task's own loss fails")
 
     probe = flight(1)
-    book = ExitObservations(SHAPE, fail, outlive_s=1.0)
+    book = ExitObservations(SHAPE, fail, grace_s=1.0)
     assert book.begin([probe], plan(), "probe", 2.0)
     finish(book, probe)
-    assert (book.hand_over(), book.agreement) == (None, None)
-    assert (book.num_complete, book.holds(probe)) == (0, False)
+    assert (book.take_completed(), book.agreement) == (None, None)
+    assert (book.num_complete, book.is_open(probe)) == (0, False)
     assert "what was seen of 1 inputs cannot be compared" in caplog.text

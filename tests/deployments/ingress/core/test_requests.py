@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.calls import LONGEST_RETRY_S
-from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.ingress_core import CALL_GRACE_S
 from deployments.ingress.core.routes import sequence_numbers
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import (
@@ -90,10 +90,10 @@ def test_without_a_plan_callers_are_told_why() -> None:
     world.submit("abcde")
     world.fail(0)
     world.suspend()
-    with pytest.raises(StageUnavailableError, match="no plan to serve by: nothing is left"):
+    with pytest.raises(StageUnavailableError, match="no plan: nothing is left"):
         world.submit("f")
     world.until(1.0)
-    why = "there is no plan to serve by: nothing is left"
+    why = "the service has no plan: nothing is left"
     assert world.log[-2:] == ["0.05 again 4 of first", f"0.05 drop abcd: {why}"]
     world.answer(1, "e")  # what is under way may still get there
     world.follow(plan())
@@ -165,7 +165,7 @@ def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_out
         "0.05 again 1 of first",
         "1 send 2: a to first for block 0",
         "1.05 again 1 of first",
-        "2 drop a: split-cpu-0 failed 2 times under this input",
+        "2 drop a: split-cpu-0 failed 2 times on this input",
         "2 send 3: b to first for block 0",
     ]
 
@@ -195,7 +195,7 @@ def test_an_input_that_a_reply_names_twice_has_one_outcome() -> None:
     world.answer_early(0, "bb", block=1)
     world.lose(0, "cc")
     world.go_on(0, "dd")
-    assert (world.calls[0].num_inside, world.calls[1].num_inside, world.core.counts.answered) == (1, 1, 2)
+    assert (world.calls[0].num_remaining, world.calls[1].num_remaining, world.core.counts.answered) == (1, 1, 2)
     world.fail(1)
     world.until(1.0)
     world.answer(2, "dd")
@@ -211,7 +211,7 @@ def test_a_block_that_the_model_does_not_have_is_refused_and_changes_nothing(blo
     for reply in (world.answer, world.answer_early, world.go_on):
         with pytest.raises(ExecutionError, match=f"names block {block}; the model has blocks 0 to 3"):
             reply(0, "a", block=block)
-    assert (world.calls[0].num_inside, world.core.num_unanswered) == (2, 2)
+    assert (world.calls[0].num_remaining, world.core.num_unanswered) == (2, 2)
 
 
 # Admission
@@ -226,10 +226,10 @@ def test_too_many_inputs_are_refused_whole_and_told_how_long_the_queue_takes() -
         world.now_s = seconds
         world.answer(0, "B")  # 2 answers in the first second, or none known yet
         world.submit(string.printable[:36])
-        with pytest.raises(OverloadedError, match="36 inputs wait for their answers here, at most 40") as caught:
+        with pytest.raises(OverloadedError, match="this ingress holds at most 40") as caught:
             world.submit("vwxyz")
         waits_s.append(caught.value.retry_after_s)
-        with pytest.raises(InputError, match="41 inputs in one request; at most 40 wait here at a time"):
+        with pytest.raises(InputError, match="a request has 41 inputs; this ingress holds at most 40 at a time"):
             world.submit("!" * 41)
         world.submit("vwxy")
         assert world.core.counts.drops == {"overloaded": 5}
@@ -248,7 +248,7 @@ def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_ti
     world.submit("i")
     waits_s = []
     for number in (9, 18, 9000):
-        with pytest.raises(AdmissionError, match=r"no answer is to be had within 1 s now, but .* s later") as caught:
+        with pytest.raises(AdmissionError, match=r"within 1 s is not possible now") as caught:
             world.core.check(number, 11.0, 10.0)
         waits_s.append(caught.value.retry_after_s)
     assert 0 < waits_s[0] < waits_s[1] < waits_s[2] == LONGEST_RETRY_S
@@ -262,7 +262,7 @@ def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it
     predicted = {"rate_per_s": 10.0, "tokens_per_input": 50.0}  # a second has room for 350 tokens
     world = CoreWorld(plan(tokens=TOKENS, predicted=predicted), slo_s=1.0, calls_per_replica=9)
     world.submit("a", 250, deadline_s=1.0)
-    with pytest.raises(AdmissionError, match=r"within 1 s now, but 0\.571 s later") as refused:
+    with pytest.raises(AdmissionError, match=r"it would be 0\.571 s late") as refused:
         world.submit("b", 300, deadline_s=1.0)
     assert refused.value.retry_after_s == pytest.approx(200 / 350)
     world.submit("c", 100, deadline_s=1.0)
@@ -408,7 +408,7 @@ def test_sequences_that_run_are_never_refused_for_room_and_new_ones_are() -> Non
     assert world.core.num_unanswered == 2
     world.step("x", "e")
     world.suspend()
-    assert world.log[-1] == "0 drop e: there is no plan to serve by: nothing is left"
+    assert world.log[-1] == "0 drop e: the service has no plan: nothing is left"
 
 
 def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere() -> None:
@@ -484,12 +484,12 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
             world.follow(any_plan(rng, world.core.route.epoch + rng.randint(0, 1)))
         world.until(world.now_s + rng.uniform(0, 0.5))
     assert world.outcomes.keys() == set(submitted)
-    world.until(world.now_s + 10 + HANG_S)
+    world.until(world.now_s + 10 + CALL_GRACE_S)
     report = world.core.report(0.0, 0.0)
     assert (report.waiting, report.unanswered, report.unanswered_tokens) == (0, 0, 0)
     assert report.oldest_epoch == report.epoch
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
-    assert not any(call.num_inside for call in world.calls)
+    assert not any(call.num_remaining for call in world.calls)
     seen = [] if report.probes is None else report.probes.times_s_N.tolist()
     assert len(seen) <= len(submitted)
     assert set(seen) <= {each.arrived_s for each in world.inputs.values()}

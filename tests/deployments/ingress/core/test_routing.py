@@ -11,9 +11,9 @@ from deployments.ingress.core.routes import (
     MOST_BATCHES,
     PARTS,
     FillFirst,
-    Hosting,
+    ReplicaLoad,
     StageReplicas,
-    least_to_call,
+    min_to_send,
     rank,
     weight_of,
 )
@@ -73,7 +73,8 @@ def test_replicas_that_share_processors_are_filled_one_after_the_other() -> None
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
     def least(budget: Budget, *, fills: bool = False) -> list[tuple[float, float]]:
         return [
-            least_to_call(budget, unheard=unheard, batches=3, calls_per_batch=2, fills=fills) for unheard in range(8)
+            min_to_send(budget, pending_calls=pending_calls, batches=3, calls_per_batch=2, fills=fills)
+            for pending_calls in range(8)
         ]
 
     any_one, none = (1, math.inf), (math.inf, math.inf)
@@ -138,20 +139,20 @@ WHAT = st.sampled_from(["send", "send", "send", "end", "offer"])
 def test_a_call_goes_to_the_first_of_the_ranking_which_begins_at_the_phase(
     num_replicas: int, phase: float, fills: bool, steps: list[tuple[str, int, int, int]]
 ) -> None:
-    stage, calls = StageReplicas[Up](phase), list[tuple[Hosting[Up], int]]()
+    stage, calls = StageReplicas[Up](phase), list[tuple[ReplicaLoad[Up], int]]()
     ring = replicas = [Up(str(index)) for index in range(num_replicas)]
     for what, which, weight, batch in [("offer", 0, 1, 1), *steps]:
         if what == "send":
             loads = [sum(weight for hosting, weight in calls if hosting.replica is each) for each in ring]
-            found = stage.take(weight, batch, fills=fills)
+            found = stage.assign(weight, batch, fills=fills)
             assert found.replica is ring[ranked(loads, weight, batch, fills=fills)[0]]
             calls.append((found, weight))
         elif what == "end" and calls:
-            stage.done(*calls.pop(which % len(calls)))
+            stage.release(*calls.pop(which % len(calls)))
         elif what == "offer":
             offered = replicas[which % num_replicas :]
             ring = offered[int(phase * len(offered)) :] + offered[: int(phase * len(offered))]
-            stage.offer(offered)
+            stage.set_replicas(offered)
 
 
 def test_a_replica_that_starts_during_a_change_gets_the_stages_of_both_plans_the_coming_ones_first() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.ingress.core.calls import RETRY_PAUSE_S
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import PendingInput, Rules
+from deployments.ingress.core.inputs import IngressOptions, PendingInput
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.wire.messages import Chunk, StageCall, Timing, WireSurvivors
@@ -109,7 +109,13 @@ class ManualStage:
         self.called = asyncio.Event()
 
     async def call(
-        self, call: StageCall, *, weight: int, batch: int, take: Callable[[Chunk], None], homes: Sequence[KVPlacement]
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        take: Callable[[Chunk], None],
+        placements: Sequence[KVPlacement],
     ) -> None:
         log = StageCallLog(call, weight, batch)
         self.calls.append(log)
@@ -162,7 +168,7 @@ class Scene:
     outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        rules = Rules(
+        rules = IngressOptions(
             max_queued=self.max_queued,
             calls_per_replica=self.calls_per_replica,
             max_attempts=self.max_attempts,

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.ingress.build import check_staying, probe_shape
 from deployments.ingress.core.calls import Actions
-from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.ingress_core import CALL_GRACE_S
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk, StageCall, WireSurvivors
@@ -112,7 +112,7 @@ async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pyte
     call.end()
     await turns()
     assert (scene.answered, scene.errors, scene.core.num_unanswered) == ("a", [("b", "execution")], 0)
-    assert "an input of request-1 has an outcome that its caller cannot take" in caplog.text
+    assert "the callback for an input of request-1 failed" in caplog.text
 
 
 async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing() -> None:
@@ -143,7 +143,7 @@ async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
     scene.submit("ab", deadline_s=1.0)
     await turns()
     assert scene.stages[0].names == ["ab"]
-    scene.clock.advance(1.0 + HANG_S)
+    scene.clock.advance(1.0 + CALL_GRACE_S)
     scene.dispatcher.wake()
     scene.submit("c", deadline_s=9.0)
     await turns()

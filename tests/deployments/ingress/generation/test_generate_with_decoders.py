@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.api.generation import CutShortError, GenerateRequest, GenerateService, Stream
-from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.inputs import IngressOptions
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import ContextLengthError, DeadlineError, InputError, OverloadedError, StageUnavailableError
@@ -141,7 +141,7 @@ async def served(
     fields = {"model": "none", "plan": placed.plan, "prompt_chunk": 8, "max_queued": 100} | changes
     settings, task = ServeSettings.model_validate(fields), TokenTask(VOCABULARY, start=start)
     service = Service(placed, new_model)
-    rules = Rules(
+    rules = IngressOptions(
         calls_per_replica=2,
         max_attempts=8,
         max_queued=settings.max_queued,

@@ -16,7 +16,7 @@ from deployments.api.grpc.server import Rpcs
 from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
-from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.link import ReplicaLink
 from deployments.ops.tracing import Tracer, build_tracer
 from deployments.settings import ServeSettings
@@ -100,7 +100,7 @@ class Traced:
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     placed, clock = PlacedPlan(plan=settings.plan), MonotonicClock()
     tracer = None if settings.tracing is None else build_tracer(settings.tracing, settings.app, clock, ())
-    rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
+    rules = IngressOptions(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
     link = ReplicaLink if tracer is None else tracer.link
     async with connected(placed, await built(settings, placed), rules, link=link) as running:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))

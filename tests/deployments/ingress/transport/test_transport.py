@@ -31,7 +31,7 @@ class Call:
         self,
         links: ReplicaLinks,
         sample_ids: str,
-        homes: Sequence[KVPlacement] = (),
+        placements: Sequence[KVPlacement] = (),
     ) -> None:
         self.task = asyncio.create_task(
             links.call(
@@ -39,7 +39,7 @@ class Call:
                 weight=len(sample_ids),
                 batch=BATCH,
                 take=lambda _: None,
-                homes=homes,
+                placements=placements,
             )
         )
 
@@ -87,19 +87,19 @@ class Slot:
         self._calls.append(Call(self.links, sample_ids))
         return self._calls[-1]
 
-    def call_of(self, *homes: KVPlacement) -> Call:
+    def call_of(self, *placements: KVPlacement) -> Call:
         """Of these sequences an input each."""
-        letters = "abcdefgh"[: len(homes)]
-        self._calls.append(Call(self.links, letters, homes=homes))
+        letters = "abcdefgh"[: len(placements)]
+        self._calls.append(Call(self.links, letters, placements=placements))
         return self._calls[-1]
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
         """New sequences, which one call brings to a replica, and whose they are now."""
-        homes = [KVPlacement(number) for number in numbers]
-        self.call_of(*homes)
+        placements = [KVPlacement(number) for number in numbers]
+        self.call_of(*placements)
         asked = await self.asked()
         asked.answer()
-        return homes, asked.replica
+        return placements, asked.replica
 
     async def asked(self) -> Asked:
         """The next call that reaches a replica."""
@@ -181,7 +181,7 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
 def test_a_plan_on_types_without_replicas_is_refused() -> None:
     links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
     elsewhere = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=1),))
-    with pytest.raises(PlanError, match=r"needs replicas on \['V100'\]; there are some on \['cpu'\]"):
+    with pytest.raises(PlanError, match=r"needs replicas on \['V100'\]; the service has replicas on \['cpu'\]"):
         links.follow(PlacedPlan(plan=Plan(stages=(elsewhere,))))
 
 
@@ -208,7 +208,7 @@ class Scene:
 
     async def end(self) -> None:
         self.replica.die()
-        self.link.leave()
+        self.link.close_when_idle()
         await turns()
 
     async def _pause(self, seconds: float) -> None:
@@ -278,7 +278,7 @@ async def test_a_call_that_is_refused_or_whose_part_cannot_be_taken_fails_and_ot
 async def test_a_link_that_leaves_finishes_its_calls_and_never_comes_back(scene: Scene, how: str) -> None:
     call = scene.call()
     await soon(scene.replica.asked.get())
-    scene.link.leave()
+    scene.link.close_when_idle()
     if how == "died":
         scene.replica.drop()
     else:
