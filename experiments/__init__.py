@@ -1,1 +1,1 @@
-"""Claims anyone can check: load, simulator, peers, one study per claim."""
+"""Experiments that check the project's claims: load, simulator, peers, and one study per claim."""

@@ -1,4 +1,4 @@
-"""Where the data of the experiments is."""
+"""Locates the data of the experiments."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 from pathlib import Path
 
 RUNS = Path("runs")
-"""Where experiments write; not in the repository."""
+"""Output folder of experiments, which is not in the repository."""
 
 DEFAULT = "../shared/data"
 
 
 def data_folder() -> Path | None:
-    """The folder of shared data sets that OFFRAMP_DATA names; None where it is absent."""
+    """Returns the folder of shared data sets that OFFRAMP_DATA names, or None if it does not exist."""
     folder = Path(os.environ.get("OFFRAMP_DATA", DEFAULT))
     return folder if folder.is_dir() else None
 
 
 def require_data(name: str) -> Path:
-    """A file of the shared data; ends the experiment with a sentence where it is absent."""
+    """Returns a file of the shared data; exits the process with a message if the file is missing."""
     folder = data_folder()
     if folder is None or not (folder / name).exists():
         raise SystemExit(f"skipped: {name} is not in OFFRAMP_DATA ({os.environ.get('OFFRAMP_DATA', DEFAULT)})")

@@ -23,7 +23,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 FOLDER = "OFFRAMP_FILES_RUN"
-"""The environment variable that names the folder where processes look for windows and write what ran."""
+"""The environment variable that names the folder for windows and for the files that ran."""
 ROOT = Path(__file__).parents[1]
 OURS = ("deployments", "earlyexit", "offramp", "optimizer", "profiles", "cluster")
 NUM_WINDOWS = 10
@@ -111,7 +111,7 @@ def ask(url: str, body: str) -> None:
 
 
 def files_of_window(folder: Path, window: int, url: str, body: str) -> set[str]:
-    """The project's files whose functions ran in any process while the request was answered."""
+    """Returns the project's files whose functions ran in any process while the request was answered."""
     opened = folder / f"{window}.open"
     opened.touch()
     time.sleep(SETTLE_S)

@@ -1,4 +1,4 @@
-"""What every experiment needs: a table on the terminal, its figures in a file, medians with their spread."""
+"""Shared helpers: a table on the terminal, figures in a file, medians with their spread."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rich.console import Console
 from rich.table import Table
 
 WIDE = 200
-"""Characters of a line that goes to a file."""
+"""Columns of a line that is not written to a terminal."""
 
 
 class Spread(NamedTuple):
-    """What rounds gave."""
+    """The median and the range of a figure over rounds."""
 
     median: float
     low: float
     high: float
 
     def told(self, digits: int = 3) -> str:
-        """In words: "1.02 (0.98 to 1.05)"."""
+        """Returns the spread as text, such as "1.02 (0.98 to 1.05)"."""
         return f"{self.median:.{digits}g} ({self.low:.{digits}g} to {self.high:.{digits}g})"
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that there are; None where there are none."""
+    """Returns the spread of the values that are not None, or None without any."""
     known = [value for value in values if value is not None]
     return Spread(median(known), min(known), max(known)) if known else None
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
-    """Print a table: the first column to the left, figures to the right."""
+    """Prints a table with a left-aligned first column and right-aligned figures."""
     table = Table(title=title or None, caption=caption, title_justify="left", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
@@ -50,7 +50,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *
 
 
 def number(value: object) -> str:
-    """A figure as a reader wants it: three digits, whole above a thousand, "-" for None; other things as they are."""
+    """Returns a figure with three digits, above a thousand as an integer; "-" for None; other values as text."""
     if value is None:
         return "-"
     if not isinstance(value, int | float | np.number) or isinstance(value, bool):
@@ -62,7 +62,7 @@ def number(value: object) -> str:
 
 
 def keep(document: object, path: Path) -> Path:
-    """Write figures as JSON, in one step: a reader never sees half of it. Raises TypeError for what JSON has not."""
+    """Writes figures as JSON atomically; raises TypeError for a value that JSON cannot hold."""
     text = json.dumps(document, default=_plain, allow_nan=False, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".part")
@@ -72,7 +72,7 @@ def keep(document: object, path: Path) -> Path:
 
 
 def _plain(value: object) -> object:
-    """Dataclasses, numpy's numbers and arrays, and dates, as JSON has them."""
+    """Converts dataclasses, numpy numbers and arrays, and dates to JSON values."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, datetime):

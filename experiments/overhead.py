@@ -1,9 +1,9 @@
-"""Processor time per request by part of Offramp's service, around a model that costs nothing.
+"""Measures the processor time per request of each part of the service, around a model that costs nothing.
 
     python -m experiments.overhead [--rounds 5] [--fronts direct haproxy]
 
-At three rates and saturated; medians of rounds. The client shares the machine's cores with the service. Minutes: 2 a
-round and front.
+Measures at three rates and under saturation; figures are medians of rounds. The client shares the machine's cores with
+the service. Minutes: 2 per round and front.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXTS = (
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = ArgumentParser(prog="python -m experiments.overhead", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a load")
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def cost_by_part(options: OfframpOptions, inputs: Path, seconds: float) -> Figures:
-    """Milliseconds of processor time per answer, by part and in all, at every rate and saturated."""
+    """Returns milliseconds of processor time per answer, by part and in total, at every rate and under saturation."""
     figures: Figures = {}
     with offramp_process(options) as remote:
         server = remote.server

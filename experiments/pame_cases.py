@@ -1,4 +1,4 @@
-"""Recorded tasks of PAME's studies, their exits and times."""
+"""The tasks of PAME's studies: their recorded exits, their times, and the search on them."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from profiles.catalogue import published_profile
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.table import LatencyTable
 
-# Where the models are that PAME's experiments look at, and which command makes each.
+# The models of PAME's experiments, and the command that makes each.
 
 MODELS = RUNS / "pame"
 """Calibrated folders of jointly trained models, by the names of `MAKERS`."""
 MAKERS: Mapping[str, str] = {name: f"python -m experiments.trained {name}" for name in ("cifar10", "lsp", "camvid")}
-"""The command that trains and calibrates each; all need OFFRAMP_DATA."""
+"""The command that trains and calibrates each model; all need OFFRAMP_DATA."""
 
 
 def records_file(name: str) -> Path:
-    """A model's exit records, there or not."""
+    """Returns the path of a model's exit records, which may not exist."""
     return MODELS / name / "exit_records.npz"
 
 
 def telling_absent(result: StudyResult, names: Sequence[str]) -> StudyResult:
-    """A study's result, with the models that it had to leave out, and what makes them."""
+    """Returns a study's result with a table of the missing models and the commands that make them."""
     rows = tuple((name, MAKERS[name]) for name in names if name in MAKERS and not records_file(name).is_file())
     if not rows:
         return result
     return replace(result, tables=(*result.tables, Table("Not here", ("", "made by"), rows)))
 
 
-# What PAME's search is tried on: recorded exits, and published seconds of the accelerator that they run on.
+# The data of PAME's search: recorded exits, and the published times of an accelerator.
 
 ORDERS = 20
-"""Random orders in which the recorded inputs arrive: half a validation set makes few batches of 64."""
+"""Number of random orders in which the recorded inputs arrive. One order would give too few batches of 64."""
 SEED = 0
 DESIGN_SHARE = 0.25
-"""Of the half that exits are found by, what lays the path of thresholds with a guarantee; the rest tests them."""
+"""Share of the search half that designs the path of thresholds with a guarantee; the rest tests them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A task of the paper's, and what stands for it here."""
+    """A task of the paper and its substitute."""
 
     task: str
     batches: tuple[int, ...]
-    """Small, medium, large (section 7.1)."""
+    """Small, medium and large batches (section 7.1)."""
     published: tuple[str, int]
     """Model and input length in the catalogue."""
     exit_share: float
-    """What one exit takes, of the whole model's time."""
+    """Time of one exit as a share of the whole model's."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -70,8 +70,9 @@ KINDS: Mapping[str, Kind] = {
     "lsp": Kind(task="pose", batches=(16, 32, 64), published=("resnet50", 224), exit_share=0.279),
     "camvid": Kind(task="segmentation", batches=(2, 4, 8), published=("resnet50", 224), exit_share=0.346),
 }
-"""Shares: eleven exits take BERT from 16.75 to 20.03 ms (section 3.2); one of classification 8.9 %, of pose 27.9 %
-(figure 17); OCRNet has 34.6 % of the backbone's operations (section 3.2)."""
+"""Sources of the shares: eleven exits take BERT from 16.75 to 20.03 ms (section 3.2). One exit takes 8.9 % in
+classification and 27.9 % in pose estimation (figure 17). OCRNet has 34.6 % of the backbone's operations (section
+3.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,11 +82,11 @@ class Case:
     name: str
     kind: Kind
     search: ExitRecords
-    """Half of the records, in many orders: what exits are found by (section 7.1)."""
+    """The search half of the records in many orders, from which exits are found (section 7.1)."""
     known: ExitRecords
-    """That half, every input once."""
+    """The search half, with every input once."""
     test: ExitRecords
-    """The other half: what they are judged by."""
+    """The other half, on which exits are evaluated."""
     table: LatencyTable
 
     @property
@@ -93,9 +94,10 @@ class Case:
         return seconds_of(self.table, self.search.ramps)
 
     def checks(self) -> Checks:
-        """Ten thresholds for each exit, precision by the truth.
+        """Returns ten thresholds for each exit, with their precision against the truth.
 
-        A label's confidence has the paper's; what maps are sure of lies elsewhere, so theirs are tenths of the inputs.
+        Confidences of labels have the paper's thresholds. Confidences of maps have another range, so their thresholds
+        are its deciles.
         """
         tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
         grid = TEN_CONFIDENCES if self.search.zero_one else tenths
@@ -104,45 +106,45 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
-    """What found exits do on inputs that they were not found by."""
+    """The effect of found exits on inputs that the search did not see."""
 
     found: FoundExits
     times: BatchTimes
     precision: float
-    """Over the full model's."""
+    """Relative to the full model's precision."""
     moving: tuple[float, ...]
-    """Per exit, the share of all inputs that is inside after it."""
+    """For each exit, the share of all inputs that is still running after it."""
 
     @property
     def mean_saved(self) -> float:
-        """Share of the time without exits."""
+        """Saved share of the mean time without exits."""
         return _saved(self.times.mean_s, self.times.whole_s)
 
     @property
     def tail_saved(self) -> float:
-        """The same of the mean over batches of the last answer's time."""
+        """Saved share of the mean time of a batch's last answer."""
         return _saved(self.times.tail_s, self.times.whole_s)
 
 
 def _saved(seconds: float, whole_s: float) -> float:
-    """Nothing where no exit is: what sums leave is rounded away."""
+    """Returns the saved share, rounded so that it is exactly 0 without exits."""
     return round(1 - seconds / whole_s, 9) + 0.0
 
 
 def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case]:
-    """Those whose records are there; `seed` divides them in halves."""
+    """Returns the cases whose records exist; `seed` divides the records in halves."""
     found = [(name, records_of(name)) for name in names]
     return [_case(name, records, seed) for name, records in found if records is not None]
 
 
 def judged(case: Case, batch: int, options: SearchOptions | None = None, *, most_exits: int | None = None) -> Judged:
-    """Find exits on one half of the records, and judge them (or the first of them) on the other."""
+    """Finds exits on one half of the records, and evaluates the first `most_exits` of them on the other."""
     found = find_exits(case.seconds, case.checks(), batch, options)
     return judged_exits(case, found, found.ramps[:most_exits])
 
 
 def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
-    """The same with thresholds of Learn-then-Test in the place of searched ones; None where nothing can be promised."""
+    """Evaluates thresholds of Learn-then-Test instead of searched ones; returns None if no guarantee is possible."""
     design, tested = split_rows(len(case.known), design_rows(len(case.known), guarantee, DESIGN_SHARE), SEED)
     try:
         thresholds = learn_then_test(case.known.subset(design), case.known.subset(tested), guarantee).thresholds
@@ -156,12 +158,12 @@ def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
 
 
 def judged_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Judged:
-    """Some of the exits that a search found."""
+    """Evaluates some of the exits that a search found."""
     return judged_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
 
 
 def judged_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Judged:
-    """Any exits with thresholds of their own."""
+    """Evaluates exits with the given thresholds."""
     outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
     return Judged(
         found=found,
@@ -172,13 +174,13 @@ def judged_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, fl
 
 
 def in_orders(records: ExitRecords, orders: int = ORDERS, seed: int = SEED) -> ExitRecords:
-    """The same inputs arriving again and again, in another order each time."""
+    """Returns the same inputs several times, each time in another random order."""
     rng = np.random.default_rng(seed)
     return records.subset(np.concatenate([rng.permutation(len(records)) for _ in range(orders)]))
 
 
 def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
-    """The published whole model, evenly shared among so many blocks; exits as `Kind` says."""
+    """Returns the published whole model, divided evenly among the blocks; exits take the share in `Kind`."""
     model, length = kind.published
     table = published_profile(model, "V100").at(length)
     whole_s_B = table.block_s_NB.sum(0)
@@ -190,7 +192,7 @@ def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
 
 
 def recorded_batches(records: ExitRecords, thresholds: Mapping[int, float], size: int) -> RecordedBatches:
-    """Of all ramps of the records."""
+    """Returns recorded batches with all ramps of the records."""
     return RecordedBatches.of_records(records, thresholds, size, records.ramps)
 
 
@@ -209,13 +211,13 @@ def _case(name: str, records: ExitRecords, seed: int) -> Case:
 
 
 def records_of(name: str) -> ExitRecords | None:
-    """Of one of `KINDS`, as they were recorded; None where they are not there, or do not know the truth."""
+    """Returns the records of one of `KINDS`, or None if they are missing or lack true labels."""
     if name == "sst2":
         folder = data_folder()
         if folder is None or not (folder / BERT12_SST2).exists():
             return None
         records = bert12_sst2("confidence")
-        # The records' full model is their deepest exit, so that ramp 10 agrees by construction.
+        # The records' full model is their deepest exit, so ramp 10 would agree by construction.
         return records.of_ramps(records.ramps[:-1])
     path = records_file(name)
     return _load(path) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""E3's clusters and models as problem files, and what its figures (SOSP'24) ask of them."""
+"""E3's clusters and models as problem files, and the settings of its figures (SOSP'24)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PROBLEMS = Path(__file__).parents[1] / "examples" / "problems"
 SLOS_S = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 ENTROPY = 0.4
 RATE_PER_S = 6000.0
-"""What figures 14 and 15 fix."""
+"""The fixed rate of figures 14 and 15."""
 PLENTY = 64
-"""Devices of a type where their number is the question; more only make the question longer."""
+"""Devices per type for problems that minimize their number; more devices only lengthen the search."""
 RAMPS_AT_SPLIT_ENDS = Space(strategy="e3", ramps="split-ends", splits_per_stage=False, one_batch=True)
-"""E3 section 5.8.6: exits inside a split are off, its last one stays."""
+"""E3 section 5.8.6: ramps inside a split are off, except the last one."""
 RAMPS_CHOSEN = Space(strategy="e3", ramps="choose", splits_per_stage=False, one_batch=True)
 
 
 def stretched(problem: PlanProblem, times: float) -> PlanProblem:
-    """The same model on accelerators so many times slower."""
+    """Returns the problem with accelerators that are slower by this factor."""
     slower = {
         device: LatencyTable(
             batches=table.batches, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times

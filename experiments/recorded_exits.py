@@ -1,4 +1,4 @@
-"""Exits that others recorded, or that are drawn to a survival, as exit records."""
+"""Exit records of published exits, and exit records that are drawn to a given survival."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from profiles.records import ExitRecords, IntArray
 BERT12_SST2 = "exit_traces/bert12_sst2dev_exit_confidences.csv"
 BERT12_EXITS = 12
 SURE, UNSURE = 0.4, 0.65
-"""Entropies in nats: the most at which drawn inputs leave, and a ramp's that does not know; two classes reach 0.693."""
+"""Entropies in nats: the largest at which drawn inputs leave, and that of an unsure ramp. Two classes reach 0.693."""
 COLUMNS = ("Sample_ID", "Exit", "Confidence", "Prediction", "Label")
 
 
 def bert12_sst2(score: Literal["entropy", "confidence"]) -> ExitRecords:
-    """BERT-base with an exit after every layer but the last, on the 872 sentences of SST-2 dev.
+    """Returns records of a BERT-base with an exit after every layer but the last, on the 872 sentences of SST-2 dev.
 
-    Recorded by Div290/Buffer_based_threshold (csv_files/df.csv). Exit 0 of the file reads the embeddings, always gives
-    the same class, and is dropped; exit k from 1 to 11 is ramp k - 1. **The file has no exit after block 12**: the
-    final labels are the answers of its deepest exit, 11, so ramp 10 agrees with the full model by construction. The
-    task is binary, so the entropy in nats follows from the confidence. True labels are known.
+    They were recorded by Div290/Buffer_based_threshold (csv_files/df.csv). Exit 0 of the file reads the embeddings,
+    always gives the same class, and is dropped. Exit k from 1 to 11 is ramp k - 1. **The file has no exit after block
+    12**: the final labels are the answers of its deepest exit, 11, so ramp 10 agrees with the full model by
+    construction. The task is binary, so the entropy in nats follows from the confidence. True labels are known.
 
-    Ends the experiment with a sentence where the file is absent; raises DataError where it is another one.
+    Exits the process with a message if the file is missing; raises DataError if it is another file.
     """
     path = require_data(BERT12_SST2)
     rows = np.loadtxt(path, delimiter=",", skiprows=1).reshape(-1, BERT12_EXITS, len(COLUMNS))
@@ -49,10 +49,10 @@ def bert12_sst2(score: Literal["entropy", "confidence"]) -> ExitRecords:
 
 
 def drawn_exits(survival: Sequence[float], *, num_inputs: int, rng: np.random.Generator) -> ExitRecords:
-    """Records with that survival at an entropy of 0.4; an input that is sure at a ramp stays sure, and all agree."""
+    """Returns records with this survival at an entropy of 0.4; a sure input stays sure, and all answers agree."""
     ramps = tuple(range(len(survival) - 1))
     position_N = (rng.permutation(num_inputs) + 0.5) / num_inputs
-    # Input n is sure from the first ramp on whose survivors it is not among.
+    # Input n is sure from the first ramp whose survivors do not include it.
     first_N = (position_N[:, None] <= np.array(survival)[1:]).sum(1)
     sure_NR = np.array(ramps) >= first_N[:, None]
     own_N = rng.uniform(0.05, SURE, num_inputs)
@@ -69,18 +69,18 @@ def drawn_exits(survival: Sequence[float], *, num_inputs: int, rng: np.random.Ge
     )
 
 
-# Mixes of easy and hard inputs, and what a planner that knew them would do (E3 section 5.4).
+# Mixes of easy and hard inputs, and the plans of a planner that knows the mix (E3 section 5.4).
 
 EASY_SHARES = (0.8, 0.5, 0.2)
-"""E3's 80:20, 50:50 and 20:80, in its order."""
+"""E3's mixes 80:20, 50:50 and 20:80, in its order."""
 MANY = 8000
-"""Inputs by which a mix is known: its survival is then known to half a percent."""
+"""Inputs that determine the survival of a mix to half a percent."""
 
 
 def easy_and_hard(records: ExitRecords, thresholds: Mapping[int, float]) -> tuple[IntArray, IntArray]:
-    """Rows of easy inputs, which leave in the first half of the model, and of the rest (E3 does not say its rule).
+    """Returns rows of easy inputs, which leave in the first half of the model, and of the other inputs.
 
-    Raises DataError where one of the kinds is missing.
+    E3 does not define easy inputs. Raises DataError if one of the kinds is missing.
     """
     easy_N = records.outcome(thresholds).exits_N < records.num_blocks // 2
     easy, hard = np.flatnonzero(easy_N), np.flatnonzero(~easy_N)
@@ -97,21 +97,21 @@ def mixed_rows(
     *,
     num_inputs: int = MANY,
 ) -> IntArray:
-    """Rows drawn with replacement: each is easy with probability `easy_share`, independently of those before it."""
+    """Returns rows drawn with replacement: each is easy with probability `easy_share`, independently of the others."""
     easy, hard = easy_and_hard(records, thresholds)
     is_easy_N = rng.random(num_inputs) < easy_share
     return np.where(is_easy_N, rng.choice(easy, num_inputs), rng.choice(hard, num_inputs))
 
 
 def mixed_records(records: ExitRecords, thresholds: Mapping[int, float], easy_share: float) -> ExitRecords:
-    """Records in which the mix has its exact shares: what a forecast that is never wrong would know."""
+    """Returns records in which the mix has its exact shares, as a perfect forecast would know them."""
     easy, hard = easy_and_hard(records, thresholds)
     num_easy = round(MANY * easy_share)
     return records.subset(np.concatenate([np.resize(easy, num_easy), np.resize(hard, MANY - num_easy)]))
 
 
 def binary_entropy(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Entropy in nats of two classes, one of them with this probability."""
+    """Returns the entropy in nats of two classes, one of which has this probability."""
     other = np.clip(1 - confidence, np.finfo(np.float64).tiny, 1)
     sure = np.clip(confidence, np.finfo(np.float64).tiny, 1)
     return np.asarray(-(sure * np.log(sure) + other * np.log(other)))

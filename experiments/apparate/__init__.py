@@ -1,1 +1,1 @@
-"""Workloads like those of Apparate's evaluation (SOSP'24, section 5.1), recorded, and what a strategy makes of them."""
+"""Workloads like those of Apparate's evaluation (SOSP'24, section 5.1), recorded once and replayed per strategy."""

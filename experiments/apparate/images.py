@@ -1,7 +1,8 @@
-"""Image streams that drift: frames of two videos, and CIFAR-10 under corruptions that change (Apparate section 5.1).
+"""Image streams that drift: frames of two videos, and CIFAR-10 under changing corruptions (Apparate section 5.1).
 
-Apparate classifies objects in eight hours of traffic video. At hand are 30 s of cars and 139 s of people, and no
-network that was trained on either: CIFAR-10's sees the frames' tiles, and its ramps are to say what it says.
+Apparate classifies objects in eight hours of traffic video. These streams use 30 s of cars and 139 s of people. No
+available network was trained on either video, so CIFAR-10's network classifies tiles of the frames. Its ramps imitate
+its answers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from earlyexit.errors import InputError
 from experiments.data import require_data
 
 Images = npt.NDArray[np.uint8]
-"""(N, 32, 32, 3)."""
+"""Shape (N, 32, 32, 3)."""
 
 TRAIN = "cifar10/lossless/cifar10_train_10000_webp.zip"
 TEST = "cifar10/lossless/cifar10_test_5000_webp.zip"
@@ -28,15 +29,16 @@ PEOPLE = "video/one-by-one-person-detection.mp4"
 FILES = (TRAIN, TEST, CARS, PEOPLE)
 SIDE = 32
 LEARNT = 3000
-"""Images that ramps learn from, where they are not the stream's beginning."""
+"""Number of images that train the ramps, if the beginning of the stream does not."""
 CAR_TILES, PEOPLE_TILES = (4, 6), (2, 3)
-"""Rows and columns of tiles that a frame is cut into, each an input; a frame's come together, in one order."""
+"""Rows and columns of tiles per frame. Each tile is an input; the tiles of a frame arrive together, in a fixed order.
+"""
 DAYS = 3
-"""How often it becomes dark and light again in a stream."""
+"""Number of day and night cycles in a stream."""
 
 
 def frames(path: Path) -> Iterator[Image.Image]:
-    """Of a video, in order; raises InputError where PyAV, which decodes it, is missing."""
+    """Yields the frames of a video in order; raises InputError if PyAV, which decodes it, is missing."""
     try:
         import av
     except ImportError as error:
@@ -47,7 +49,7 @@ def frames(path: Path) -> Iterator[Image.Image]:
 
 
 def tiles(frame: Image.Image, rows: int, columns: int) -> Images:
-    """A frame cut into equal tiles, row by row, each as small as the network's images."""
+    """Returns a frame cut into equal tiles, row by row, each scaled to the size of the network's images."""
     width, height = frame.width / columns, frame.height / rows
     boxes = [
         (width * column, height * row, width * (column + 1), height * (row + 1))
@@ -59,45 +61,45 @@ def tiles(frame: Image.Image, rows: int, columns: int) -> Images:
 
 
 def video_tiles(name: str, grid: tuple[int, int]) -> Images:
-    """All tiles of all frames, in order."""
+    """Returns all tiles of all frames, in order."""
     return np.concatenate([tiles(frame, *grid) for frame in frames(require_data(name))])
 
 
 def darker(image: Images, strength: float) -> Images:
-    """Down to a tenth of its light."""
+    """Returns the image darkened, down to a tenth of its light at strength 1."""
     dark: Images = (image * (1 - 0.9 * strength)).astype(np.uint8)
     return dark
 
 
 def blurred(image: Images, strength: float) -> Images:
-    """By a Gaussian of up to 1.5 pixels."""
+    """Returns the image under a Gaussian blur of up to 1.5 pixels."""
     return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.5 * strength)))
 
 
 def noisy(image: Images, strength: float, rng: np.random.Generator) -> Images:
-    """With Gaussian noise of up to 30 of 255."""
+    """Returns the image with Gaussian noise of up to 30 of 255."""
     return np.clip(image + rng.normal(0, 30 * strength, image.shape), 0, 255).astype(np.uint8)
 
 
 def night(at: float) -> float:
-    """How dark it is at a place of the stream, from 0 to 1: first it is day for a tenth of the stream."""
+    """Returns the darkness at a position of the stream, from 0 to 1. The first tenth of the stream is day."""
     return float(0.5 - 0.5 * np.cos(2 * np.pi * DAYS * max(0.0, at - 0.1) / 0.9))
 
 
 def known_images(rng: np.random.Generator) -> Images:
-    """Of CIFAR-10's train images, which no stream holds."""
+    """Returns CIFAR-10 training images; no stream holds them."""
     images = cifar_images(TRAIN)
     return images[rng.permutation(len(images))[:LEARNT]]
 
 
 def cifar_images(part: str) -> Images:
-    """The lossless images of a part of CIFAR-10, by class."""
+    """Returns the lossless images of a part of CIFAR-10, by class."""
     files = read_labelled(require_data(part)).columns[IMAGE]
     return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
 
 
 def twice(images: Images, rng: np.random.Generator, bootstrap_share: float) -> Images:
-    """Every image two times in random orders, but those of the beginning once: ramps are not to know what comes."""
+    """Returns every image twice, shuffled, but the first ones once: ramps must not learn from served inputs."""
     order = rng.permutation(len(images))
     first = round(2 * len(images) * bootstrap_share / (1 + bootstrap_share))
     chosen: Images = images[np.concatenate([order, rng.permutation(order[first:])])]
@@ -105,7 +107,7 @@ def twice(images: Images, rng: np.random.Generator, bootstrap_share: float) -> I
 
 
 def weather(rng: np.random.Generator, bootstrap_share: float) -> Images:
-    """CIFAR-10: clear, then in turn dark, blurred, noisy and clear again."""
+    """Returns CIFAR-10 clear, then in turn dark, blurred, noisy and clear again."""
     images = twice(cifar_images(TEST), rng, bootstrap_share)
     kinds: tuple[Callable[[Images], Images], ...] = (
         lambda image: image,
@@ -118,7 +120,7 @@ def weather(rng: np.random.Generator, bootstrap_share: float) -> Images:
 
 
 def daylight(rng: np.random.Generator, bootstrap_share: float) -> Images:
-    """CIFAR-10 through three days, ever noisier."""
+    """Returns CIFAR-10 over three days and nights, with growing noise."""
     images = twice(cifar_images(TEST), rng, bootstrap_share)
     return np.stack(
         [
@@ -129,12 +131,12 @@ def daylight(rng: np.random.Generator, bootstrap_share: float) -> Images:
 
 
 def cars(_rng: np.random.Generator, _share: float) -> Images:
-    """A road seen from above, as it was filmed."""
+    """Returns a road seen from above, unchanged."""
     return video_tiles(CARS, CAR_TILES)
 
 
 def people(_rng: np.random.Generator, _share: float) -> Images:
-    """People at a table, through three days and nights."""
+    """Returns people at a table, over three days and nights."""
     images = video_tiles(PEOPLE, PEOPLE_TILES)
     return np.stack([darker(image, 0.5 * night(k / len(images))) for k, image in enumerate(images)])
 
@@ -146,4 +148,4 @@ STREAMS: Mapping[str, Callable[[np.random.Generator, float], Images]] = {
     "people": people,
 }
 OF_CIFAR = ("weather", "daylight")
-"""Streams of CIFAR-10's images."""
+"""Streams made of CIFAR-10 images."""

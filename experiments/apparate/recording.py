@@ -1,8 +1,8 @@
-"""Streams recorded once: what every ramp and the full model say of every input, in order; kept in runs/apparate.
+"""Records streams: the outputs of every ramp and of the full model for every input, kept in runs/apparate.
 
-Ramps are trained on a frozen model, from its own answers, on the beginning of each stream (Apparate sections 3.1 and
-4): the first 10 % is theirs, half of it to learn from, half to tune thresholds by; the rest is what is served. Ramps
-for images learn from some of those that the network was made with, too (the paper: data that the user provides).
+Ramps are trained on a frozen model to imitate its answers (Apparate sections 3.1 and 4). The first 10 % of a stream is
+the bootstrap: half of it trains the ramps, half tunes the thresholds. The rest is served. Ramps for images also learn
+from some of the network's own training images (in the paper: data that the user provides).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 Kind = Literal["vision", "text"]
 RampKind = Literal["light", "mlp"]
-"""`light`: Apparate's, the mean and one linear layer. `mlp`: of two layers."""
+"""`light`: Apparate's ramp, a mean and one linear layer. `mlp`: a ramp of two layers."""
 
 FOLDER = RUNS / "apparate"
 KINDS: Mapping[str, Kind] = {**dict.fromkeys(images.STREAMS, "vision"), **dict.fromkeys(texts.STREAMS, "text")}
-"""Every stream's, by its name."""
+"""The kind of every stream, by its name."""
 NEEDS = (*images.FILES, "resnet_cifar10/resnet32.th", *texts.FILES)
-"""Files of OFFRAMP_DATA."""
+"""Required files of OFFRAMP_DATA."""
 BOOTSTRAP_SHARE = 0.1
 NUM_TEXTS = 8_000
 MAX_LENGTH = 64
 LEAST_STEPS = 1200
-"""Of training: few inputs are gone over more often."""
+"""Minimum number of training steps. With few inputs, this means more epochs."""
 SEED = 0
 
 
@@ -51,41 +51,41 @@ class Stream:
     name: str
     kind: Kind
     records: ExitRecords
-    """Of all inputs, in order."""
+    """Records of all inputs, in order of arrival."""
 
     @property
     def num_bootstrap(self) -> int:
-        """Inputs of the beginning."""
+        """Number of inputs in the bootstrap."""
         return round(len(self.records) * BOOTSTRAP_SHARE)
 
     @property
     def initial(self) -> ExitRecords:
-        """What thresholds are first tuned by: of the beginning what ramps did not learn from."""
+        """The records that tune the first thresholds: the half of the bootstrap that does not train ramps."""
         return self.records.subset(np.arange(self.num_bootstrap // 2, self.num_bootstrap))
 
     @property
     def served(self) -> ExitRecords:
-        """The rest."""
+        """The records after the bootstrap."""
         return self.records.subset(np.arange(self.num_bootstrap, len(self.records)))
 
 
 def streams(names: Sequence[str] = tuple(KINDS), *, ramps: RampKind = "light", folder: Path = FOLDER) -> list[Stream]:
-    """Recorded streams; those that are not kept yet are made, in minutes each."""
+    """Returns recorded streams. Missing recordings are made, which takes minutes each."""
     return [
         Stream(name=name, kind=KINDS[name], records=ExitRecords.load(recorded(name, ramps, folder))) for name in names
     ]
 
 
 def recorded(name: str, ramps: RampKind = "light", folder: Path = FOLDER) -> Path:
-    """The file of a stream's records, made where it is not there.
+    """Returns the file of a stream's records, and makes it if it is missing.
 
-    Ends the experiment with a sentence where the data is absent.
+    Exits the process with a message if the data is missing.
     """
     path = folder / f"{name}{'' if ramps == 'light' else f'-{ramps}'}.npz"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         material = MAKERS[KINDS[name]](name, folder)
-        half = path.with_name(f"{os.getpid()}-{path.name}")  # studies may run beside each other
+        half = path.with_name(f"{os.getpid()}-{path.name}")  # another study may record the same stream at the same time
         record(material, name, ramps).save(half)
         half.replace(path)
     return path
@@ -93,17 +93,17 @@ def recorded(name: str, ramps: RampKind = "light", folder: Path = FOLDER) -> Pat
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Material:
-    """What a stream is recorded from."""
+    """The model and the inputs from which a stream is recorded."""
 
     model: EarlyExitModel
-    """Without ramps."""
+    """The model without ramps."""
     inputs: Sequence[Encoded]
     learn: Sequence[Encoded]
-    """What ramps learn from."""
+    """The inputs that train the ramps."""
 
 
 def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
-    """Train ramps, and see what all of them say of all of a stream."""
+    """Trains ramps and returns the outputs of all ramps for the whole stream."""
     from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
     from offramp.commands.recording import records_from_outputs
 
@@ -118,16 +118,16 @@ def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
     facts: dict[str, Any] = provenance(stream=name, ramps=ramps, learnt_from=len(material.learn), seed=SEED)
     truth_N = unknown_N[: len(material.inputs)]
     records = records_from_outputs(outputs, "confidence", ramped.task, truth_N, provenance=facts)
-    return replace(records, true_losses_NE=None)  # the inputs have no labels: the full model is right by definition
+    return replace(records, true_losses_NE=None)  # the inputs have no labels: the full model counts as right
 
 
 def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:
-    """The same blocks and head, with untrained ramps after every block but the last."""
+    """Returns a model with the same blocks and head, and with untrained ramps after every block but the last."""
     import torch
 
     from earlyexit.network.checkpoint import assemble
 
-    facts = {**model.info.provenance, "head": "checkpoint"}  # it is not to be trained again
+    facts = {**model.info.provenance, "head": "checkpoint"}  # the head must not be trained again
     info = replace(model.info, ramp_style=kind, provenance=facts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -138,12 +138,12 @@ def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:
 
 
 def beginning(inputs: Sequence[Encoded]) -> Sequence[Encoded]:
-    """Of a stream, what ramps learn from."""
+    """Returns the part of a stream that trains the ramps."""
     return inputs[: round(len(inputs) * BOOTSTRAP_SHARE) // 2]
 
 
 def _text_stream(name: str, folder: Path) -> Material:
-    """The sentiment model and a stream's sentences as it takes them."""
+    """Returns the sentiment model and a stream's encoded sentences."""
     from earlyexit.codecs import find_codec
     from earlyexit.data.rows import LabelledRows
 
@@ -160,8 +160,8 @@ def _text_stream(name: str, folder: Path) -> Material:
 
 
 def train_sentiment(known: Any, folder: Path) -> None:
-    """MiniLM, all of it, on phrases of SST-2: a model that was not made for ramps, so without any."""
-    from offramp.commands.train import train  # which needs torch
+    """Trains the whole of MiniLM on phrases of SST-2, without ramps, as a model that was not made for early exits."""
+    from offramp.commands.train import train  # needs torch
 
     job = TrainJob(
         backbone=resolve_backbone("minilm"),
@@ -179,7 +179,7 @@ def train_sentiment(known: Any, folder: Path) -> None:
 
 
 def _image_stream(name: str, _folder: Path) -> Material:
-    """CIFAR's ResNet-32 and a stream's images as it takes them."""
+    """Returns CIFAR-10's ResNet-32 and a stream's encoded images."""
     from earlyexit.codecs.image import ImageCodec
 
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
@@ -191,7 +191,7 @@ def _image_stream(name: str, _folder: Path) -> Material:
 
 
 def cifar_network() -> EarlyExitModel:
-    """The published ResNet-32, without ramps."""
+    """Returns the published ResNet-32, without ramps."""
     from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
     from earlyexit.tasks.label import LabelTask
 

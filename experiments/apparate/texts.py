@@ -1,8 +1,8 @@
-"""Text streams that drift: sentences of SST-2, IMDB and AG News in mixes that change (Apparate section 5.1).
+"""Text streams that drift: sentences of SST-2, IMDB and AG News in changing mixes (Apparate section 5.1).
 
-Apparate streams Amazon's reviews category by category and user by user, and IMDB's sentence by sentence. Amazon's are
-not at hand: phrases of SST-2, reviews of IMDB, and news, which no sentiment model was made for, stand in for its
-categories.
+Apparate streams Amazon's reviews by category and user, and IMDB's reviews sentence by sentence. Amazon's reviews are
+not available. Phrases of SST-2, reviews of IMDB and news replace their categories. The sentiment model was not trained
+on news.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ IMDB = "imdb/imdb.csv"
 AG_NEWS = "ag_news/test.csv"
 FILES = (SST2, IMDB, AG_NEWS)
 LEARNT = 12_000
-"""Phrases of SST-2 that the model learns from; streams hold others."""
+"""Number of SST-2 phrases that train the model. Streams hold other phrases."""
 LEAST_WORDS = 3
 SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|<br\s*/?>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Sentences by where they are from, each in the order of its file or at random."""
+    """Sentences by source."""
 
     reviews: tuple[str, ...]
-    """IMDB's, sentence by sentence."""
+    """Sentences of IMDB's reviews, in the order of the file."""
     phrases: tuple[str, ...]
-    """SST-2's, in random order."""
+    """Phrases of SST-2, in random order."""
     news: Mapping[str, tuple[str, ...]]
-    """AG News', by category."""
+    """Sentences of AG News, by category."""
 
 
 def sentences_of(review: str) -> Iterator[str]:
-    """Of at least three words."""
+    """Returns the sentences of a review that have at least three words."""
     return (part.strip() for part in SENTENCE_ENDS.split(review) if len(part.split()) >= LEAST_WORDS)
 
 
 def read_phrases(rng: np.random.Generator) -> tuple[LabelledRows, tuple[str, ...]]:
-    """Phrases to learn from, with their labels, and others for streams."""
+    """Returns labelled phrases for training, and other phrases for streams."""
     rows = read_labelled(require_data(SST2), text_column="sentence")
     order = rng.permutation(len(rows)).tolist()
     return rows.select(order[:LEARNT]), rows.select(order[LEARNT:]).texts
 
 
 def read_pools(phrases: tuple[str, ...], rng: np.random.Generator) -> Pools:
-    """All sentences; ends the experiment with a sentence where a file is absent."""
+    """Returns all sentences; exits the process with a message if a file is missing."""
     reviews = read_labelled(require_data(IMDB), text_column="reviews", label_column="labels").texts
     with require_data(AG_NEWS).open(newline="", encoding="utf-8") as file:
         rows = [(category, f"{title}. {words}".replace("\\", " ")) for category, title, words in csv.reader(file)]
@@ -67,11 +67,11 @@ def read_pools(phrases: tuple[str, ...], rng: np.random.Generator) -> Pools:
 
 
 Share = Mapping[str, float]
-"""Of phrases, reviews and news; they add up to 1."""
+"""Shares of phrases, reviews and news, which add up to 1."""
 
 
 def mixed(pools: Pools, share_at: Callable[[float], Share], num_inputs: int, rng: np.random.Generator) -> list[str]:
-    """So many sentences, each from a pool drawn by the shares at its place in the stream, from 0 to 1."""
+    """Returns sentences, each from a pool that is drawn by the shares at its position in the stream, from 0 to 1."""
     every_news = [text for texts in zip(*pools.news.values(), strict=False) for text in texts]
     of_pool = {"phrases": cycle(pools.phrases), "reviews": cycle(pools.reviews), "news": cycle(every_news)}
     names = list(of_pool)
@@ -83,12 +83,12 @@ def mixed(pools: Pools, share_at: Callable[[float], Share], num_inputs: int, rng
 
 
 def reviews_in_order(pools: Pools, num_inputs: int, _rng: np.random.Generator) -> list[str]:
-    """Apparate's own IMDB stream: reviews in the order of the data, sentence by sentence."""
+    """Returns reviews sentence by sentence, in the order of the data: Apparate's own IMDB stream."""
     return list(pools.reviews[:num_inputs])
 
 
 def by_category(pools: Pools, num_inputs: int, _rng: np.random.Generator) -> list[str]:
-    """Category after category, as Amazon's are streamed: phrases, reviews, and the four of the news between them."""
+    """Returns one category after another, as Apparate does with Amazon's: phrases, reviews, and news between them."""
     phrases, reviews = iter(pools.phrases), iter(pools.reviews)
     news = {name: iter(texts) for name, texts in pools.news.items()}
     first, second, third, fourth = news.values()
@@ -98,14 +98,14 @@ def by_category(pools: Pools, num_inputs: int, _rng: np.random.Generator) -> lis
 
 
 def gradually(pools: Pools, num_inputs: int, rng: np.random.Generator) -> list[str]:
-    """From phrases alone, along a line, to half reviews and half news."""
+    """Returns a mix that changes linearly from only phrases to half reviews and half news."""
     return mixed(
         pools, lambda at: {"phrases": 1 - at, "reviews": at / 2, "news": 1 - (1 - at) - at / 2}, num_inputs, rng
     )
 
 
 def returning(pools: Pools, num_inputs: int, rng: np.random.Generator) -> list[str]:
-    """Three mixes in turn, four times: phrases; reviews; reviews with two in five of the news."""
+    """Returns three mixes in turn, four times: phrases; reviews; reviews with two fifths of news."""
     mixes: tuple[Share, ...] = ({"phrases": 1.0}, {"reviews": 1.0}, {"reviews": 0.6, "news": 0.4})
     return mixed(pools, lambda at: mixes[int(at * 4 * len(mixes)) % len(mixes)], num_inputs, rng)
 

@@ -1,1 +1,1 @@
-"""The batch engine alone, in this process: how fast it is, what it costs, and what exits and cuts gain."""
+"""Measures the batch engine alone, in this process: its speed, its overhead, and the gain from exits and cuts."""

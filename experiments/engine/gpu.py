@@ -1,13 +1,13 @@
-"""The batch engine alone on a GPU: full batches against shrinking ones and against no exits.
+"""Measures the batch engine on a GPU: full batches, shrinking batches, and no exits.
 
     python -m experiments.engine.gpu [--models bert-base] [--batches 1 8 64] [--decisions known] [--no-graphs]
-    python -m experiments.engine.gpu --dry-run    # tiny models on the CPU: the same code, no figures
+    python -m experiments.engine.gpu --dry-run    # tiny models on the CPU: runs the same code, prints no figures
 
-BERT-base and BERT-large with random weights, bfloat16, 128 random tokens per input. Exits come from records of
-BERT-base on SST-2 at entropy 0.4, or are drawn to the same survival (the output says which); BERT-large has a ramp
-after every second block. Needs torch, numpy, pydantic and safetensors, and no ray; with numba the planner adds its own
-cuts. Saturated rates are medians of rounds in which sides take turns; latencies are of Poisson arrivals at 80 % of a
-side's own rate.
+BERT-base and BERT-large have random weights, bfloat16, and 128 random tokens per input. Exits come from records of
+BERT-base on SST-2 at entropy 0.4, or are drawn to the same survival; the output states which. BERT-large has a ramp
+after every second block. Needs torch, numpy, pydantic and safetensors, but no ray; with numba the planner adds its own
+cuts. Saturated rates are medians of rounds in which the plans take turns. Latencies are measured under Poisson arrivals
+at 80 % of a plan's own rate.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ from profiles.table import LatencyTable
 BASE: dict[str, int] = {"num_blocks": 12}
 LARGE = {"num_blocks": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
 MODELS = {"bert-base": BASE, "bert-large": LARGE}
-"""What differs from BERT-base."""
+"""Differences of each model from BERT-base."""
 LENGTH = 128
-"""Tokens of every input."""
+"""Tokens per input."""
 DRY = {"hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "vocab_size": 100, "max_length": 8}
-"""A dry run's models are as deep as the real ones, and next to no work."""
+"""Configuration of a dry run's models, which have the real depth but almost no work."""
 DTYPE = torch.bfloat16
 THRESHOLD, NEVER = 0.4, -1.0
-"""Entropy in nats: E3 section 5's default, and one that no prediction has."""
+"""Entropies in nats: the default of E3 (section 5), and a threshold that no prediction reaches."""
 SURVIVAL = (1.0, 0.75, 0.60, 0.45, 0.38, 0.375, 0.33, 0.31, 0.29, 0.27, 0.25, 0.24)
-"""Share of inputs that reach each block, for drawn exits: about what the recorded ones give at the threshold."""
+"""Share of inputs that reach each block, for drawn exits: close to that of the recorded exits at the threshold."""
 NUM_DRAWN = 1000
 COST_ROUNDS, COST_SHARE = 3, 0.2
-"""Of the runs that measure costs, and how long each takes as a share of a run's seconds."""
+"""Number of runs that measure costs, and the duration of each as a share of a run's seconds."""
 FIRST_BATCHES = 8
-"""Run to warm up, and to see how many inputs make a run as long as it should be."""
+"""Batches that warm up, and estimate how many inputs fill the duration of a run."""
 MOST_INPUTS = 100_000
-"""Of one run: all their tokens and objects are made before it."""
+"""Largest number of inputs in a run. All their tokens and objects are created before it."""
 LOAD = 0.8
-"""Of a side's own saturated rate: what arrives while latencies are measured."""
+"""Arrival rate while latencies are measured, as a share of the plan's own saturated rate."""
 FEWEST_ARRIVALS = 20
 COLUMNS = (
     "model",
@@ -89,31 +89,31 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One side at one batch limit."""
+    """The figures of one plan at one batch limit."""
 
     model: str
     batch: int
     side: str
     splits: str
-    """As `Plan` says them."""
+    """The splits in the form of `Plan.__str__`."""
     rounds_per_s: list[float]
-    """Samples per second, all inputs queued."""
+    """Samples per second with all inputs queued."""
     predicted_per_s: float
-    """By the planner's cost model, on the costs measured before."""
+    """The rate by the planner's cost model, from the costs measured before."""
     p50_s: float
     p99_s: float
-    """From arrival to answer."""
+    """Latency from arrival to answer."""
     mean_batch: float
-    """Inputs in a batch as it starts, saturated."""
+    """Mean number of inputs at the start of a batch, under saturation."""
 
     @property
     def samples_per_s(self) -> float:
-        """The median of the rounds."""
+        """The median over the rounds."""
         return median(self.rounds_per_s)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    """The command line, checked; a dry run has defaults of its own."""
+    """Returns the checked command line; a dry run has other defaults."""
     dry = "--dry-run" in (sys.argv[1:] if arguments is None else arguments)
     parser = ArgumentParser(
         prog="python -m experiments.engine.gpu", description=__doc__, formatter_class=RawDescriptionHelpFormatter
@@ -143,11 +143,11 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write one file per model."""
+    """Measures, prints, and writes one file per model."""
     options = parse(arguments)
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit("skipped: no CUDA device here; --dry-run tries everything on the CPU")
-    torch.set_num_threads(1)  # the host's own share is small tensors; on the CPU, threads would hide it
+    torch.set_num_threads(1)  # the host's work is small tensors; on the CPU, more threads would hide its cost
     records, source = find_exits(options.records, np.random.default_rng(options.seed))
     graphs = "off" if options.no_graphs else "on"
     print(f"device: {options.device}; graphs {graphs}; decisions {options.decisions}\nexits: {source}", flush=True)
@@ -171,7 +171,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[object, ...]:
 
 
 def find_exits(source: str, rng: np.random.Generator) -> tuple[ExitRecords, str]:
-    """Recorded exits where OFFRAMP_DATA has them, or drawn ones, of 12 blocks; and which, in words."""
+    """Returns recorded exits if OFFRAMP_DATA has them, else drawn exits, of 12 blocks; and a description of them."""
     folder = data_folder()
     if source == "recorded" or (source == "auto" and folder is not None and (folder / BERT12_SST2).is_file()):
         return bert12_sst2("entropy"), f"recorded: {BERT12_SST2}"
@@ -180,9 +180,9 @@ def find_exits(source: str, rng: np.random.Generator) -> tuple[ExitRecords, str]
 
 
 def on_blocks(records: ExitRecords, num_blocks: int) -> ExitRecords:
-    """The same exits in a deeper model: each ramp moves to the same share of its depth.
+    """Returns the same exits in a deeper model: each ramp moves to the same share of the depth.
 
-    Raises DataError for a model that is no multiple as deep.
+    Raises DataError if the number of blocks is not a multiple.
     """
     times, rest = divmod(num_blocks, records.num_blocks)
     if rest or not times:
@@ -191,7 +191,7 @@ def on_blocks(records: ExitRecords, num_blocks: int) -> ExitRecords:
 
 
 class WaitedPolicy(RecordedPolicy):
-    """Records that answer only after the logits were read and judged by entropy."""
+    """Takes exits from records, after it has computed the entropy of the logits as a real policy does."""
 
     name = "recorded"
     foreknows: ClassVar[bool] = False
@@ -211,29 +211,29 @@ class WaitedPolicy(RecordedPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workbench:
-    """What all sides of one model share."""
+    """Everything that the plans of one model share."""
 
     name: str
     options: Namespace
     records: ExitRecords
-    """Of a model this deep."""
+    """Records of a model of this depth."""
     model: EarlyExitModel
     segments: SegmentRunner
     clock: Clock
     rng: np.random.Generator
 
     def prepare(self, plans: Sequence[Plan]) -> None:
-        """Capture what these plans need, where segments are captured."""
+        """Captures the segments that these plans need, if segments are captured."""
         splits = [split for plan in plans for split in plan.splits]
         self.segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def side(self, plan: Plan, *, leaving: bool = True) -> Side:
-        """A live device under the plan; where inputs are not `leaving`, every ramp is asked in vain."""
+        """Returns a live device under the plan. Without `leaving`, every ramp is evaluated but no input leaves."""
         runner = TorchRunner(self.model, self.policy(THRESHOLD if leaving else NEVER), self.segments)
         return Side(plan, runner, self.clock, self.expected(plan.ramps if leaving else ()))
 
     def members(self, number: int) -> list[Member[Piece]]:
-        """Inputs of random tokens, all of one length, whose exits are those of the records in random order."""
+        """Returns inputs of random tokens, all of one length, with the exits of the records in random order."""
         ids = self.records.sample_ids
         rows = np.resize(self.rng.permutation(len(ids)), number)
         lengths_B = np.full(number, self.model.max_length, dtype=np.int32)
@@ -247,7 +247,7 @@ class Workbench:
         return members_of(piece)
 
     def policy(self, threshold: float) -> ExitPolicy:
-        """Decides by the records at this entropy; no input leaves early at NEVER."""
+        """Returns a policy that follows the records at this entropy; at NEVER no input leaves early."""
         answers = RecordedAnswers(
             row_of={sample_id: row for row, sample_id in enumerate(self.records.sample_ids)},
             ramps=self.records.ramps,
@@ -258,7 +258,7 @@ class Workbench:
         return (WaitedPolicy if self.options.decisions == "waited" else RecordedPolicy)(answers, judge)
 
     def expected(self, active: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Every input's exit and label, with these ramps active."""
+        """Returns every input's exit and label, with these ramps active."""
         outcome = self.records.outcome(dict.fromkeys(active, THRESHOLD))
         assert outcome.answers_N is not None
         pairs = zip(outcome.exits_N.tolist(), outcome.answers_N.tolist(), strict=True)
@@ -266,7 +266,7 @@ class Workbench:
 
 
 def workbench(name: str, options: Namespace, records: ExitRecords, clock: Clock, rng: np.random.Generator) -> Workbench:
-    """The model with random weights on its device; DeeBERT's ramps (pooler on the first token) where exits are."""
+    """Returns the model with random weights on its device, with DeeBERT's ramps (pooler on the first token)."""
     config = {**MODELS[name], "max_length": LENGTH} | (DRY if options.dry_run else {})
     own_exits = on_blocks(records, config["num_blocks"])
     ramps = RampOptions(style="pooler", pooling="first", at=own_exits.ramps)
@@ -279,10 +279,10 @@ def workbench(name: str, options: Namespace, records: ExitRecords, clock: Clock,
 
 
 def measure_costs(bench: Workbench) -> LatencyTable:
-    """At the batch limits and every power of two below, from two plans under which no input leaves.
+    """Measures costs at the batch limits and every power of two below, by two plans under which no input leaves.
 
-    With R ramps, N blocks and t a batch's seconds: a block is stock / N, a ramp (all ramps on - stock) / R; embedding
-    and head are spread over the blocks. What selecting survivors costs, or one more split, is in neither.
+    With R ramps and N blocks, a block takes stock / N and a ramp (all ramps on - stock) / R. Embedding and head are
+    spread over the blocks. The costs of selecting survivors and of another split are in neither.
     """
     sizes = measured_sizes(bench.options.batches)
     blocks, ramps = bench.records.num_blocks, bench.records.ramps
@@ -301,13 +301,13 @@ def measure_costs(bench: Workbench) -> LatencyTable:
 
 
 def measured_sizes(batches: Sequence[int]) -> tuple[int, ...]:
-    """The batch limits, and every power of two below the largest: batches shrink through those."""
+    """Returns the batch limits, and every power of two below the largest; batches shrink through these sizes."""
     powers = [1 << k for k in range(max(batches).bit_length())]
     return tuple(sorted({*powers, *batches}))
 
 
 def compare(bench: Workbench, costs: LatencyTable, batch: int) -> list[Row]:
-    """Stock, early-exit, a cut after every ramp; where it can plan also the best ramps and the best cuts."""
+    """Measures stock, early-exit, and a cut after every ramp; with a planner also the best ramps and the best cuts."""
     blocks, ramps = bench.records.num_blocks, bench.records.ramps
     known = costs.batches.index(batch) + 1
     limited = LatencyTable(
@@ -350,7 +350,7 @@ def _row(
 def saturated_rates(
     bench: Workbench, sides: dict[str, Side], batch: int, seconds: float, rounds: int
 ) -> dict[str, list[float]]:
-    """Samples per second of full batches that take about these seconds, the sides in turns, after a warm-up."""
+    """Returns samples per second of full batches in runs of about `seconds`. Plans take turns, after a warm-up."""
 
     def rate_per_s(side: Side, number: int) -> float:
         members = bench.members(number)
@@ -368,12 +368,12 @@ def saturated_rates(
 
 
 def can_plan() -> bool:
-    """Whether the planner's compiler is here; a bare machine may lack it."""
+    """Returns whether numba is installed; a bare machine may lack it."""
     return importlib.util.find_spec("numba") is not None
 
 
 def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> Any:
-    """A `PlanProblem`: the highest rate of one device, however late the answers."""
+    """Returns a `PlanProblem`: the highest rate of one device, without a latency limit."""
     from optimizer.problem import ANY_LATENCY_S, Link, MaximizeRate, PlanProblem, Slo, Supply
 
     return PlanProblem(
@@ -390,7 +390,7 @@ def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[f
 
 
 def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> tuple[Plan, ...]:
-    """The planner's answers for this device: the best ramps of one split, and the best cuts."""
+    """Returns the planner's plans for this device: the best ramps of one split, and the best cuts."""
     from optimizer.decision import Planned
     from optimizer.planner import solve
     from optimizer.space import SPACES, Space
@@ -406,7 +406,7 @@ def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[floa
 
 
 def predicted_per_s(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float], plan: Plan) -> float:
-    """By the product's cost model, which knows no price of a split beside its blocks'."""
+    """Returns the rate by the product's cost model, which ignores the overhead of a split."""
     from optimizer.evaluate import evaluate
     from optimizer.plan import Stage
 
@@ -416,7 +416,7 @@ def predicted_per_s(table: LatencyTable, ramps: tuple[int, ...], survival: Seque
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Python's collector stands still: tens of thousands of inputs are none of them garbage."""
+    """Disables Python's garbage collector; it would scan tens of thousands of live inputs."""
     gc.disable()
     try:
         yield
@@ -432,7 +432,7 @@ def _device(options: Namespace) -> dict[str, object]:
 
 
 def _driver() -> str | None:
-    """The version of the device's driver; None where nvidia-smi does not say."""
+    """Returns the version of the device's driver, or None if nvidia-smi does not report it."""
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()[0]

@@ -1,4 +1,4 @@
-"""A plan on a live device, fed at once or as inputs arrive, and the plans that benches of the engine compare."""
+"""Runs a plan on a live device, with all inputs queued or as they arrive, and builds the plans of benches."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from earlyexit.network.piece import Piece
 
 FloatArray = npt.NDArray[np.float64]
 SHOWN_SPLITS = 6
-"""Splits of a plan that a table's last column names."""
+"""Largest number of splits that a table's last column shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a side runs; its splits hold the whole model."""
+    """A named plan. Its splits hold the whole model."""
 
     name: str
     splits: tuple[Split, ...]
 
     @property
     def ramps(self) -> tuple[int, ...]:
-        """The active ones."""
+        """The active ramps."""
         return tuple(ramp for split in self.splits for ramp in split.ramps)
 
     def __str__(self) -> str:
-        """Each split's blocks, and how many of its ramps are on; of many splits their number."""
+        """Returns each split's blocks and the number of its active ramps, or the number of splits if there are many."""
         if len(self.splits) > SHOWN_SPLITS:
             return f"{len(self.splits)} splits ({len(self.ramps)})"
         return " | ".join(f"{split.first}-{split.end - 1} ({len(split.ramps)})" for split in self.splits)
 
 
 def stock(num_blocks: int, batch: int) -> Plan:
-    """The full model, no ramp on."""
+    """Returns the plan of the full model without active ramps."""
     return Plan(name="stock", splits=(Split(first=0, end=num_blocks, batch=batch),))
 
 
 def early_exit(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
-    """Every ramp on, batches shrink: E3's early-exit baseline."""
+    """Returns E3's early-exit baseline: every ramp is active, and batches shrink."""
     return Plan(name="early-exit", splits=(Split(first=0, end=num_blocks, batch=batch, ramps=ramps),))
 
 
 def cut_at(name: str, bounds: Sequence[int], ramps: Sequence[int], batch: int) -> Plan:
-    """A cut at every inner bound; the first bound is 0, the last the model's end. All ramps are on."""
+    """Returns a plan with a cut at every inner bound and all ramps active. Bounds run from 0 to the model's end."""
     splits = (
         Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
         for first, end in pairwise(bounds)
@@ -62,17 +62,17 @@ def cut_at(name: str, bounds: Sequence[int], ramps: Sequence[int], batch: int) -
 
 @dataclass(slots=True)
 class Log:
-    """What a run gave."""
+    """The record of a run."""
 
     answers: list[Answer] = field(default_factory=list)
     answered_s: list[float] = field(default_factory=list)
-    """On the device's clock, of each answer."""
+    """Time of each answer on the device's clock."""
     sizes: list[int] = field(default_factory=list)
-    """Members of every batch."""
+    """Number of inputs in every batch."""
 
 
 class Side:
-    """A device under one plan. Every input must be answered, once, as the records have it."""
+    """A device under one plan. It checks that every input is answered once, as in the records."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Side:
         expected: Mapping[str, tuple[int, int]] | None = None,
         times: ObservedTimes | None = None,
     ) -> None:
-        """`expected`: every known input's exit and label; None where that is not checked."""
+        """Builds the device; `expected` is every known input's exit and label, or None to skip this check."""
         self.plan = plan
         self.log = Log()
         self._clock = clock
@@ -91,7 +91,7 @@ class Side:
         self._device = Device(engine, runner, clock, self._deliver, self._count)
 
     def saturate(self, members: Sequence[Member[Piece]]) -> float:
-        """Queue all, run until the last is answered; the seconds that took."""
+        """Queues all inputs and runs until the last answer; returns the seconds that this took."""
         self.log = Log()
         started_s = self._clock.now_s()
         self._device.engine.submit(0, members, started_s)
@@ -101,7 +101,7 @@ class Side:
         return took_s
 
     def serve(self, members: Sequence[Member[Piece]], arrival_s_N: FloatArray) -> FloatArray:
-        """Queue each when it arrives, by seconds after the start; latencies (N) from arrival to answer."""
+        """Queues each input at its arrival, in seconds after the start; returns latencies (N) until the answer."""
         self.log = Log()
         started_s = self._clock.now_s()
         due_s = (arrival_s_N + started_s).tolist()
@@ -113,7 +113,7 @@ class Side:
                 num_come += 1
             if num_come > first:
                 self._device.engine.submit(0, members[first:num_come], now_s)
-            batch = self._device.start_next()  # nothing to start: look again, asleep an arrival would be missed
+            batch = self._device.start_next()  # if there is nothing to start, poll again: a sleep could miss an arrival
             if isinstance(batch, Batch):
                 self._device.run(batch)
         self._check(members)
@@ -141,7 +141,7 @@ class Side:
 
 
 def members_of(piece: Piece) -> list[Member[Piece]]:
-    """A piece's inputs, each by itself, as a queue takes them."""
+    """Returns the inputs of a piece as single members of a queue."""
     return [
         Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
         for single in piece.singles()

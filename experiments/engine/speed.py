@@ -1,11 +1,11 @@
-"""The batch engine alone, against a plain loop: what it costs, and what ramps and splits gain.
+"""Compares the batch engine with a plain loop: its overhead, and the gain from ramps and splits.
 
     python -m experiments.engine.speed MODEL --data $OFFRAMP_DATA/clinc150/data_full.json --part test
 
-No Ray, no HTTP, tokens ready. Sides take turns within each round; medians over rounds. Processor time per answer does
-not waver with what else the machine does, samples/s do. `--dtypes` puts several into one run, `--backends` others
-beside torch, in float32 (of `auto` it is told which it took), `--sides` leaves out all whose names do not begin so.
-Minutes: about 3 on one core.
+Runs without Ray and HTTP, on encoded inputs. Variants take turns within each round, and figures are medians over
+rounds. Samples/s vary with other load on the machine; processor time per answer does not. `--dtypes` runs several
+types. `--backends` adds other backends than torch, in float32, and prints what `auto` chose. `--sides` selects variants
+by the beginning of their names. Minutes: about 3 on one core.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RATE, SPENT = "samples/s", "ms of processor time per answer"
 
 
 def plain_loop(model: EarlyExitModel, batch: int) -> Side:
-    """The full model on batches in order of arrival, nothing else."""
+    """Returns a loop over the full model, on batches in order of arrival."""
 
     @torch.inference_mode()
     def run(encoded: Sequence[Encoded]) -> None:
@@ -57,7 +57,7 @@ def plain_loop(model: EarlyExitModel, batch: int) -> Side:
 
 
 def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: SegmentRunner | None = None) -> Side:
-    """A device that has all inputs queued; every answer must come out."""
+    """Returns a run of a device with all inputs queued, which checks that every answer comes out."""
     runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
     runner.prepare(plan.splits)
     device = OneDevice(plan, runner, clock, times=warm_up(runner, (plan.splits,), clock=clock))
@@ -70,7 +70,7 @@ def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: S
 
 
 def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str, partial[Side]]:
-    """What is compared, each made when it is asked for; the engine's plans name their splits by their bounds."""
+    """Returns the compared variants by name; each is built when it is called."""
     last = model.num_blocks
     ramps = tuple(sorted(card.thresholds))
     every = [0, *(ramp + 1 for ramp in ramps), last]
@@ -84,7 +84,7 @@ def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str,
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = ArgumentParser(prog="python -m experiments.engine.speed", description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--data", type=Path, required=True)
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
-    """The sides that are asked for, in every type, the model's layers as they are served."""
+    """Returns the requested variants in every dtype, with the model's layers as they are served."""
     named: dict[str, partial[Side]] = {}
     for dtype in options.dtypes:
         model = load_model(options.model, dtype=getattr(torch, dtype))
@@ -124,7 +124,7 @@ def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
 
 
 def _by_backend(options: Namespace, card: CalibrationCard, backend: str, name: str) -> Side:
-    """A side as a replica has it: a model of its own, since backends may put other modules in its places."""
+    """Returns a variant on its own model, because backends may replace modules of the model."""
     model = load_model(options.model)
     segments = open_segments(backend, model, options.model, options.threads)
     side = sides(model, card, options.batch)[name](segments=segments)

@@ -1,1 +1,1 @@
-"""Models that generate: decoders' engines alone, the same tokens as others, promises of sequences, a demo."""
+"""Experiments on models that generate: the engine of a decoder alone."""

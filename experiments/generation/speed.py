@@ -1,12 +1,12 @@
-"""A decoder's engine alone, with sequences that begin and end: stock, shrinking and constant batches.
+"""Measures the engine of a decoder with sequences that begin and end: stock, shrinking and constant batches.
 
     python -m experiments.generation.speed SmolLM2-135M-Instruct.Q4_1.gguf --data $OFFRAMP_DATA/ag_news/test.csv
 
-One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
-one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
-`--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of leaving tokens alone; so costs
-are real and what is said is not, and all sides say as many tokens. Sides take turns within each round; medians.
-Minutes: about 15 for `--rounds 1 --tokens 16`.
+Runs one thread in one process without Ray and HTTP, on encoded inputs. `--concurrency` sequences run at once; when one
+ends, the next begins (continuous batching). Exits are scripted: `--share` of the tokens, drawn at random, leave after
+block `--ramp`, and prompts run all blocks. The ramp is a norm and the full model's head, computed for leaving tokens.
+So costs are real but texts are not, and all variants generate the same number of tokens. Variants take turns within
+each round; figures are medians. Minutes: about 15 for `--rounds 1 --tokens 16`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from experiments.turns import Figures, in_turns, tell
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A sequence to be made."""
+    """A sequence to generate."""
 
     prompt: tuple[int, ...]
     tokens: int
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(slots=True)
 class TokenTimes:
-    """When a sequence was due, and when each of its tokens came; seconds on one clock."""
+    """The due time of a sequence, and the time of each of its tokens, in seconds on one clock."""
 
     due_s: float
     said_s: list[float] = field(default_factory=list)
@@ -66,14 +66,14 @@ class TokenTimes:
 
     @property
     def tpot_s(self) -> float:
-        """Of those behind the first."""
+        """Seconds per token after the first."""
         return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
 
 
 # The engine under one plan.
 
 PROMPT = "prompt"
-"""What the ids of steps that see a prompt begin with."""
+"""Prefix of the sample ids of steps that run a prompt."""
 
 
 class ScriptedPolicy(ExitPolicy):
@@ -95,7 +95,7 @@ def _drawn(sample_id: str) -> float:
 
 
 class Engine:
-    """A device under one plan that makes sequences, so many at once."""
+    """A device under one plan that generates a number of sequences at once."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Engine:
         clock: Clock | None = None,
         fill: Fill | None = None,
     ) -> None:
-        """`clock`: None for the machine's own; `fill`: None for what the backbone says."""
+        """Builds the device; `clock` None: the machine's clock, `fill` None: the backbone's."""
         assert isinstance(model.backbone, DecoderBackbone)
         assert isinstance(model.task, TokenTask)
         self.backbone, self._task = model.backbone, model.task
@@ -120,7 +120,7 @@ class Engine:
         self.under_way: dict[int, tuple[TokenSequence, TokenTimes]] = {}
 
     def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[TokenTimes]:
-        """Make them all; `chunk`: the most tokens of a prompt in one step."""
+        """Generates all sequences; `chunk` is the largest number of prompt tokens in one step."""
         self.backbone.fill = self._fill
         self.reset(jobs, chunk)
         for _ in range(min(concurrency, len(jobs))):
@@ -131,11 +131,11 @@ class Engine:
         return self.made
 
     def reset(self, waiting: Sequence[Job], chunk: int) -> None:
-        """Forgets earlier runs; of `waiting` one begins where another ends."""
+        """Clears earlier runs; one of `waiting` begins whenever a sequence ends."""
         self._jobs, self._chunk, self.made = list(waiting)[::-1], chunk, list[TokenTimes]()
 
     def begin(self, job: Job, due_s: float) -> None:
-        """Its first step waits from now on, and its caller since `due_s`."""
+        """Queues the first step of a sequence that was due at `due_s`."""
         self._serial += 1
         sequence = TokenSequence(
             job.prompt,
@@ -182,7 +182,7 @@ SPENT = "ms of processor time per token"
 
 
 def jobs_of(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job]:
-    """Prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
+    """Returns prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
     rng = np.random.default_rng(0)
     ids = text.encode(options.data.read_text(encoding="utf-8")[:400_000]).ids
     firsts = rng.integers(0, len(ids) - options.prompt, size=num_sequences)
@@ -194,7 +194,7 @@ def jobs_of(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job
 
 
 def plans(last: int, ramps: tuple[int, ...], batch: int, fills: Sequence[Fill]) -> dict[str, tuple[list[Split], Fill]]:
-    """What the engine is compared under, and how skipped blocks come to keys and values, by name."""
+    """Returns the compared plans by name, with the rule that gives skipped blocks their keys and values."""
     found: dict[str, tuple[list[Split], Fill]] = {"stock": ([Split(first=0, end=last, batch=batch)], "compute")}
     for fill in fills:
         found[f"shrinking, {fill}"] = [Split(first=0, end=last, batch=batch, ramps=ramps)], fill
@@ -213,7 +213,7 @@ def _cut(last: int, ramps: tuple[int, ...], batch: int) -> list[Split]:
 
 
 def figures(side: Engine, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
-    """Of one run of all jobs."""
+    """Returns the figures of one run of all jobs."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     made = side.run(jobs, concurrency, chunk)
     took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
@@ -228,7 +228,7 @@ def figures(side: Engine, jobs: Sequence[Job], concurrency: int, chunk: int) -> 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = ArgumentParser(prog="python -m experiments.generation.speed", description=__doc__)
     parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
     parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 def loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:
-    """Tokenizer, and a model with a ramp and room for its sequences; `options` as `main` has them."""
+    """Returns the tokenizer, and a model with a ramp and memory for its sequences."""
     with TemporaryDirectory() as folder:
         copy_tokenizer(str(options.model), Path(folder))
         text = Tokenizer.from_file(f"{folder}/tokenizer.json")

@@ -1,1 +1,1 @@
-"""What is claimed of the live control loop, measured on the real Serve graph with emulated accelerators."""
+"""Measurements of the live control loop on the real Serve application with emulated accelerators."""

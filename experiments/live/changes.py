@@ -2,9 +2,9 @@
 
     python -m experiments.live.changes [--steps best:1,best:3,kill,best:1,kill,best:2,kill,best:3] [--seconds 300]
 
-EMULATED accelerators as in `experiments.live.validation`. A step is a plan, or "kill": the first replica of every
-chain's first stage is killed, and the step ends when all replicas are back. Requests have minutes. So each of them must
-be answered, once, with what the records say of its inputs under a plan that was followed meanwhile. Writes
+EMULATED accelerators as in `experiments.live.validation`. A step is a plan, or "kill", which kills the first replica of
+every chain's first stage and ends when all replicas are back. Deadlines are minutes away, so every request must be
+answered, once, as the records of its inputs say under a plan that was in force meanwhile. Writes
 runs/live/changes.json. Minutes: 6.
 """
 
@@ -33,16 +33,16 @@ from optimizer.plan import Plan
 
 KILL = "kill"
 PAUSE_S = 10.0
-"""Before each step, and after the last."""
+"""Pause before each step and after the last, in seconds."""
 PATIENCE_S = 60.0
-"""A request fails after four times this."""
+"""A quarter of the timeout of a request, in seconds."""
 LOOK_S = 0.5
 COUNTED = ("inputs", "answered", "drops")
-"""What the ingress counts."""
+"""The counts of the ingress that are checked."""
 
 
 class Step(NamedTuple):
-    """What was done to the service, the plan that is followed afterwards, and seconds of the load."""
+    """A change of the service, the plan in force afterwards, and its begin and end in seconds of the load."""
 
     name: str
     plan: Plan
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 async def run(on: Bench, service: RunningService, plans: Mapping[str, Plan], names: Sequence[str]) -> dict[str, Any]:
-    """Sends the load, takes the steps, and returns what became of the requests."""
+    """Sends the load, performs the steps, and returns the outcomes of the requests."""
     rate_per_s = on.options.share * min(plan.predicted["rate_per_s"] for plan in plans.values())
     began_s = time.monotonic()
     load = asyncio.create_task(drive(on, service.url, rate_per_s, on.options.seconds, slo_s=PATIENCE_S))
@@ -86,11 +86,11 @@ async def kill(client: httpx.AsyncClient, plan: Plan) -> None:
 
 
 def became(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
-    """Returns what became of the requests, in all and by the step after whose begin they were due."""
+    """Returns the outcomes of the requests, in total and for the requests that were due during each step."""
     said = [said_by(on.records, step.plan) for step in steps]
 
     def is_answered(record: RequestRecord) -> bool:
-        """Whether it was answered as the plans say that were followed while it was under way."""
+        """Returns whether the answer follows one of the plans that were in force while the request ran."""
         asked, ends_s = driven.asked(record), [*(step.end_s for step in steps[1:]), math.inf]
         there = [
             each
@@ -123,7 +123,7 @@ def main() -> None:
     names = on.options.steps.split(",")
     plans = {name: on.best(name) for name in names if name != KILL}
     control = hand_control(on.problem, on.policy, RUNS / "live" / "changes.sqlite")
-    control = control.model_copy(update={"watch_s": PATIENCE_S})  # else a stage that is empty for 30 s is given up
+    control = control.model_copy(update={"watch_s": PATIENCE_S})  # otherwise a stage that is empty for 30 s is given up
     settings = on.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
     with served(settings, plans[names[0]], LocalCluster(port=on.options.port)) as service:
         found = asyncio.run(run(on, service, plans, names))

@@ -1,9 +1,9 @@
-"""The model folder that emulated services serve: its decisions are recorded, so its weights are random and tiny.
+"""Makes the model folder that emulated services serve. Its weights are random and tiny, because exits are recorded.
 
     python -m experiments.live.model runs/emulated/model
 
-Twelve blocks with a ramp after all but the last, exit records and a calibration card with E3's thresholds. The records
-are those of `experiments.recorded_exits`; without that data, they are made up by the survival of
+The model has twelve blocks, a ramp after all but the last, exit records, and a calibration card with E3's thresholds.
+The records come from `experiments.recorded_exits`. Without that data, they are drawn to the survival of
 `examples/problems/bert_base_16_v100.yaml`.
 """
 
@@ -29,7 +29,7 @@ from profiles.records import ExitRecords
 FOLDER = RUNS / "emulated" / "model"
 NUM_DRAWN = 2000
 VOCABULARY = 30522
-"""Of the packaged tokenizer."""
+"""Vocabulary size of the packaged tokenizer."""
 LABELS = ("negative", "positive")
 
 
@@ -50,7 +50,7 @@ def make_model(folder: Path = FOLDER) -> ExitRecords:
         policy=records.score,
         thresholds=thresholds,
         budget=1 - outcome.agreement,
-        confidence=0.0,  # nothing was tested for a guarantee
+        confidence=0.0,  # no guarantee was tested
         tested=outcome_figures(outcome),
         provenance={"thresholds": f"entropy {ENTROPY:g} at every ramp (E3 section 5), no guarantee was tested"},
     )
@@ -59,7 +59,7 @@ def make_model(folder: Path = FOLDER) -> ExitRecords:
 
 
 def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int, max_length: int = 128) -> Path:
-    """One head, a ramp after every block but the last, two labels."""
+    """Returns a model with one attention head, a ramp after every block but the last, and two labels."""
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden_size,
@@ -74,7 +74,7 @@ def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int, ma
 
 
 def costless_model(folder: Path) -> Path:
-    """One tiny block: what is left is the price of everything around a model."""
+    """Returns the folder of a model with one tiny block, so that measured costs are those of the service."""
     return tiny_model(folder, name="costless", num_blocks=1, hidden_size=16)
 
 

@@ -3,12 +3,12 @@
     python -m experiments.live.validation [--plans stock,e3,best] [--loads 0.4,0.7,0.95,1.2] [--requests 600]
     python -m experiments.live.validation --devices V100=1,P100=1,K80=2 --slo-s 0.5 --plans best:2,best:3
 
-EMULATED accelerators, batches up to 8. Exits are recorded ones, and there is no controller. `best:3` is the best plan
-of three chains, each on one accelerator type. Accelerators take the published times of BERT-base, slowed to what E3's
-may take (its V100 about 8 ms for a batch of 1, an estimate). The time scale stretches these times and the SLO, so that
-one machine carries the cluster. Loads are shares of each plan's predicted rate, Poisson arrivals of requests of 8
-inputs, a fresh service for every run. The simulator knows of no time but the accelerators' and `HOP_S`. So what HTTP
-and Python take is part of the difference. Writes runs/live/validation.json. Minutes: 20.
+EMULATED accelerators, batches up to 8, recorded exits, no controller. `best:3` is the best plan of three chains, each
+on one accelerator type. Accelerators take the published times of BERT-base, slowed to an estimate of E3's times (its
+V100 takes about 8 ms for a batch of 1). The time scale stretches these times and the SLO, so that one machine can
+emulate the cluster. Loads are shares of each plan's predicted rate: Poisson arrivals of requests of 8 inputs. Every run
+has a fresh service. The simulator counts only the accelerators' times and `HOP_S`, so the difference includes the time
+that HTTP and Python take. Writes runs/live/validation.json. Minutes: 20.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ from simulator.scenario import FloatArray, Scenario
 from simulator.simulate import simulate
 
 TEXT = "so it goes"
-"""What every request says: recorded decisions go by the id that comes with it."""
+"""The text of every request. Recorded decisions depend only on the id that is sent with it."""
 BOUNDS: Mapping[str, float] = {"goodput_per_s": 0.05, "p50_s": 0.10, "p99_s": 0.20}
-"""How far a simulated figure may be from the live one, as a share of it."""
+"""Allowed relative difference of a simulated figure from the live one."""
 INPUTS_PER_REQUEST = 8
 NUM_DRAWN = 8000
-"""Inputs drawn for a load; a longer one begins with the first of them again."""
+"""Inputs drawn for a load. A longer load repeats them."""
 WARM_SLOS = 3.0
-"""Left out of a load's figures."""
+"""Warm-up that a load's figures leave out, in SLOs."""
 SLOWER, BATCH_LIMIT = 6.5, 8
-"""How many times longer than published an emulated accelerator takes, and its largest batch."""
+"""Factor on the published times of an emulated accelerator, and its largest batch."""
 HOP_S = 0.01
-"""What a call between two replicas takes here. It is no emulated time: accelerators are emulated, networks are not."""
+"""Seconds of a call between two replicas. They are real seconds, because only accelerators are emulated."""
 ENDLESS_BYTES_PER_S = 1e15
-"""Emulated accelerators send no hidden state to each other: only the delay counts."""
+"""Emulated accelerators send each other no hidden state, so a hop takes only the delay."""
 
 # The emulated cluster.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What live runs are made on; all seconds are the wall clock's."""
+    """The cluster and records of live runs; all seconds are real."""
 
     counts: Mapping[str, int]
-    """Accelerators by their published name."""
+    """Number of accelerators by published name."""
     records: ExitRecords
     options: Namespace
-    """Those of `options_of`, and a command's own."""
+    """The options of `options_of` and the command's own."""
 
     @property
     def slo_s(self) -> float:
@@ -86,7 +86,7 @@ class Bench:
 
     @property
     def thresholds(self) -> dict[int, float]:
-        """The same entropy at every ramp, as E3 has it."""
+        """The same entropy at every ramp, as in E3."""
         return dict.fromkeys(self.records.ramps, ENTROPY)
 
     @property
@@ -129,12 +129,12 @@ class Bench:
         )
 
     def best(self, name: str) -> Plan:
-        """Returns a strategy's plan: of its good plans the one that the records prefer.
+        """Returns the plan of a strategy that scores best on the records.
 
-        `name` is a strategy, or `best:3` for plans of three chains. Each of these is on one accelerator type, because
-        one chain over all types is as good where networks cost nothing. The plan carries what the joint records predict
-        of it, from which admission starts. The policy is there even where no ramp is on, because it says what the
-        answers are. Raises DataError where the best plan has fewer chains.
+        `name` is a strategy, or `best:3` for plans of three chains. Each chain is then on one accelerator type, because
+        one chain over all types is as good if networks cost nothing. The plan carries the figures that the joint
+        records predict, and admission starts from them. It has a policy even without active ramps, because the policy
+        determines the answers. Raises DataError if the best plan has fewer chains.
         """
         strategy, _, asked = name.partition(":")
         num_chains, space = int(asked or 1), SPACES[cast(Strategy, strategy)]
@@ -154,13 +154,13 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driven:
-    """A load, and what became of every request; times are seconds after the start."""
+    """A load and the outcome of every request; times are seconds after the start."""
 
     seconds: float
     keys: tuple[str, ...]
     """Sample ids, sent in turn."""
     records: tuple[RequestRecord, ...]
-    """In the order in which they were due."""
+    """Requests in the order in which they were due."""
     machine: float
     """Share of the machine's processors that was busy."""
 
@@ -170,7 +170,7 @@ class Driven:
 
 
 async def drive(on: Bench, url: str, rate_per_s: float, seconds: float, *, slo_s: float) -> Driven:
-    """Sends Poisson arrivals of so many inputs per second; returns when every request has its outcome."""
+    """Sends Poisson arrivals at a rate of inputs per second; returns when every request has its outcome."""
     process, seed = Poisson(rate_per_s=rate_per_s / INPUTS_PER_REQUEST), on.options.seed
     times_s = process.draw(seconds, np.random.default_rng(seed)).tolist()
     rows_N = np.random.default_rng(seed).integers(len(on.records), size=NUM_DRAWN)
@@ -192,7 +192,7 @@ async def drive(on: Bench, url: str, rate_per_s: float, seconds: float, *, slo_s
 
 
 def said_by(records: ExitRecords, plan: Plan) -> dict[str, set[tuple[int, str]]]:
-    """Returns the answers that inputs may get from a plan, exit and label: one of each of its chains."""
+    """Returns the possible answers of each input, as exit and label: one for each chain of the plan."""
     said = defaultdict(set)
     for chain in plan.chains:
         outcome = records.outcome(active_thresholds(chain))
@@ -203,13 +203,13 @@ def said_by(records: ExitRecords, plan: Plan) -> dict[str, set[tuple[int, str]]]
 
 
 def is_right(asked: Sequence[str], record: RequestRecord, said: Mapping[str, set[tuple[int, str]]]) -> bool:
-    """Whether every input of a request got one of its answers."""
+    """Returns whether every input of a request got one of its possible answers."""
     answers = [(each.exit, each.label) for each in record.predictions]
     return len(asked) == len(answers) and all(answer in said[key] for key, answer in zip(asked, answers, strict=True))
 
 
 def active_thresholds(plan: Plan) -> dict[int, float]:
-    """Of the ramps that are on."""
+    """Returns the thresholds of the active ramps."""
     given = None if plan.policy is None else plan.policy.thresholds
     return {ramp: given[ramp] for ramp in plan.ramps} if isinstance(given, Mapping) else {}
 
@@ -218,7 +218,7 @@ def active_thresholds(plan: Plan) -> dict[int, float]:
 
 
 def run(on: Bench) -> list[dict[str, Any]]:
-    """Every plan under every load, each on a service of its own; each run is simulated and compared."""
+    """Runs every plan under every load, each on its own service; simulates each run and compares."""
     rows = []
     for name in on.options.plans.split(","):
         plan = on.best(name)
@@ -234,7 +234,7 @@ def run(on: Bench) -> list[dict[str, Any]]:
 
 
 def compare(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driven) -> dict[str, Any]:
-    """Returns the figures of a run, live and simulated, and the simulated over the live ones."""
+    """Returns the figures of a run, live and simulated, and the ratio of simulated to live."""
     scheduled_s_R = np.array([record.scheduled_s for record in driven.records])
     live_s_R = np.array([record.latency_s if record.error is None else np.nan for record in driven.records])
     slo_s, until_s, said = problem.slo.latency_s, driven.seconds, said_by(records, plan)
@@ -253,9 +253,10 @@ def compare(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driv
 
 
 def figures(due_s_R: FloatArray, latency_s_R: FloatArray, slo_s: float, until_s: float) -> dict[str, float | None]:
-    """Returns the figures of a run after its warm-up; the latency of a request that failed is NaN.
+    """Returns the figures of a run after its warm-up; the latency of a failed request is NaN.
 
-    Goodput counts inputs that were answered then, the others requests that were due then.
+    Goodput counts inputs by the time of their answer; the other figures count requests by the time at which they were
+    due.
     """
     since_s, done_s_R = WARM_SLOS * slo_s, due_s_R + latency_s_R
     good_R = (since_s <= done_s_R) & (done_s_R < until_s) & (latency_s_R <= slo_s)
@@ -270,7 +271,7 @@ def figures(due_s_R: FloatArray, latency_s_R: FloatArray, slo_s: float, until_s:
 
 
 def simulated_s(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driven) -> FloatArray:
-    """Returns the simulator's latency of every request: NaN where an input was dropped or its deadline had passed."""
+    """Returns the simulated latency of every request; NaN if an input was dropped or its deadline had passed."""
     row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
     rows = [row_of[key] for record in driven.records for key in driven.asked(record)]
     scenario = Scenario(
@@ -289,7 +290,7 @@ def simulated_s(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: 
 
 
 def _tell(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the table, and how many figures are near enough."""
+    """Prints the table, and how many figures are within the bounds."""
     columns = ["run", "planned_per_s"]
     columns += [f"{of}{name}" for name in BOUNDS for of in ("", "simulated ", "ratio of ")] + ["CPU", "failed"]
     cells = [[row["run"], row["planned_per_s"]] for row in rows]
@@ -304,7 +305,7 @@ def _tell(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def options_of(name: str, words: str | None, *, devices: str = "V100=6", slo_s: float = 0.1) -> ArgumentParser:
-    """Returns the options of everything that runs on an emulated cluster, with some defaults."""
+    """Returns the options of a command that runs on an emulated cluster, with some defaults."""
     parser = ArgumentParser(prog=f"python -m {name}", description=words)
     parser.add_argument("--devices", default=devices, help="accelerator types, and how many there are of each")
     parser.add_argument("--time-scale", type=float, default=40.0, help="wall-clock seconds of an emulated one")
@@ -315,7 +316,7 @@ def options_of(name: str, words: str | None, *, devices: str = "V100=6", slo_s: 
 
 
 def bench(options: Namespace) -> Bench:
-    """Returns what `options_of` asks for."""
+    """Returns the cluster and records that the options describe."""
     counts = {name: int(count) for name, _, count in (each.partition("=") for each in options.devices.split(","))}
     on = Bench(counts=counts, records=make_model(), options=options)
     print(f"emulated {options.devices}, {options.time_scale:g} times stretched; SLO {on.slo_s:g} s")

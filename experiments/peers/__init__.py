@@ -1,1 +1,1 @@
-"""What a user would pick instead, served as well as it can be."""
+"""Compares Offramp with the servers that users would choose instead, each with its best settings."""

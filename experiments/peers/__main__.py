@@ -1,13 +1,13 @@
-"""Offramp against the servers that one would pick instead, on this machine, the same model behind all of them.
+"""Compares Offramp with other model servers, on this machine and with the same model.
 
     python -m experiments.peers {clinc150,mpnet} [--dtype bfloat16] [--inputs 8]
 
-Measures, plans and sweeps every peer's settings. Then come rounds. In its turn a server
-is alone on the machine: started, warmed up, given a light and a heavier rate, the same for all, and asked for its
-sustained rate: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Told are processor
-time per answer, sustained rate, latency, memory, and whether the answers are right. Writes runs/peers/*.json; `python
--m experiments.peers.table` prints what is there. Needs `make peers`. Minutes: about 4 to begin with, then 3 for each
-side of a round.
+First the model is measured, plans are made, and every peer's settings are swept. Then come rounds, in which servers
+take turns. Each server runs alone on the machine. It is started, warmed up, and measured at a light and a heavy rate,
+which are the same for all. Then its sustained rate is searched: the highest Poisson rate with p99 within the SLO and at
+most 1 % refused or failed. The output has processor time per answer, sustained rate, latency, memory, and the share of
+right answers. Writes runs/peers/*.json; `python -m experiments.peers.table` prints them. `make bench-peers` installs
+the peers. Minutes: about 4 to begin with, then 3 per side and round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from offramp.demo.run import Processors
 
 
 def main() -> None:
-    """Compare and print."""
+    """Compares and prints."""
     parser = ArgumentParser(prog="python -m experiments.peers", description=__doc__)
     parser.add_argument("workload", choices=tuple(WORKLOADS))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="auto", help="of Offramp; peers' are swept")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every started server is ended
     machine = Processors(workers=options.workers, threads=options.threads, batch_limit=options.batch)
     asked = Asked(
         workload=options.workload,

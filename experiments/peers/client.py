@@ -1,4 +1,4 @@
-"""Offramp's load generator in a process of its own: what it costs is not the server's, and is told.
+"""Runs Offramp's load generator in its own process, so that its processor time is not counted as the server's.
 
     python -m experiments.peers.client '{"url": "http://127.0.0.1:8100", "inputs": "inputs.jsonl", "rate_per_s": 200,
                                          "duration_s": 10, "slo_s": 0.1}'
@@ -38,34 +38,34 @@ from offramp.load.sustained import Measured
 
 ROOT = Path(__file__).parents[2]
 STARTING_S = 60.0
-"""More than a client takes to start, on a machine that does much else, and to write its answers."""
+"""Upper bound of the time that a client needs to start on a busy machine and to write its answers, in seconds."""
 PAUSE_S = 0.05
-"""Of a closed loop's worker after a failure: it must not ask again at once."""
+"""Pause of a closed loop's worker after a failure, in seconds."""
 
 
 class ClientOptions(BaseModel):
-    """What is sent where and when; one of `rate_per_s` and `concurrency` says when."""
+    """The destination and the form of the load. Exactly one of `rate_per_s` and `concurrency` must be set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
-    """http://host:port."""
+    """Address, such as http://host:port."""
     inputs: Path
-    """A line of JSON each, with the `text`. Sent in turn, again and again."""
+    """JSON lines with the field `text`. They are sent in turn, repeatedly."""
     inputs_per_request: int = Field(default=1, ge=1)
     rate_per_s: float | None = Field(default=None, gt=0)
-    """Requests, Poisson: of a seed the same arrivals at every rate, only faster or slower."""
+    """Rate of Poisson requests. With equal seeds, another rate only stretches the same arrivals."""
     concurrency: int | None = Field(default=None, ge=1)
-    """A closed loop of as many workers: for capacity; says nothing about latency under load."""
+    """Number of workers of a closed loop. It measures capacity, not latency under load."""
     duration_s: float = Field(gt=0)
-    """Of what is counted; comes after the warm-up."""
+    """Seconds that are counted, after the warm-up."""
     warmup_s: float = Field(default=0.0, ge=0)
-    """Sent, not counted."""
+    """Seconds of load that are not counted."""
     seed: int = Field(default=0, ge=0)
     slo_s: float = Field(gt=0)
     timeout_s: float = Field(default=10.0, gt=0)
     answers: Path | None = None
-    """Where every counted answer goes, a line of JSON each: `input`, its line in `inputs` from 0, `label`, `exit`."""
+    """Output file of counted answers, as JSON lines: `input` (line number in `inputs`, from 0), `label`, `exit`."""
 
     @model_validator(mode="after")
     def _one_way_of_sending(self) -> Self:
@@ -75,35 +75,36 @@ class ClientOptions(BaseModel):
 
 
 class LoadResult(BaseModel):
-    """Figures of the counted requests: those due after the warm-up.
+    """Figures of the counted requests, which were due after the warm-up.
 
-    Latency runs from when a request was due; mean and percentiles (linear between neighbours) are None of nothing.
+    Latency starts at the time when a request was due. Mean and percentiles (linear interpolation) are None without
+    answers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     duration_s: float
     num_sent: int
-    """Warm-up included."""
+    """Sent requests, including the warm-up."""
     num_counted: int
     num_answered: int
     errors: dict[str, int]
-    """Requests that were refused or failed, by the kinds of `LoadReport.errors`."""
+    """Refused and failed requests, by the kinds of `LoadReport.errors`."""
     goodput_per_s: float
     """Answers within the SLO, per second of `duration_s`."""
     mean_s: float | None = None
     p50_s: float | None
     p99_s: float | None
     from_sent_p99_s: float | None
-    """Of answers, from when the client took the request up rather than from when it was due."""
+    """Latency of answers from the time at which the client sent the request, not from its due time."""
     lateness_p99_s: float | None
-    """How long after it was due the client took a request up: its own fault, never the server's."""
+    """Delay between due time and sending. It is caused by the client, never by the server."""
     cpu_s: float
-    """Processor time of the client from the first request to the last outcome, warm-up included."""
+    """Processor time of the client from the first request to the last outcome, including the warm-up."""
 
     @property
     def measured(self) -> Measured:
-        """What a search for the sustained rate judges by."""
+        """The figures that a search for the sustained rate uses."""
         return Measured(
             lost_share=sum(self.errors.values()) / self.num_counted if self.num_counted else 0.0,
             p99_s=self.p99_s,
@@ -113,18 +114,18 @@ class LoadResult(BaseModel):
 
     @property
     def answered_per_s(self) -> float:
-        """Whether or not in time."""
+        """Rate of all answers, in time or late."""
         return self.num_answered / self.duration_s
 
 
 def write_inputs(path: Path, texts: Iterable[str]) -> Path:
-    """What `ClientOptions.inputs` names."""
+    """Writes texts in the format of `ClientOptions.inputs`."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
 def run_client(options: ClientOptions) -> LoadResult:
-    """Send the load from a process of its own; raises OfframpError where it fails, as where no server listens."""
+    """Sends the load from another process; raises OfframpError if it fails, for example because no server listens."""
     command = [sys.executable, "-m", "experiments.peers.client", options.model_dump_json()]
     patience_s = options.warmup_s + options.duration_s + options.timeout_s + STARTING_S
     try:
@@ -137,12 +138,12 @@ def run_client(options: ClientOptions) -> LoadResult:
 
 
 async def send_load(options: ClientOptions) -> LoadResult:
-    """Send the load from this process and event loop; raises OfframpError where no server listens."""
+    """Sends the load from this process and event loop; raises OfframpError if no server listens."""
     config, records = _config(options), list[RequestRecord]()
     async with connected(options.url) as post:
         generator = Generator(config=config, post=post, rng=random.Random(options.seed), clock=MonotonicClock())
         gc.collect()
-        gc.disable()  # nothing here makes cycles
+        gc.disable()  # this code makes no reference cycles
         cpu_s = time.process_time()
         try:
             await _drive(generator, options, records)
@@ -158,7 +159,7 @@ async def send_load(options: ClientOptions) -> LoadResult:
 
 
 def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_sent: int, cpu_s: float) -> LoadResult:
-    """Figures of the counted requests."""
+    """Returns the figures of the counted requests."""
     answered = [record for record in counted if record.error is None]
     latency_s, found = [record.latency_s for record in answered], Measured.of(counted)
     return LoadResult(
@@ -178,12 +179,12 @@ def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_s
 
 
 def main() -> None:
-    """Read the options, send, print."""
+    """Reads the options, sends the load, and prints the result."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     import uvloop
 
-    with contextlib.suppress(PermissionError):  # before the servers on the same cores: its lateness tells where not
+    with contextlib.suppress(PermissionError):  # goes before the servers on the same cores if it may
         os.nice(-10)
     try:
         options = ClientOptions.model_validate_json(sys.argv[1])
@@ -236,7 +237,7 @@ def _write_answers(path: Path, counted: Iterable[RequestRecord]) -> None:
 
 
 def _allow_connections() -> None:
-    """As many open files as this process may ask for; what it begins with is often 1024."""
+    """Raises the limit of open files, which is often 1024, to the allowed maximum."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
-"""One workload's whole comparison: measured, planned and swept once, then rounds in which servers take turns.
+"""Runs the comparison of one workload: measure, plan and sweep once, then rounds in which servers take turns.
 
-In its turn a server is alone on the machine: it is started, warmed up, measured, and ended before the next one starts.
-What a server did is on disk as soon as it ends.
+Each server runs alone on the machine. It is started, warmed up, measured, and ended before the next one starts. Its
+results are written to disk as soon as it ends.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ from optimizer.problem_file import problem_document
 
 OURS = tuple(STRATEGIES)
 SERVICE = "offramp"
-"""The server of our sides; they are its plans."""
+"""The server that runs all of Offramp's sides; each side is a plan."""
 LIGHT_LOAD, HEAVY_LOAD = 0.3, 0.7
-"""Of the best peer's best closed loop: where latency without queues and where processor time is compared, the same
-rate for all sides."""
+"""Shares of the best peer's capacity. The light rate shows latency without queues, the heavy rate processor time. All
+sides get the same rates."""
 SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
-"""Of the requests that the planner says stock answers within the SLO: the workers of a closed loop."""
+"""Workers of a closed loop, as a share of the requests that stock answers within the SLO by the planner's estimate."""
 START_SHARE = 0.9
-"""Of its closed loop: where a side's search for its sustained rate starts."""
+"""Start of a side's search for its sustained rate, as a share of its closed loop's rate."""
 SATURATED_S = 4.0
 IDLE_S = 5.0
 WARM_UP_S = 2.0
-"""Of every run of the client."""
+"""Warm-up of every run of the client, in seconds."""
 NUM_REQUESTS = 5000
-"""That are drawn; then they are sent again."""
+"""Requests that are drawn; a longer load repeats them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a comparison is about."""
+    """The options of a comparison."""
 
     workload: Name
     dtype: Dtype
     inputs_per_request: int
     machine: Processors
     seconds: float
-    """Of a run of the client, after its warm-up."""
+    """Seconds of a run of the client, after its warm-up."""
     sides: tuple[str, ...] = (*OURS, *PEERS)
     backend: BackendName = "auto"
-    """Of our sides, as `offramp serve` chooses it; peers' are swept."""
+    """Backend of Offramp, as `offramp serve` chooses it; backends of peers are swept."""
     port: int = 8000
     seed: int = 0
 
     @property
     def result(self) -> Path:
-        """Where it is written."""
+        """The path of the result."""
         return FOLDER / f"{self.workload}-{self.dtype}-{self.inputs_per_request}.json"
 
     @property
@@ -90,20 +90,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What is asked, measured, planned, and what is sent."""
+    """A comparison with its workload, plans and load."""
 
     asked: Asked
     workload: Workload
     prepared: Prepared
     drawn: Sequence[int]
-    """The texts that are sent."""
+    """Rows of the texts that are sent."""
     load: ClientOptions
-    """But for the address, the rate and the seed."""
+    """The load, without address, rate and seed."""
 
 
 @contextmanager
 def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loaded]:
-    """The texts are in a file that lasts as long as the block."""
+    """Writes the texts to a file that exists until the end of the block."""
     drawn = workload.draw(NUM_REQUESTS * asked.inputs_per_request, asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         load = ClientOptions(
@@ -120,7 +120,7 @@ def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loa
 
 
 def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
-    """Measure, plan and sweep, then run so many rounds; what is known is on disk as soon as it is."""
+    """Measures, plans and sweeps, then runs the rounds; writes every result to disk at once."""
     workload = WORKLOADS[asked.workload]()
     prepared = prepare(workload, asked.dtype, asked.machine, asked.backend)
     result = _document(asked, prepared)
@@ -134,7 +134,7 @@ def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
 
 
 def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
-    """What a comparison begins with."""
+    """Returns the part of a result that is known before the rounds."""
     return {
         "workload": asked.workload,
         "dtype": asked.dtype,
@@ -152,16 +152,16 @@ def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
 
 
 def _workers(bench: Loaded) -> int:
-    """Of a closed loop: so many that they wait about as long as the SLO allows.
+    """Returns the number of workers of a closed loop, so that requests wait about as long as the SLO allows.
 
-    Then batches are full, and what is set badly shows as answers too late.
+    Then batches are full, and bad settings show as late answers.
     """
     predicted_per_s = float(bench.prepared.plans["stock"].predicted["rate_per_s"])
     return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * predicted_per_s / bench.asked.inputs_per_request))
 
 
 def _sweeps(bench: Loaded) -> dict[str, list[Tried]]:
-    """What every peer did with each of its settings, best first."""
+    """Returns the results of every peer with each of its settings, best first."""
     asked = bench.asked
     batch = max(1, asked.machine.batch_limit // asked.inputs_per_request)
     short = bench.load.model_copy(update={"duration_s": SWEPT_S})
@@ -173,7 +173,7 @@ def _sweeps(bench: Loaded) -> dict[str, list[Tried]]:
 
 
 def _run_round(bench: Loaded, result: dict[str, Any]) -> None:
-    """Every server once, another one first each time; each is on disk when it ends, if the round does not."""
+    """Measures every server once, in a rotated order, and writes each result to disk as soon as the server ends."""
     before, index = dict(result), len(result["rounds"])
     names = [*([SERVICE] if set(OURS) & set(bench.asked.sides) else []), *bench.asked.peers]
     found: dict[str, Any] = {
@@ -201,7 +201,7 @@ def _turned(all_of: Sequence[Any], index: int) -> list[Any]:
 
 @contextmanager
 def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[list[ServedSide]]:
-    """The sides of a server that is up."""
+    """Starts a server and yields its sides."""
     asked = bench.asked
     if name != SERVICE:
         best = Tried.model_validate(result["sweeps"][name][0])
@@ -214,7 +214,7 @@ def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[li
 
 
 def _idle_cores(server: Server) -> float:
-    """What it takes of a core without requests."""
+    """Returns the share of a core that the server takes without requests."""
     before_s = server.cpu_s()
     time.sleep(IDLE_S)
     return (server.cpu_s() - before_s) / IDLE_S
@@ -224,7 +224,7 @@ def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int
     per_s = best_closed_per_s(result)
     turns = [each["sides"][side.name] for each in result["rounds"] if side.name in each["sides"]]
     before = [sustained(each) or 0.0 for each in turns]
-    closed = side.saturate(_workers(bench), SATURATED_S)  # which warms it up
+    closed = side.saturate(_workers(bench), SATURATED_S)  # also warms it up
     turn = Turn(
         workload=bench.workload,
         drawn=bench.drawn,
@@ -238,7 +238,7 @@ def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int
 
 
 def best_closed_per_s(result: Mapping[str, Any]) -> float:
-    """What the best peer answered within the SLO in the best of its closed loops, requests/s."""
+    """Returns the highest rate within the SLO among all closed loops of the peers, in requests/s."""
     return max(float(tried["in_slo_per_s"]) for of_peer in result["sweeps"].values() for tried in of_peer)
 
 

@@ -1,6 +1,6 @@
-"""LitServe, from the extra `peers`: `python -m experiments.peers.litserve_server`."""
+"""LitServe's server, from the extra `peers`: `python -m experiments.peers.litserve_server`."""
 
-# LitServe hands annotations to FastAPI: they must not be strings, as `from __future__ import annotations` makes them.
+# LitServe passes annotations to FastAPI. They must not be strings, so `from __future__ import annotations` is missing.
 
 import signal
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from earlyexit.errors import InputError
 from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
 
 SHORTEST_WAIT_S = 0.001
-"""At 0 LitServe's workers poll their queue without a pause, even when no request comes."""
+"""With a wait of 0, LitServe's workers poll their queue without a pause, even without requests."""
 
 
 class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the extra `peers` only
-    """Batches of requests, in worker processes that LitServe feeds."""
+    """Runs batches of requests in LitServe's worker processes."""
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(max_batch_size=options.batch, batch_timeout=max(options.wait_s, SHORTEST_WAIT_S))
@@ -25,7 +25,7 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the
         self._model: StockModel
 
     def setup(self, device: str) -> None:
-        """Run once in every worker."""
+        """Loads the model, once in every worker."""
         self._model = StockModel.load(self._options)
 
     def decode_request(self, request: dict[str, Any]) -> Asked:
@@ -48,10 +48,10 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the
 
 
 def main(options: ServerOptions) -> None:
-    """Serve until SIGTERM. LitServe refuses no request: requests that it cannot answer in time wait.
+    """Serves until SIGTERM. LitServe refuses no request, so late requests wait.
 
-    Its `fast_queue` is left out: 0.2.19 takes the argument and keeps its ordinary queue (the setting's name is
-    misspelt inside), and with the ZeroMQ transport set by hand no request is answered.
+    `fast_queue` is not used. Version 0.2.19 accepts the argument but keeps its ordinary queue, because the setting's
+    name is misspelt inside. With the ZeroMQ transport set by hand, no request is answered.
     """
     server = litserve.LitServer(
         Classifier(options),
@@ -60,7 +60,7 @@ def main(options: ServerOptions) -> None:
         timeout=False,
         disable_openapi_url=True,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # only Ctrl-C ends its worker processes
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its worker processes end only on Ctrl-C
     server.run(host="127.0.0.1", port=options.port, log_level="warning", access_log=False, generate_client_file=False)
 
 

@@ -1,4 +1,4 @@
-"""mosec, from the extra `peers`: `python -m experiments.peers.mosec_server`."""
+"""mosec's server, from the extra `peers`: `python -m experiments.peers.mosec_server`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 
 
 class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the extra `peers` only
-    """Batches of requests, in processes that mosec's Rust server feeds."""
+    """Runs batches of requests in worker processes that mosec's Rust server feeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,22 +27,22 @@ class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the ex
             raise mosec.errors.ValidationError(str(error)) from error
 
     def serialize(self, data: dict[str, Any]) -> bytes:
-        """Compact, where mosec would indent."""
+        """Returns compact JSON; mosec would indent it."""
         return json.dumps(data).encode()
 
     def forward(self, data: Asked | list[Asked]) -> Any:
-        """Takes one request, not a list, where batches are of one request each."""
+        """Answers a batch; with a batch size of one, mosec passes a single request instead of a list."""
         return answer(self._model.predict, [data])[0] if isinstance(data, Asked) else answer(self._model.predict, data)
 
 
 def main(options: ServerOptions) -> None:
-    """Serve until SIGTERM; more than `max_queued` requests are refused with 429."""
+    """Serves until SIGTERM; more than `max_queued` requests are refused with 429."""
     server = mosec.Server()
     server.append_worker(
         Classifier,
         num=options.workers,
         max_batch_size=options.batch,
-        max_wait_time=max(1, round(options.wait_s * 1000)),  # 1 ms is its least
+        max_wait_time=max(1, round(options.wait_s * 1000)),  # mosec's minimum is 1 ms
         timeout=TIMEOUT_S,
         route="/predict",
     )

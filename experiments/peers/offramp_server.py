@@ -1,10 +1,10 @@
-"""Offramp's service in a process of its own, and how that process is started and told what to do.
+"""Runs Offramp's service in its own process, and controls that process.
 
     python -m experiments.peers.offramp_server FILE
 
-The file holds `OfframpOptions`. Says `ready` on its output, then changes to every plan whose name it reads, and says
-`done`; ends with its input. The driver of a Ray dies with its raylet, so a service can stand still only if its driver
-does too.
+The file holds `OfframpOptions`. The process prints `ready`, then reads names of plans from its input, changes to each
+plan, and prints `done`. It ends at the end of its input. It is a separate process because Ray's driver ends with its
+raylet, so stopping the service ends the driver too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READY, DONE = "ready", "done"
 
 
 class OfframpOptions(BaseModel):
-    """What is served, and the plans that it may change to."""
+    """The settings of the service, and the plans to which it may change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,20 +44,20 @@ class OfframpOptions(BaseModel):
 
     @classmethod
     def of(cls, settings: ServeSettings, plans: Mapping[str, Plan], *, port: int, **more: Any) -> Self:
-        """Returns the options; the metrics are at the port after the service's."""
+        """Returns the options; the port of the metrics follows the service's port."""
         documents = {name: plan_document(plan) for name, plan in plans.items()}
         return cls(settings=settings, plans=documents, port=port, metrics_port=port + 1, **more)
 
 
 @dataclass(slots=True)
 class Remote:
-    """The service's process, told over its input which plan to follow."""
+    """The service's process, which receives names of plans on its input."""
 
     server: Server
     following: str = ""
 
     def change_to(self, name: str) -> None:
-        """Puts a plan in force, and holds it; nothing is lost. Raises OfframpError where the service ended."""
+        """Puts a plan in force and keeps it; no request is lost. Raises OfframpError if the service has ended."""
         if name != self.following:
             stdin: IO[str] = self.server.process.stdin  # type: ignore[assignment] # it was opened as text
             stdin.write(f"{name}\n")
@@ -66,7 +66,7 @@ class Remote:
             self.following = name
 
     def hear(self, word: str) -> None:
-        """Waits for the service to say it; raises OfframpError where it ends instead."""
+        """Waits until the service prints this line; raises OfframpError if it ends instead."""
         assert self.server.process.stdout is not None
         if not any(line.strip() == word for line in self.server.process.stdout):
             raise OfframpError(f"the service ended; {self.server.log} says why")
@@ -74,7 +74,7 @@ class Remote:
 
 @contextmanager
 def offramp_process(options: OfframpOptions) -> Iterator[Remote]:
-    """Runs the service until the end of the block; yields as soon as it is ready."""
+    """Runs the service until the end of the block; yields when it is ready."""
     told = LOGS / "offramp.json"
     told.parent.mkdir(parents=True, exist_ok=True)
     told.write_text(options.model_dump_json(), encoding="utf-8")
@@ -88,7 +88,7 @@ def offramp_process(options: OfframpOptions) -> Iterator[Remote]:
 
 
 def main() -> None:
-    """Serves, and follows the plans that are named."""
+    """Serves, and follows the named plans."""
     options = OfframpOptions.model_validate_json(Path(sys.argv[1]).read_bytes())
     cluster = LocalCluster(port=options.port, metrics_port=options.metrics_port, front=options.front)
     with served(options.settings, options.settings.plan, cluster) as service:

@@ -1,4 +1,4 @@
-"""Servers as processes of this machine: started, waited for, measured, ended; and the peers, one declaration each."""
+"""Starts, measures and ends servers as processes of this machine, and declares the peers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from experiments.peers.stock import VARIABLE, ServerOptions
 
 LOGS = ROOT / "runs" / "peers" / "logs"
 MARK = "OFFRAMP_PEER_RUN"
-"""An environment variable that every process of a server inherits, whatever its parent is."""
+"""The environment variable that every process of a server inherits, whatever its parent is."""
 START_S = 120.0
 STOP_S = 20.0
-"""How long a server may take to end by itself; Ray takes about 4 s."""
+"""Seconds in which a server may end by itself; Ray takes about 4 s."""
 POLL_S = 0.1
 TAIL_CHARS = 3000
 GONE = (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
 PARTS = (("haproxy", "HAProxy"), (":ingress", "ingress"), (":split-", "stages"), (":controller", "controller"))
-"""Words of a process' name or command, and what it is called here; whatever else there is, is Ray's."""
+"""Substrings of a process's name or command, and the part of the service. All other processes belong to Ray."""
 REST = "Ray itself"
 
 Figure = TypeVar("Figure")
@@ -65,19 +65,19 @@ PEERS: Mapping[str, Peer] = {
 
 @dataclass(slots=True)
 class Server:
-    """A running server, all of its processes together."""
+    """A running server with all of its processes."""
 
     url: str
     process: subprocess.Popen[Any]
-    """The one that was started."""
+    """The process that was started."""
     mark: str
     log: Path
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of the server that lives: those with its mark, and whatever descends from them.
+        """Returns every living process of the server: those with its mark, and their descendants.
 
-        By mark, because some lead sessions of their own or lost their parents; by descent, because a process that
-        renames itself may write over the environment that others see.
+        The mark finds processes that lead their own sessions or have lost their parents. Descent finds processes that
+        rename themselves, because this may overwrite the environment that others read.
         """
         alive = [process for process in psutil.process_iter(["ppid", "status"]) if process.info["status"] not in GONE]
         family = {each.pid for each in alive if each.pid == self.process.pid or _has_mark(each, self.mark)}
@@ -86,15 +86,15 @@ class Server:
         return [process for process in alive if process.pid in family]
 
     def memory_bytes(self) -> int:
-        """Memory that the processes hold: each its own pages, and its part of those that it shares (PSS)."""
+        """Returns the memory of the processes: their own pages, and their part of shared pages (PSS)."""
         return sum(_or(partial(_memory_bytes, process), 0) for process in self.processes())
 
     def cpu_s(self) -> float:
-        """CPU time, user and system, that the living processes have taken since they started."""
+        """Returns the user and system CPU time of the living processes since their start."""
         return sum(self.cpu_s_by_part().values())
 
     def cpu_s_by_part(self) -> dict[str, float]:
-        """The same by part of Offramp's service."""
+        """Returns the CPU time by part of Offramp's service."""
         seconds: defaultdict[str, float] = defaultdict(float)
         for process in self.processes():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -107,7 +107,7 @@ class Server:
 def running(
     command: Sequence[str], url: str, log: Path, environment: Mapping[str, str], **options: Any
 ) -> Iterator[Server]:
-    """A server, from its start; afterwards none of its processes is left. `options` are further ones of `Popen`."""
+    """Runs a server until the end of the block, then ends all of its processes; `options` are passed to `Popen`."""
     mark = uuid.uuid4().hex
     log.parent.mkdir(parents=True, exist_ok=True)
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -124,13 +124,13 @@ def running(
 
 @contextmanager
 def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: float = START_S) -> Iterator[Server]:
-    """A peer's server, once it answers.
+    """Runs a peer's server; yields when it answers.
 
-    Raises OfframpError where the port is taken or no request is answered within `start_s`.
+    Raises OfframpError if the port is taken or no request is answered within `start_s`.
     """
     peer = PEERS[name]
     command = [sys.executable, "-m", peer.module]
-    with socket.socket() as probe:  # another server there would answer in this one's place
+    with socket.socket() as probe:  # a server of another run would answer in place of this one
         if probe.connect_ex(("127.0.0.1", options.port)) == 0:
             raise OfframpError(f"port {options.port} is taken: something of an earlier run may still be there")
     told = {VARIABLE: options.model_dump_json(), **threads_of(options.threads), **peer.environment(options)}
@@ -140,12 +140,12 @@ def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: fl
 
 
 def threads_of(threads: int) -> dict[str, str]:
-    """An environment in which tokenizers take no more threads than the model does."""
+    """Returns an environment in which tokenizers use no more threads than the model."""
     return {"TOKENIZERS_PARALLELISM": "false" if threads == 1 else "true", "RAYON_NUM_THREADS": str(threads)}
 
 
 def part_of(process: psutil.Process) -> str:
-    """Which part of a service a process is; raises NoSuchProcess where it has ended."""
+    """Returns the part of the service that a process belongs to; raises NoSuchProcess if it has ended."""
     words = f"{process.name()} {' '.join(process.cmdline())}"
     return next((name for word, name in PARTS if word in words), REST)
 
@@ -157,7 +157,7 @@ def _ask_ready(url: str) -> httpx.Response:
 def wait_until_ready(
     server: Server, name: str, start_s: float = START_S, *, ask: Callable[[str], httpx.Response] = _ask_ready
 ) -> None:
-    """Until it answers what it is asked; raises OfframpError where it ends, or does not within `start_s`."""
+    """Waits for the first answer; raises OfframpError if the server ends, or does not answer within `start_s`."""
     until_s = time.monotonic() + start_s
     while time.monotonic() < until_s:
         if server.process.poll() is not None:
@@ -172,7 +172,7 @@ def wait_until_ready(
 def _answers(url: str, ask: Callable[[str], httpx.Response]) -> bool:
     try:
         return ask(url).status_code == httpx.codes.OK
-    except httpx.TransportError:  # no server listens yet, or one that is not ready
+    except httpx.TransportError:  # no server listens yet, or it is not ready
         return False
 
 
@@ -181,7 +181,7 @@ def _tail(log: Path) -> str:
 
 
 def _end(server: Server) -> None:
-    """Ask, wait, and end what is left, by its id."""
+    """Terminates the server, waits, and kills the remaining processes by their ids."""
     server.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         server.process.wait(STOP_S)
@@ -201,7 +201,7 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
 
 
 def _or(read: Callable[[], Figure], otherwise: Figure) -> Figure:
-    """What is read of a process, or `otherwise` where it has ended meanwhile or is not ours to read."""
+    """Returns what `read` returns, or `otherwise` if the process has ended or must not be read."""
     try:
         return read()
     except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -1,7 +1,7 @@
-"""Ray Serve with `@serve.batch`: `python -m experiments.peers.serve_batch`.
+"""Ray Serve's server with `@serve.batch`: `python -m experiments.peers.serve_batch`.
 
-A Ray of its own, which runs beside another one on the same machine, with the throughput switches and the HAProxy that
-Offramp's own service has.
+It starts its own Ray, which can run next to another one on the same machine. It uses the same throughput switches and
+HAProxy as Offramp's service.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 PORTS_BESIDE = 2000
-"""How far the ports inside Serve lie above those of a Ray that runs beside this one with Serve's defaults."""
+"""Offset of the ports inside Serve, so that they differ from the defaults of another Ray on this machine."""
 REPLICA_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": 30_000,
     "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": 31_000,
@@ -47,22 +47,22 @@ STOP_AT_ONCE = {
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
 }
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
-"""Nothing goes through it."""
+"""Small, because nothing goes through the object store."""
 
 
 def application(options: ServerOptions) -> Application:
-    """Returns one deployment, which takes requests and batches them; Serve's switches must have been set before."""
+    """Returns one deployment that batches its requests. Serve's switches must be set before."""
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
     class Classifier:
-        """A replica: its requests' bodies, batches of them, the model."""
+        """A replica: it parses requests, batches them, and runs the model."""
 
         def __init__(self) -> None:
             self._model = StockModel.load(options)
 
         async def __call__(self, request: Request) -> Response:
-            """Answers one request; its path does not matter."""
+            """Answers one request on any path."""
             try:
                 asked = parse_body(json.loads(await request.body()))
             except (InputError, ValueError) as error:
@@ -78,21 +78,21 @@ def application(options: ServerOptions) -> Application:
         num_replicas=options.workers,
         max_ongoing_requests=max(options.batch, options.max_queued // options.workers),
         ray_actor_options={"num_cpus": 1},
-        logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="WARNING"),  # as Offramp's own
+        logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="WARNING"),  # as in Offramp
     )
     bound: Application = deployment(Classifier).bind()
     return bound
 
 
 def serve_switches(folder: Path) -> dict[str, str]:
-    """Serve's environment; HAProxy keeps its files in `folder`, where no other one looks."""
+    """Returns Serve's environment; HAProxy keeps its files in `folder`."""
     ports = {name: str(port + PORTS_BESIDE) for name, port in (HAPROXY_PORTS | REPLICA_PORTS).items()}
     files = {name: str(folder / file) for name, file in HAPROXY_FILES.items()}
     return THROUGHPUT | RAYLET | HAPROXY | STOP_AT_ONCE | ports | files
 
 
 def main(options: ServerOptions) -> None:
-    """Serve until SIGTERM or SIGINT; raises ModelFolderError before anything starts."""
+    """Serves until SIGTERM or SIGINT; raises ModelFolderError before anything starts."""
     read_card(options.model)
     with TemporaryDirectory(prefix="haproxy-peer-") as folder:
         os.environ |= serve_switches(Path(folder))
@@ -104,9 +104,9 @@ def _serve(options: ServerOptions) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets the level
     ray.init(
-        address="local",  # never join the other one
+        address="local",  # do not join another Ray
         num_cpus=options.workers + 1,
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
@@ -124,7 +124,7 @@ def _serve(options: ServerOptions) -> None:
 
 def _wait_for_the_end() -> None:
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # only now: `ray.init` sets a handler that aborts
+    for number in (signal.SIGTERM, signal.SIGINT):  # only now, because `ray.init` sets a handler that aborts
         signal.signal(number, lambda *_: stop.set())
     stop.wait()
 

@@ -1,7 +1,7 @@
-"""The sides of a comparison and a side's turn: plans of a workload, servers that are up, rates that all sides get.
+"""The sides of a comparison: plans of a workload, running servers, and a side's turn.
 
-A side is a peer with the settings that a sweep found best, or Offramp under one of its plans. In its turn its processor
-time and latency are measured at rates that all sides get, and then the highest rate that it sustains.
+A side is a peer with its best settings of a sweep, or Offramp under one plan. In its turn its processor time and
+latency are measured at rates that are the same for all sides. Then the highest rate that it sustains is searched.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
 
-# What Offramp serves a workload by: plans from a profile of this machine, one per strategy.
+# Offramp's plans of a workload, by a profile of this machine: one per strategy.
 
 SLO_FACTOR = 12.5
-"""E3's 100 ms is so many times its V100's 8 ms for a batch of one (section 5)."""
+"""Ratio of the SLO to the time of one input: E3's 100 ms are 12.5 times the 8 ms of its V100 (section 5)."""
 STOCK_RUNS = 60
 STRATEGIES: dict[str, Strategy] = {"offramp": "serial", "early-exit": "early-exit", "stock": "stock"}
-"""Sides and the spaces that their plans are from. One machine is one stage: its replicas run every split."""
+"""The planner's strategy of each side. One machine has one stage: its replicas run every split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +51,20 @@ class Prepared:
     """A workload measured on this machine, and its plans."""
 
     stock_s: float
-    """One text alone through the full model: median over texts."""
+    """Seconds of one text alone through the full model: the median over texts."""
     slo_s: float
     problem: PlanProblem
     plans: dict[str, Plan]
-    """By side."""
+    """Plans by side."""
     backend: BackendName
-    """Of our sides."""
+    """The backend of Offramp's sides."""
 
 
 def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName) -> Prepared:
-    """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
+    """Measures the model on one thread, and plans; raises PlanError if a strategy has no plan.
 
-    The SLO is `SLO_FACTOR` times what one text alone takes. Replicas and dispatch are what `offramp serve` chooses.
+    The SLO is `SLO_FACTOR` times the time of one text alone. Replicas and dispatch are those that `offramp serve`
+    chooses.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s
@@ -79,7 +80,7 @@ def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: Back
 
 
 def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> float:
-    """Seconds of the full model for one text, tokens ready: the median over texts."""
+    """Returns the full model's seconds for one encoded text alone: the median over texts."""
     model = StockModel.load(ServerOptions(model=workload.folder, dtype=dtype, threads=machine.threads))
     clock = MonotonicClock()
     seconds = []
@@ -88,13 +89,13 @@ def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> floa
         started_s = clock.now_s()
         model.predict_encoded([encoded])
         seconds.append(clock.now_s() - started_s)
-    return median(seconds[STOCK_RUNS // 6 :])  # the first are cold
+    return median(seconds[STOCK_RUNS // 6 :])  # the first runs are cold
 
 
-# Servers that are up.
+# Running servers.
 
 WAIT_S = 0.005
-"""For a batch to fill, where a server waits at all."""
+"""Seconds that a server waits for a batch to fill, if it waits at all."""
 
 
 class Tried(BaseModel):
@@ -104,38 +105,38 @@ class Tried(BaseModel):
 
     options: ServerOptions
     in_slo_per_s: float
-    """Requests answered within the SLO, in a closed loop."""
+    """Requests per second that a closed loop got answered within the SLO."""
     answered_per_s: float
     p99_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSide:
-    """A server that is up, alone on the machine."""
+    """A running server, alone on the machine."""
 
     name: str
     server: Server = field(repr=False)
     load: ClientOptions
-    """But for rate and seed."""
+    """The load, without rate and seed."""
     is_ours: bool = False
     begin: Callable[[], None] = lambda: None
-    """Puts the server into the state that is measured; raises OfframpError where it has ended."""
+    """Brings the server into the state to measure; raises OfframpError if it has ended."""
 
     def measure(self, rate_per_s: float, seed: int) -> LoadResult:
-        """Offer this rate."""
+        """Sends requests at this rate."""
         self.begin()
         changes = {"url": self.server.url, "rate_per_s": rate_per_s, "concurrency": None, "seed": seed}
         return run_client(self.load.model_copy(update=changes))
 
     def saturate(self, concurrency: int, seconds: float) -> LoadResult:
-        """A closed loop of so many workers."""
+        """Runs a closed loop with this number of workers."""
         self.begin()
         changes = {"url": self.server.url, "concurrency": concurrency, "rate_per_s": None, "duration_s": seconds}
         return run_client(self.load.model_copy(update=changes))
 
 
 def settings(workload: Workload, dtype: Dtype, machine: Processors, *, batch: int, port: int) -> list[ServerOptions]:
-    """What a sweep tries: how the cores are shared, batches, waits, backends."""
+    """Returns the settings that a sweep tries: division of the cores, batches, waits, kernels."""
     base = ServerOptions(model=workload.folder.resolve(), dtype=dtype, port=port)
     all_cores = machine.workers * machine.threads
     onnx: list[Kernel] = ["onnx"] if dtype == "float32" else []
@@ -152,7 +153,7 @@ def settings(workload: Workload, dtype: Dtype, machine: Processors, *, batch: in
 def sweep(
     name: str, tried: Sequence[ServerOptions], load: ClientOptions, concurrency: int, on_tried: Callable[[Tried], None]
 ) -> list[Tried]:
-    """Every setting, best first: by answers within the SLO under a closed loop, then by all answers."""
+    """Measures every setting by a closed loop; returns them by answers within the SLO, then by all answers."""
     results = []
     for options in tried:
         with serving(name, options) as server:
@@ -179,9 +180,9 @@ def offramp_sides(
     *,
     port: int,
 ) -> Iterator[list[ServedSide]]:
-    """One service whose controller never plans, and a side for each of the plans that it is told to follow.
+    """Runs one service whose controller never plans, and yields a side for each plan that it can follow.
 
-    The service is as it is shipped, without probes, which answer no question here.
+    The service has its default settings, but no probes, which do not matter to this comparison.
     """
     service = ServeSettings(
         model=str(workload.folder.resolve()),
@@ -203,21 +204,21 @@ def offramp_sides(
 # A side's turn.
 
 SEEDS_PER_ROUND = 1000
-"""More than a round has probes, so that no two of a comparison see the same arrivals."""
+"""More than the probes of a round, so that no two probes have the same arrivals."""
 PROBE_HEADER = "round  side                  rate/s   p50 ms   p99 ms     lost  verdict"
 SPAN = 20.0
-"""How far from where a search starts it may end, as a ratio."""
+"""Largest ratio of a search's end to its start."""
 MOST_PROBES = 6
 PROBE_SHARE = 0.5
-"""Of the seconds of a run, those of a probe."""
+"""Seconds of a probe, as a share of a run's seconds."""
 RESOLUTION = 0.05
 COLD_GROWTH, WARM_GROWTH = 1.15, 1.06
-"""The first step from a start that was guessed, and from what the round before gave."""
+"""The first step from a guessed start, and from the result of the previous round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Requests per second, Poisson."""
+    """Rates of Poisson requests per second."""
 
     light_per_s: float
     heavy_per_s: float
@@ -225,21 +226,21 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a side is asked in its turn."""
+    """The task of a side in its turn."""
 
     workload: Workload
     drawn: Sequence[int]
     rates: Rates
     start_per_s: float
     is_known: bool
-    """Whether an earlier round ended there."""
+    """Whether the start is the result of an earlier round."""
     slo_s: float
     index: int
-    """Of the round, whose arrivals are the same for all sides."""
+    """Index of the round, whose arrivals are the same for all sides."""
 
 
 def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
-    """Measure a side that is up and warm; for JSON."""
+    """Measures a warm side; returns a JSON document."""
     seed = turn.index * SEEDS_PER_ROUND
     answers = side.load.inputs.with_name(f"{side.name}.answers")
     keeping = replace(side, load=side.load.model_copy(update={"answers": answers}))
@@ -266,7 +267,7 @@ def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
 
 
 def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[Search, list[dict[str, Any]]]:
-    """The search at its end, and its probes; a side that dies ends its search without an ending."""
+    """Runs a search, and returns it with its probes; a side that dies ends its search without a result."""
     probes: list[dict[str, Any]] = []
     while (rate_per_s := search.next_rate()) is not None:
         probe: dict[str, Any] = {"side": side.name, "rate_per_s": rate_per_s, "seed": seed + len(probes)}
@@ -287,19 +288,19 @@ def _head(name: str, rate_per_s: float, turn: Turn) -> str:
 
 
 def probe_line(name: str, rate_per_s: float, result: LoadResult, turn: Turn) -> str:
-    """A run of the client, below `PROBE_HEADER`."""
+    """Returns the line of a client's run for the table of `PROBE_HEADER`."""
     p50, p99 = ("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in (result.p50_s, result.p99_s))
     verdict = result.measured.verdict(turn.slo_s)
     return f"{_head(name, rate_per_s, turn)} {p50:>8} {p99:>8} {result.measured.lost_share:>8.1%}  {verdict}"
 
 
 def sustained(turn: Mapping[str, Any]) -> float | None:
-    """The highest rate that passed in a turn, which results of before 23 November 2026 call goodput; None for none."""
+    """Returns the sustained rate of a turn, or None; results before 23 November 2026 name it goodput."""
     return float(turn["sustained_per_s"] if "sustained_per_s" in turn else turn["goodput_per_s"]) or None
 
 
 def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[str, Any]:
-    """Figures at a rate, and processor seconds per answer, of our processes by part, of a peer as a whole."""
+    """Returns the figures at a rate with processor seconds per answer: of Offramp by part, of a peer in total."""
     side.begin()
     before = side.server.cpu_s_by_part()
     result = side.measure(rate_per_s, seed)
@@ -312,18 +313,18 @@ def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[s
 def per_answer(
     before: Mapping[str, float], after: Mapping[str, float], result: LoadResult, inputs_per_request: int = 1
 ) -> dict[str, float]:
-    """Processor seconds per answered input that were spent between, by part; the warm-up counts as the rest does."""
+    """Returns processor seconds per answered input between two readings, by part, including the warm-up."""
     answered_share = result.num_answered / max(1, result.num_counted)
     return per_input(before, after, max(1.0, result.num_sent * answered_share * inputs_per_request))
 
 
 def per_input(before: Mapping[str, float], after: Mapping[str, float], num_inputs: float) -> dict[str, float]:
-    """Processor seconds that were spent between, by part."""
+    """Returns processor seconds per input between two readings, by part."""
     return {part: (after[part] - before.get(part, 0.0)) / num_inputs for part in after}
 
 
 def check_answers(workload: Workload, drawn: Sequence[int], answers: Path) -> dict[str, float | None]:
-    """Of a client's file of answers to these texts: how many, and the share whose labels are true."""
+    """Returns the number of answers in a client's file, and the share with the true label."""
     rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
     right = sum(row["label"] == workload.labels[drawn[row["input"]]] for row in rows)
     return {"num_inputs": len(rows), "accuracy": right / len(rows) if rows else None}

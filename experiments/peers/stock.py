@@ -1,7 +1,7 @@
-"""What every peer's server shares: its settings, the bodies of `POST /predict`, and the full model without ramps.
+"""The parts that all peers' servers share: settings, bodies of `POST /predict`, and the full model without ramps.
 
-The settings and the compute are the same for all peers, so that only the server differs. Bodies and answers are those
-of Offramp.
+Settings and computation are the same for all peers, so that only the server differs. Bodies and answers have the form
+of Offramp's.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from earlyexit.training.ramps import pack
 
 Dtype = Literal["float32", "bfloat16"]
 Kernel = Literal["packed", "onnx"]
-"""How the full model is computed: by Offramp's own modules, which spend nothing on padding, on torch or (in float32) by
-ONNX Runtime."""
+"""The code that runs the full model: Offramp's modules, which compute no padding, on torch or (in float32) on ONNX
+Runtime."""
 VARIABLE = "OFFRAMP_PEER_OPTIONS"
-"""Of the environment: some servers make their workers without arguments, in processes of their own."""
+"""Environment variable with the options; workers read it."""
 
 
 class ServerOptions(BaseModel):
-    """One peer's settings."""
+    """The settings of one peer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Path
-    """Model folder, as `offramp train` leaves it: weights, tokenizer, label names."""
+    """Model folder of `offramp train`: weights, tokenizer, label names."""
     dtype: Dtype = "float32"
     kernel: Kernel = "packed"
     workers: int = Field(default=1, ge=1)
-    """Processes, or replicas, that each hold the model."""
+    """Number of processes, or replicas, that each hold the model."""
     threads: int = Field(default=1, ge=1)
-    """Intra-op threads of each."""
+    """Intra-op threads of each worker."""
     batch: int = Field(default=16, ge=1)
-    """Requests in a batch, at most."""
+    """Largest number of requests in a batch."""
     wait_s: float = Field(default=0.0, ge=0)
-    """How long a batch waits to be filled."""
+    """Seconds that a batch waits to be filled."""
     max_queued: int = Field(default=2000, ge=1)
-    """Requests that wait before more are refused, where a server can say so."""
+    """Number of waiting requests above which more are refused, if the server can refuse."""
     port: int = Field(default=8100, ge=1, le=65535)
 
     @classmethod
     def told(cls) -> ServerOptions:
-        """What this process was started with."""
+        """Returns the options with which this process was started."""
         return cls.model_validate_json(os.environ[VARIABLE])
 
 
@@ -71,7 +71,7 @@ class Prediction:
     score: float
     """Softmax probability of the label."""
     exit: int
-    """The last block: no input leaves early."""
+    """Index of the last block, because no input leaves early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,11 @@ class Asked:
 
     texts: tuple[str, ...]
     alone: bool
-    """Whether the body has one text, not a list of texts."""
+    """Whether the body has one text instead of a list of texts."""
 
 
 def parse_body(document: object) -> Asked:
-    """Returns the texts of a parsed body, whose other fields do not matter; raises InputError for one without texts."""
+    """Returns the texts of a parsed body and ignores other fields; raises InputError for a body without texts."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
     if isinstance(inputs, str):
         return Asked(texts=(inputs,), alone=True)
@@ -94,18 +94,18 @@ def parse_body(document: object) -> Asked:
 
 
 def answer(predict: Callable[[Sequence[str]], list[Prediction]], requests: Sequence[Asked]) -> list[dict[str, Any]]:
-    """Returns the JSON replies to several requests, whose texts are one batch."""
+    """Returns the JSON replies to several requests, whose texts run as one batch."""
     predictions = iter(predict([text for asked in requests for text in asked.texts]))
     outputs = [[asdict(next(predictions)) for _ in asked.texts] for asked in requests]
     return [each[0] if asked.alone else {"outputs": each} for asked, each in zip(requests, outputs, strict=True)]
 
 
 Logits = Callable[[Sequence[Encoded]], Tensor]
-"""Logits (B, C), float32, of a batch."""
+"""A function that returns the logits (B, C), float32, of a batch."""
 
 
 class StockModel:
-    """A model and its codec. Texts beyond the model's length are cut."""
+    """A model and its codec. Texts that are too long are cut."""
 
     def __init__(self, codec: Codec[str], logits: Logits, label_names: Sequence[str], last: int) -> None:
         self._codec = codec
@@ -115,7 +115,7 @@ class StockModel:
 
     @classmethod
     def load(cls, options: ServerOptions) -> StockModel:
-        """Read the model folder; sets this process' threads. Raises ModelFolderError for what is not to be served."""
+        """Loads the model and sets this process's threads; raises ModelFolderError if it cannot be served."""
         torch.set_num_threads(options.threads)
         model = load_model(options.model, dtype=getattr(torch, options.dtype))
         if options.kernel == "packed":
@@ -127,16 +127,16 @@ class StockModel:
         return cls(codec, logits, label_task(model).label_names, model.num_blocks - 1)
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        """One prediction per text, all computed as one batch."""
+        """Returns one prediction per text; all texts run as one batch."""
         return self.predict_encoded(self.encode(texts))
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """What the model takes of every text, for `predict_encoded`."""
+        """Returns the encoded texts, for `predict_encoded`."""
         return self._codec.encode(texts, truncate=True)
 
     @torch.inference_mode()
     def predict_encoded(self, encoded: Sequence[Encoded]) -> list[Prediction]:
-        """`predict` of texts that were encoded before."""
+        """Returns the predictions of encoded texts."""
         score_B, label_B = self._logits(encoded).softmax(-1).max(-1)
         return [
             Prediction(label=self._label_names[label], score=score, exit=self._last)
@@ -145,14 +145,14 @@ class StockModel:
 
 
 def label_task(model: EarlyExitModel) -> LabelTask:
-    """The model's task; raises ModelFolderError for one that answers no labels."""
+    """Returns the model's task; raises ModelFolderError if its answers are not labels."""
     if not isinstance(model.task, LabelTask):
         raise ModelFolderError(f"{model.info.name} answers no labels")
     return model.task
 
 
 def packed_logits(model: EarlyExitModel) -> Logits:
-    """Offramp's own modules, without an engine: nothing is spent on padding, nor on laying out weights."""
+    """Returns a function that runs Offramp's modules without an engine: without padding, with prepacked weights."""
     last = model.num_blocks
 
     def logits(encoded: Sequence[Encoded]) -> Tensor:
@@ -163,7 +163,7 @@ def packed_logits(model: EarlyExitModel) -> Logits:
 
 
 def onnx_logits(model: EarlyExitModel, folder: Path, num_threads: int) -> Logits:
-    """The same modules as one graph, with which ONNX Runtime spends nothing on padding either but in attention."""
+    """Returns a function that runs the modules as one graph on ONNX Runtime, which pads only in attention."""
     segments = onnx_segments(model, folder, num_threads)
     whole = Segment(first=0, end=model.num_blocks, ramp=None)
     segments.prepare({whole: Budget(inputs=1)})

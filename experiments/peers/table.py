@@ -1,4 +1,4 @@
-"""What comparisons found, as Markdown: `python -m experiments.peers.table` prints every result in runs/peers."""
+"""Prints every comparison in runs/peers as Markdown: `python -m experiments.peers.table`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COLUMNS = (
 )
 OF_US = (*(name for _, name in PARTS), REST)
 Of = Callable[[Mapping[str, Any]], float | None]
-"""A figure of a side's turn."""
+"""A function that returns a figure of a side's turn."""
 
 
 def main() -> None:
-    """Print every result."""
+    """Prints every result."""
     paths = sorted(FOLDER.glob("*.json"))
     if not paths:
         raise SystemExit(f"{FOLDER} holds no result yet: python -m experiments.peers clinc150 makes one")
@@ -42,35 +42,35 @@ def main() -> None:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """One comparison: a table of the sides, and where our processor time went."""
+    """Returns one comparison as Markdown: a table of the sides, and the processor time of Offramp's parts."""
     return "\n".join([*_head(result), "", *_sides(result), "", *_parts(result)])
 
 
 def heavy_s(turn: Mapping[str, Any]) -> float | None:
-    """Processor seconds per answer, at the rate that all sides got."""
+    """Returns processor seconds per answer at the heavy rate."""
     return sum(turn["heavy"]["cpu_s"].values()) if turn["heavy"]["num_answered"] else None
 
 
 def light_s(turn: Mapping[str, Any]) -> float | None:
-    """The same at light load."""
+    """Returns processor seconds per answer at the light rate."""
     return sum(turn["light"]["cpu_s"].values()) if turn["light"]["num_answered"] else None
 
 
 def best_peer(result: Mapping[str, Any], of: Of, *, least: bool = False) -> str | None:
-    """The peer whose median is the highest, or the least; None without peers."""
+    """Returns the peer with the highest median, or with the least; None without peers."""
     found = {side: spread(_each(result, side, of).values()) for side in _names(result) if side not in OURS}
     known = {side: each.median for side, each in found.items() if each is not None}
     return (min if least else max)(known, key=lambda side: known[side], default=None)
 
 
 def ratio(result: Mapping[str, Any], side: str, to: str | None, of: Of) -> Spread | None:
-    """Over rounds, of one side's figure by another's."""
+    """Returns the ratio of one side's figure to another's, over the rounds."""
     own, other = _each(result, side, of), {} if to is None else _each(result, to, of)
     return spread(value / other[index] for index, value in own.items() if index in other)
 
 
 def _each(result: Mapping[str, Any], side: str, of: Of) -> dict[int, float]:
-    """By round, a side's figure, where it has one."""
+    """Returns a side's figure by round, for the rounds that have it."""
     turns = {index: each["sides"][side] for index, each in enumerate(result["rounds"]) if side in each["sides"]}
     return {index: value for index, turn in turns.items() if (value := of(turn)) is not None}
 
@@ -147,14 +147,14 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _told(value: Spread | float | None, form: str, times: float = 1.0) -> str:
-    """A median, or nothing."""
+    """Formats a median, or nothing."""
     if value is None:
         return ""
     return format((value.median if isinstance(value, Spread) else value) * times, form)
 
 
 def _ranged(value: Spread | None, times: float, form: str) -> str:
-    """A median, with its range where there were several rounds."""
+    """Formats a median, with its range if there were several rounds."""
     if value is None:
         return ""
     median, low, high = (format(each * times, form) for each in value)

@@ -1,9 +1,8 @@
-"""What the servers are compared on: a model folder, texts, exits, and the latency that is asked for.
+"""The workloads of the comparison: a model folder, texts, exits, and an SLO.
 
-- `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.trained` makes them
-  (budget 1 %): exits are really decided by what is really computed. About 11 tokens a text.
-- `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (the extra `mpnet`):
-  exits are really computed.
+- `clinc150`: CLINC150's test questions on MiniLM-L6, with ramps and thresholds of `experiments.trained` (budget 1 %).
+  Exits are computed, not recorded. A text has about 11 tokens.
+- `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (the extra `mpnet`). Exits are computed.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ class Workload:
     """True labels."""
     policy: PolicySpec
     records: ExitRecords
-    """Of inputs like these: what the planner expects."""
+    """Records of similar inputs, on which the planner relies."""
 
     @property
     def thresholds(self) -> dict[int, float]:
-        """By ramp."""
+        """Thresholds by ramp."""
         assert isinstance(self.policy.thresholds, dict)
         return self.policy.thresholds
 
     def draw(self, num_inputs: int, seed: int) -> list[int]:
-        """Which texts are sent, in their order."""
+        """Returns the rows of the texts that are sent, in order."""
         drawn: list[int] = np.random.default_rng(seed).integers(0, len(self.texts), num_inputs).tolist()
         return drawn
 
     def write(self, drawn: Sequence[int], path: Path) -> Path:
-        """These texts, as a client reads them."""
+        """Writes these texts in the client's format."""
         return write_inputs(path, [self.texts[row] for row in drawn])
 
 
@@ -78,4 +77,4 @@ WORKLOADS: Mapping[Name, Callable[[], Workload]] = {
     "clinc150": partial(_of, "clinc150"),
     "mpnet": partial(_of, "mpnet"),
 }
-"""Made with their models where those are missing (minutes); each skips, saying so, without its data."""
+"""Functions that return a workload. They train a missing model (minutes), and exit the process without data."""

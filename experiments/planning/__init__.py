@@ -1,1 +1,1 @@
-"""Planners against each other."""
+"""Compares planners, and replays traces against the controller."""

@@ -1,10 +1,10 @@
-"""The best division of a few whole devices among models that share them, and a bound that is proven.
+"""Divides a few whole devices among models that share them: the best division, and a proven bound.
 
-Each model gets the same multiple of its weight, which is made as large as possible. What the chains of a model do is
-the sum of what each does on its devices. So the highest rates of one chain by sets of devices (A) are enough: divisions
-of a set in two are folded, chain by chain and model by model. The planner knows these rates, but there are many sets.
-Until a set is planned, its rate is bounded by the prices of a relaxation and by sets that it is within. Sets are
-planned that the best division by these bounds needs.
+Each model gets the same multiple of its weight, which is maximized. The rates of a model's chains add up, and each
+chain runs on its own devices. So it suffices to know the highest rate of one chain on each set of devices (A). A set is
+divided in two repeatedly, chain by chain and model by model. The planner can compute these rates, but there are many
+sets. Until a set is planned, its rate is bounded by the prices of a relaxation and by the sets that contain it. Only
+sets that the best division by these bounds uses are planned.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Fleet(NamedTuple):
 
 
 def priced(fleet: Fleet) -> tuple[float, FloatArray]:
-    """A bound on the share, and for each model the rate that one device of each type adds to its chains at most.
+    """Returns a bound on the share, and for each model an upper bound of the rate per device of each type.
 
-    A plan for inputs of all models, as many of each as its weight says, is relaxed as plans of one model are
-    (`optimizer.walks`). Latencies, over their limits, are averaged over models.
+    It relaxes one plan for the inputs of all models, in proportion to their weights, as `optimizer.walks` relaxes plans
+    of one model. Latencies relative to their limits are averaged over models.
     """
     limit_M, weight_M = np.array([problem.slo.limit_s for problem in fleet.problems]), fleet.weight_M
     walks_M = [WalkRelaxation.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in fleet.problems]
@@ -78,28 +78,28 @@ def priced(fleet: Fleet) -> tuple[float, FloatArray]:
 
 
 class Sets:
-    """All sets of the devices, from none to all, and how each is divided in two."""
+    """All sets of the devices, from none to all, and the divisions of each into two parts."""
 
     def __init__(self, count_C: FloatArray) -> None:
         self.devices_AC = np.array(list(product(*(range(int(count) + 1) for count in count_C))))
         self.within_AA = np.all(self.devices_AC[:, None] >= self.devices_AC, axis=-1)
         self._whole_P, self._part_P = np.nonzero(self.within_AA)
-        self._rest_P = self._whole_P - self._part_P  # places of sets are numbers of mixed radix
+        self._rest_P = self._whole_P - self._part_P  # a set's index is a number of mixed radix
         self._first_A = np.searchsorted(self._whole_P, np.arange(len(self.devices_AC)))
 
     def best(self, one_A: FloatArray, other_A: FloatArray, join: Join) -> FloatArray:
-        """By set, what its best division joins."""
+        """Returns the best joined value over all divisions, for every set."""
         return np.maximum.reduceat(join(one_A[self._part_P], other_A[self._rest_P]), self._first_A)
 
     def divided(self, whole: int, one_A: FloatArray, other_A: FloatArray, join: Join) -> tuple[int, int]:
-        """The two parts of a set's best division."""
+        """Returns the two parts of a set's best division."""
         part_P, rest_P = (each[self._whole_P == whole] for each in (self._part_P, self._rest_P))
         best = np.argmax(join(one_A[part_P], other_A[rest_P]))
         return int(part_P[best]), int(rest_P[best])
 
 
 class ChainRates:
-    """What one chain of a model does by set of devices: at most, and on those that were planned."""
+    """The rates of one chain of a model on each set of devices: upper bounds, and rates of planned sets."""
 
     def __init__(self, problem: PlanProblem, names: Sequence[str], sets: Sets, high_A: FloatArray) -> None:
         self._problem, self._names, self._sets = problem, names, sets
@@ -108,7 +108,7 @@ class ChainRates:
         self.planned: set[int] = set()
 
     def plan(self, place: int) -> None:
-        """Ask for the best chain on a set of devices."""
+        """Plans the best chain on a set of devices."""
         counts = zip(self._names, self._sets.devices_AC[place].tolist(), strict=True)
         devices = {name: Supply(count=count) for name, count in counts if count}
         answer = solve(replace(self._problem, devices=devices))
@@ -123,7 +123,7 @@ class ChainRates:
 def best_division(
     sets: Sets, rates: Sequence[FloatArray], weight_M: FloatArray, most_chains: int
 ) -> tuple[float, list[tuple[int, int]]]:
-    """The best share, and the model and devices of each chain, where one chain of a model does `rates[model]`."""
+    """Returns the best share, and the model and devices of each chain, for the rates `rates[model]` of one chain."""
     several = [
         list(accumulate(repeat(own_A, most_chains), lambda rest, own: sets.best(own, rest, np.add))) for own_A in rates
     ]
@@ -142,9 +142,9 @@ def best_division(
 
 
 def divided(fleet: Fleet, most_chains: int, *, seconds: float, gap: float) -> tuple[float, list[list[Chain]]]:
-    """A bound on the share, and the chains of each model in the best division that is found.
+    """Returns a bound on the share, and the chains of each model in the best division found.
 
-    Ends when they are as close as `gap`, or after `seconds` of this process.
+    Ends when they differ by at most `gap`, or after `seconds` of this process.
     """
     until_s, sets, rate_MC = time.process_time() + seconds, Sets(fleet.count_C), priced(fleet)[1]
     rates_M = [
@@ -166,7 +166,7 @@ def divided(fleet: Fleet, most_chains: int, *, seconds: float, gap: float) -> tu
 
 
 def share_of(fleet: Fleet, chains_M: Sequence[Sequence[Chain]]) -> float:
-    """The share that chains reach by the cost model; raises ValueError where they break a promise."""
+    """Returns the share that chains reach by the cost model; raises ValueError if they break a limit."""
     rates_M, left = np.zeros(len(chains_M)), dict(zip(fleet.names, fleet.count_C, strict=True))
     for model, (problem, chains) in enumerate(zip(fleet.problems, chains_M, strict=True)):
         for chain in chains:

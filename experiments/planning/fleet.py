@@ -1,7 +1,8 @@
-"""Five models on 20 accelerators of three types: each gets the same share of its weight, by several chains and by one.
+"""Plans five models on 20 accelerators of three types, with several chains per model and with one.
 
-Blocks are as quick as published (`profiles.catalogue`) and repeated where a model has more of them. Ramps, survival and
-weights are made up; several seeds give several problems. All plans are checked by the cost model.
+Each model gets the same share of its weight. Blocks take published times (`profiles.catalogue`) and are repeated if a
+model has more of them. Ramps, survival and weights are invented; each seed gives another problem. The cost model checks
+all plans.
 
     python -m experiments.planning.fleet [--json]
 """
@@ -31,21 +32,21 @@ MODELS = (
     ("bert-large", 384, 12),
     ("bert-base", 128, 16),
 )
-"""A published profile, the tokens of an input, and blocks."""
+"""Published profile, tokens per input, and number of blocks."""
 WIDTH = {"bert-base": 768, "bert-large": 1024}
-LINK = Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4)  # E3's
+LINK = Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4)  # as in E3
 PATIENCE = 10.0
-"""A model's SLO latency, in the seconds that a V100 takes for one input without exits."""
+"""A model's SLO, in multiples of the time that a V100 takes for one input without exits."""
 MOST_CHAINS, SEEDS = 3, 3
-SECONDS, GAP = 4.0, 0.005  # when divisions end
+SECONDS, GAP = 4.0, 0.005  # limits at which the search for a division ends
 
 
 def main() -> None:
-    """Plans all fleets and prints what each model gets."""
+    """Plans all fleets and prints the share of each model."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the plans as JSON")
     given = parser.parse_args()
-    answered(0, 1)  # compiles
+    answered(0, 1)  # compiles the kernels
     answers = [answered(seed, most_chains) for seed in range(SEEDS) for most_chains in (MOST_CHAINS, 1)]
     if given.json:
         print(json.dumps(answers))
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def answered(seed: int, most_chains: int) -> dict[str, Any]:
-    """A fleet's plan, and a bound on its share."""
+    """Returns a fleet's plan, and a bound on its share."""
     fleet = fleet_of(seed)
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     bound, chains_M = divided(fleet, most_chains, seconds=SECONDS, gap=GAP)
@@ -78,9 +79,9 @@ def answered(seed: int, most_chains: int) -> dict[str, Any]:
 
 
 def fleet_of(seed: int) -> Fleet:
-    """Weights fall as 1, 1/2, 1/3 and so on, in some order, in what one V100 does without exits.
+    """Returns a fleet with weights 1, 1/2, 1/3 and so on, shuffled, relative to the rate of one V100 without exits.
 
-    A fifth to three fifths of a model's inputs reach its last block; of the others, more leave at early ramps.
+    A fifth to three fifths of a model's inputs reach its last block; the others leave mostly at early ramps.
     """
     rng, problems, alone = default_rng(seed), [], []
     for profile, length, num_blocks in MODELS:

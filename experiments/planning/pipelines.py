@@ -1,8 +1,8 @@
-"""Pipelines of PPipe's problems as columns of the master problem, and the best mixture of them.
+"""Enumerates pipelines of PPipe's problems as columns of the master problem, and finds their best mixture.
 
-All pipelines that keep a model's latency limit are tried, batch by batch, in arrays. Of each sequence of accelerator
-types those are kept that no other one can always replace. The master problem then chooses among the best ones at the
-prices of its relaxation.
+All pipelines within a model's latency limit are enumerated in arrays, batch by batch. For each sequence of accelerator
+types, dominated pipelines are dropped. The master problem then chooses among the best columns at the prices of its
+relaxation.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replica
 from optimizer.step import FloatArray, IntArray
 
 NEAR = (10, 40)
-"""Columns of each model that whole replicas are chosen among, one number after the other."""
+"""Numbers of columns per model among which whole replicas are chosen, tried one after the other."""
 CLOSE = 1e-4
-"""Of shares, as a part of them."""
+"""Relative tolerance of shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """What each run of blocks takes, by host (H), batch (B), and its first and last boundary (K, from 0 up)."""
+    """The costs of each run of blocks by host (H), batch (B), and its first and last boundary (K)."""
 
     hosts: Sequence[tuple[int, int]]
-    """By host, the position of the accelerator type, and how many replicas share one device."""
+    """For each host, the index of the accelerator type, and the number of replicas that share one device."""
     seconds_HBKK: FloatArray
-    """From the start of a batch until the next segment may start; infinite where a host does not take that batch."""
+    """Seconds from a batch's start until the next segment may start; infinite for a batch that the host lacks."""
     work_HBKK: FloatArray
     """Seconds of one replica per input of the model."""
     limit_B: FloatArray
-    """The most seconds that all segments of a pipeline may take together."""
+    """Largest sum of the seconds of all segments of a pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A batch size's position, the boundaries between segments with both ends, and each segment's host and work."""
+    """Index of the batch size, the boundaries of segments including both ends, and each segment's host and work."""
 
     batch: int
     bounds: Sequence[int]
@@ -46,7 +46,7 @@ class Pipeline:
     work: Sequence[float]
 
     def column(self, model: int, *, whole_devices: bool) -> Column:
-        """The column; with `whole_devices` only the same segments of a model, by number, share devices."""
+        """Returns the column; with `whole_devices`, only equal segments (by index) of one model share devices."""
         stages = (
             StageWork(device=device, seconds=seconds, per_device=shares, pool=(model, number) if whole_devices else ())
             for number, ((device, shares), seconds) in enumerate(zip(self.hosts, self.work, strict=True))
@@ -55,12 +55,12 @@ class Pipeline:
 
 
 def best_pipelines(segments: Segments, count: int) -> Iterator[Pipeline]:
-    """The pipelines of `count` segments that keep the limit, without those that another one can always replace."""
+    """Returns the non-dominated pipelines of `count` segments that keep the limit."""
     num_blocks = segments.seconds_HBKK.shape[-1] - 1
     if count > num_blocks:
         return
     bounds_XP = np.array([(0, *cuts, num_blocks) for cuts in combinations(range(1, num_blocks), count - 1)], dtype=int)
-    total = np.zeros((1,) * (count + 2))  # by batch, bounds, and the host of each segment
+    total = np.zeros((1,) * (count + 2))  # axes: batch, bounds, and the host of each segment
     for number in range(count):
         own_HBX = segments.seconds_HBKK[:, :, bounds_XP[:, number], bounds_XP[:, number + 1]]
         others = [2 + other for other in range(count) if other != number]
@@ -79,7 +79,7 @@ def best_pipelines(segments: Segments, count: int) -> Iterator[Pipeline]:
 
 
 def _irreplaceable(work_QP: FloatArray, shares_QP: IntArray) -> IntArray:
-    """The rows of which no other row has no more work, and shares that divide theirs, in each column; of twins, one."""
+    """Returns the non-dominated rows: no other row has less work and shares that divide theirs in each column."""
     left_Q = np.lexsort((-shares_QP.sum(axis=1), work_QP.sum(axis=1)))
     kept: list[int] = []
     while len(left_Q):
@@ -93,9 +93,9 @@ def _irreplaceable(work_QP: FloatArray, shares_QP: IntArray) -> IntArray:
 def best_mixture(
     columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, seconds: float
 ) -> tuple[float, float, Mapping[int, Sequence[int]]]:
-    """The largest share of their weights that all models reach, a bound on it, and the replicas of each used column.
+    """Returns the largest share of their weights that all models reach, a bound, and the replicas of each used column.
 
-    The relaxation's best columns are tried, few of them first, because the solver gets further with few.
+    The best columns of the relaxation are tried, few of them first, because the solver converges faster with few.
     """
     bound, used_Q, reduced_Q = _relaxed(columns, demands, cluster, seconds / 4)
     turns = [_in_turns(columns, reduced_Q, model) for model in range(len(demands))]
@@ -121,10 +121,10 @@ def _share_of(columns: Sequence[Column], demands: Sequence[Demand], replicas: Ma
 def _relaxed(
     columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, seconds: float
 ) -> tuple[float, FloatArray, FloatArray]:
-    """A bound on the share, the columns' rates in some unit, and what an input costs above its worth in each column.
+    """Returns a bound on the share, the columns' rates in some unit, and each column's reduced cost per input.
 
-    Replicas need not be whole here. For the bound and the rates, the devices that stages share are whole; for the costs
-    they need not be either.
+    Replicas may be fractional. For the bound and the rates, devices that stages share are whole. For the costs they may
+    be fractional too.
     """
     from scipy.optimize import Bounds, LinearConstraint, linprog, milp
     from scipy.sparse import coo_array
@@ -172,7 +172,7 @@ def _relaxed(
 
 
 def _in_turns(columns: Sequence[Column], reduced_Q: FloatArray, model: int) -> list[int]:
-    """A model's columns: of each sequence of types the best one, then of each the second, and so on."""
+    """Orders a model's columns: the best of each sequence of types, then the second best of each, and so on."""
     num_before: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, float, int]] = []
     for q in np.argsort(reduced_Q, kind="stable").tolist():

@@ -1,9 +1,9 @@
-"""PPipe's 48 problems (USENIX ATC '25): several models, each in several pipelines, on two types of GPUs.
+"""Solves PPipe's 48 problems (USENIX ATC '25): several models, each in several pipelines, on two types of GPUs.
 
-Pipelines are columns of the master problem (`experiments.planning.pipelines`, `optimizer.master`). Beside the objective
-stand PPipe's own planner (v4, Gurobi), its baseline without splits (bl), and DART-r. Then the same problems with exits:
-a ramp after every block, and the survival of a ResNet's records at the same depths. Each plan without exits is checked
-against the measured tables.
+Pipelines are columns of the master problem (`experiments.planning.pipelines`, `optimizer.master`). The output compares
+with PPipe's own planner (v4, Gurobi), its baseline without splits (bl), and DART-r. Then the same problems are solved
+with exits: a ramp after every block, with the survival of a ResNet's records at the same depths. Each plan without
+exits is checked against the measured tables.
 
     python -m experiments.planning.ppipe [--data FOLDER] [--json]
 """
@@ -35,15 +35,15 @@ Tables = Mapping[str, Sequence[Sequence[float]]]
 """By model, GPU and processes per GPU: microseconds of each block at batches 1, 2 and so on."""
 US_PER_S = 1e6
 RAMP_SHARE = 0.053
-"""Seconds of a ramp over those of a mean block, as in profiles/catalogue.yaml."""
+"""Seconds of a ramp relative to a mean block, as in profiles/catalogue.yaml."""
 RESNET = "resnet50_16_v100"
 """The problem file with the survival of a ResNet-32's records on CIFAR-10."""
-SECONDS = 2.0  # the time limit of the master problem; its relaxation has a quarter of it
-CLOSE, NOISE = 1e-6, 0.01  # of shares; of counts and microseconds, which a solver has left in the published plans
+SECONDS = 2.0  # time limit of the master problem; its relaxation has a quarter of it
+CLOSE, NOISE = 1e-6, 0.01  # tolerances of shares, and of the published (rounded) counts and microseconds
 
 
 def main() -> None:
-    """Solves all problems and prints how they compare."""
+    """Solves all problems and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a folder with problems.json and tables.json")
     parser.add_argument("--json", action="store_true", help="print every problem's plan as JSON")
@@ -63,9 +63,9 @@ def main() -> None:
 
 
 def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | None = None) -> dict[str, Any]:
-    """The best pipelines of all models; objective and bound in requests per second over weight.
+    """Returns the best pipelines of all models; objective and bound are requests per second over weight.
 
-    `survival_N` is the share of inputs that reaches each block of some network; without it no input leaves early.
+    `survival_N` is the share of inputs that reaches each block of some network. Without it no input leaves early.
     """
     begin = time.perf_counter()
     names, models = tuple(problem["gpus"]), problem["models"]
@@ -76,7 +76,7 @@ def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | N
         for count in range(1, model["max_parts"] + 1)
         for pipeline in best_pipelines(segments_of(model, names, tables, survival), count)
     ]
-    if len({place for place, _ in found}) < len(models):  # a model's SLO is kept by none
+    if len({place for place, _ in found}) < len(models):  # a model has no pipeline within its SLO
         return {"id": problem["id"], "objective": 0.0, "gap": 0.0, "seconds": 0.0, "pipelines": [[] for _ in models]}
     columns = [pipeline.column(place, whole_devices=models[place]["whole_gpus"]) for place, pipeline in found]
     cluster = Cluster(count_C=np.array([float(problem["gpus"][name]) for name in names]), usd_C=np.zeros(len(names)))
@@ -98,10 +98,10 @@ def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | N
 def segments_of(
     model: Mapping[str, Any], names: Sequence[str], tables: Tables, survival_N: FloatArray | None
 ) -> Segments:
-    """What runs of a model's blocks take on shares of GPUs.
+    """Returns the costs of each run of a model's blocks on shares of GPUs.
 
-    With exits, all ramps run, and batches shrink at them. The next partition refills them, which takes
-    `batch_build_factor` of the time in which so many inputs arrive there.
+    With exits, all ramps run, and batches shrink at them. The next partition refills its batches, which takes
+    `batch_build_factor` of the time in which this number of inputs arrives.
     """
     hosts = {
         (device, shares): np.array(tables[key], dtype=float)
@@ -140,7 +140,7 @@ def segments_of(
 def described(
     pipeline: Pipeline, replicas: Sequence[int], model: Mapping[str, Any], names: Sequence[str], tables: Tables
 ) -> list[dict[str, Any]]:
-    """A pipeline in the form of the reference plans."""
+    """Returns a pipeline in the form of the reference plans."""
     transfer_us, batch = [*model["transfer_us_per_input"], 0.0], pipeline.batch + 1
     parts = zip(pairwise(pipeline.bounds), pipeline.hosts, pipeline.work, replicas, strict=True)
     return [
@@ -161,7 +161,7 @@ def described(
 
 
 def check(problem: Mapping[str, Any], tables: Tables, answer: Mapping[str, Any]) -> None:
-    """Recomputes an answer without exits from the tables; raises ValueError where it breaks a rule or differs."""
+    """Recomputes an answer without exits from the tables; raises ValueError if it breaks a rule or differs."""
     gpus: dict[str, float] = defaultdict(float)
     objective = math.inf
     for model, pipelines in zip(problem["models"], answer["pipelines"], strict=True):
@@ -180,7 +180,7 @@ def check(problem: Mapping[str, Any], tables: Tables, answer: Mapping[str, Any])
 
 
 def _checked_rate(model: Mapping[str, Any], tables: Tables, partitions: Sequence[Mapping[str, Any]]) -> float:
-    """The rate of a pipeline whose latency and figures are right."""
+    """Returns the rate of a pipeline after a check of its latency and figures."""
     sizes = {part["bs"] for part in partitions}
     transfer_us = model["transfer_us_per_input"]
     rates, latency_us, before = [], float(model["margin_us"]), 0
@@ -214,7 +214,7 @@ def _hold(is_true: bool, otherwise: str) -> None:
 
 
 def tell(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
-    """Prints a row for each problem, and what they say together."""
+    """Prints a row for each problem, and summaries."""
     rows, ratios = [], defaultdict(list)
     for problem, result in zip(problems, results, strict=True):
         objective, of = result["objective"], problem["reference"]["objective"]

@@ -1,10 +1,11 @@
-"""Replays request traces against the live controller, which plans anew every two minutes: one chain against several.
+"""Replays request traces against the live controller, which plans every two minutes: one chain and several chains.
 
     OFFRAMP_DATA=... python -m experiments.planning.replay [--problem resnet50_hetero] [--rate 8000] [--chains 1,3]
 
-Simulated on virtual time: a shipped problem, its exits drawn to its survival, at the least cost for the upper end of
-the forecast rate. The time scale stretches the times of accelerators, network and SLO, and the rate falls by as much.
-The trace, the controller and the start of replicas keep their seconds. Writes runs/planning/replay.json. Minutes: 10.
+Runs on virtual time. The problem is one of examples/problems, with exits drawn to its survival. The objective is the
+least cost at the upper end of the forecast rate. The time scale multiplies the times of accelerators, network and SLO
+and divides the rate. The trace, the controller and the start of replicas are not scaled. Writes
+runs/planning/replay.json. Minutes: 10.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ COLUMNS = (
 
 
 def problem_of(options: Namespace, most_chains: int) -> PlanProblem:
-    """Returns what the controller plans for, at first at the mean rate."""
+    """Returns the controller's plan problem, at first for the mean rate."""
     times, shipped = options.time_scale, read_problem(PROBLEMS / f"{options.problem}.yaml").problem
     link = Link(bandwidth_bytes_per_s=shipped.link.bandwidth_bytes_per_s / times, delay_s=shipped.link.delay_s * times)
     slower = replace(with_slo(stretched(shipped, times), shipped.slo.latency_s * times), link=link)
@@ -52,7 +53,7 @@ def problem_of(options: Namespace, most_chains: int) -> PlanProblem:
 
 
 def play(options: Namespace, name: str, most_chains: int) -> Controlled:
-    """Serves a trace, with plans of up to so many chains."""
+    """Serves a trace, with plans of at most this number of chains."""
     (file, first_s), seconds = TRACES[name], options.hours * HOUR_S
     spec = f"trace:{require_data(file)},rate={options.rate / options.time_scale},from={first_s}"
     problem = problem_of(options, most_chains)
@@ -80,7 +81,7 @@ def play(options: Namespace, name: str, most_chains: int) -> Controlled:
 
 
 def row(options: Namespace, name: str, most_chains: int) -> tuple[object, ...]:
-    """Returns a line of the table."""
+    """Returns a row of the table."""
     began_s = time.monotonic()
     played = play(options, name, most_chains)
     figures = played.outcome.figures()

@@ -1,1 +1,1 @@
-"""Every study run, and one REPORT.md of what they gave."""
+"""Runs every study and writes one REPORT.md with the results."""

@@ -1,9 +1,9 @@
-"""Run every study, and write one REPORT.md of what they gave.
+"""Runs every study, and writes one REPORT.md with the results.
 
     python -m experiments.report [NAME ...] [--quick] [--jobs N] [--out FOLDER]
 
-Results, pictures and the report go to runs/report/, with --quick to runs/report-quick/. Full results are kept in
-experiments/results/ too, and experiments/REPORT.md is made of all that lie there, without pictures.
+Results, pictures and the report go to runs/report/, with --quick to runs/report-quick/. Full results are also kept in
+experiments/results/. experiments/REPORT.md is made from all of these, without pictures.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from offramp.commands.plan_picture import load_pyplot
 
 KEPT, COMMITTED = Path("experiments", "results"), Path("experiments", "REPORT.md")
 PRELOADED = ("experiments.studies.__main__", "experiments.studies.sides", "matplotlib.pyplot", "scipy.optimize")
-"""Modules that most studies import: they are imported once, and every study is forked with them."""
+"""Modules that most studies import. They are imported once, before studies are forked."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, write and say where it is; the exit status is 1 where a study failed, 130 after Ctrl-C."""
+    """Runs, writes and prints the path of the report; exits with 1 if a study failed, and with 130 after Ctrl-C."""
     parser = ArgumentParser(prog="python -m experiments.report", description="Run every study and write REPORT.md.")
     parser.add_argument("names", nargs="*", default=studies.FIGURES, help="only these studies", metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="fewer points, into runs/report-quick")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     effort: Effort = "quick" if options.quick else "full"
     folder = options.out or FOLDERS[effort]
-    load_pyplot()  # refuses before the work rather than after it
+    load_pyplot()  # fails before the work rather than after it
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     runner = Runner(folder=folder, effort=effort, console=console)
     try:
@@ -72,7 +72,7 @@ def kept_records() -> list[Record]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """Runs each study in a forked process of its own, and reads the JSON that it leaves."""
+    """Runs each study in a forked process, and reads the JSON that it writes."""
 
     folder: Path
     effort: Effort
@@ -81,10 +81,10 @@ class Runner:
     def run_all(self, names: Sequence[str], jobs: int) -> list[Record]:
         """Returns every study's result, in the order of the names; at most `jobs` run at a time.
 
-        Prints a line per finished study. Ctrl-C goes to the studies too; they end by themselves, and no other begins.
+        Prints a line per finished study. On Ctrl-C the running studies end by themselves, and no other study begins.
         """
         waiting, running, found = deque(names), dict[int, tuple[str, BaseProcess]](), dict[str, Record]()
-        while waiting or running:  # in one thread: of two that wait, one may miss the exit status
+        while waiting or running:  # in one thread, because one of two waiting threads could miss the exit status
             while waiting and len(running) < jobs:
                 process = self._started(name := waiting.popleft())
                 running[process.sentinel] = name, process
@@ -99,9 +99,9 @@ class Runner:
         return [found[name] for name in names]
 
     def _started(self, name: str) -> BaseProcess:
-        """Begins the study's own command."""
+        """Starts the study's command."""
         path = record_path(self.folder, name.rpartition(".")[2])
-        path.unlink(missing_ok=True)  # what is read afterwards is from this run
+        path.unlink(missing_ok=True)  # so that the result is from this run
         path.parent.mkdir(parents=True, exist_ok=True)
         arguments = [name, *(["--quick"] if self.effort == "quick" else []), "--out", str(self.folder)]
         context = get_context("forkserver")
@@ -111,7 +111,7 @@ class Runner:
         return process
 
     def _left(self, name: str, code: int) -> Record:
-        """What an ended study has written; one that broke gives a record that says so."""
+        """Returns the record that an ended study has written, or a record of its failure."""
         short = name.rpartition(".")[2]
         log = record_path(self.folder, short).with_suffix(".log")
         try:
@@ -132,14 +132,14 @@ def _reason(code: int, log: Path) -> str:
 
 
 def unknown(name: str) -> About:
-    """Of a study that broke before it could say what it is."""
+    """Returns placeholders for a study that failed before it described itself."""
     said = dict.fromkeys(("claim", "exits", "hardware", "differs"), "not known: the study broke before it could say")
     facts = {"name": name, "section": "?", "title": "?", "how": "computed", "minutes": 0, "quick_s": 0}
     return TypeAdapter(About).validate_python(facts | said)
 
 
 def write_report(records: Sequence[Record], folder: Path) -> Path:
-    """REPORT.md and the pictures that studies have not drawn; those that it does not show are removed."""
+    """Writes REPORT.md and the missing pictures; removes pictures that the report does not show."""
     shown = {folder / FIGURES / name: picture for record in records for name, picture in record.pictures.items()}
     drawn = set((folder / FIGURES).glob("*.svg"))
     for path in shown.keys() - drawn:

@@ -1,4 +1,4 @@
-"""REPORT.md: a pure function of the studies' results and of the words in `head.md` and beside the studies."""
+"""Builds REPORT.md from the studies' results, `head.md`, and the studies' Markdown files, as a pure function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW = {
 }
 NONE = "-"
 SHARED = ("figure", "claim", "how", "exits", "`python -m experiments.studies`")
-"""Columns of every system's table; what is measured stands behind the claim."""
+"""Columns of every system's table; columns of figures are inserted after the claim."""
 COLUMNS = {
     "E3": (
         *SHARED[:2],
@@ -36,7 +36,7 @@ QUICK = (
 
 
 def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
-    """The report on these results, in their order, with pictures beside it in `figures/` or without."""
+    """Returns the report on these results, in their order, with or without the pictures in `figures/`."""
     quick = any(record.effort == "quick" for record in records)
     head = Path(__file__).with_name("head.md").read_text(encoding="utf-8").strip()
     parts = [
@@ -55,7 +55,7 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
 
 
 def _facts(records: Sequence[Record]) -> Iterator[str]:
-    """Where, with what and when the figures were made, and by which commits."""
+    """Yields machine, versions, commits, dates and minutes of the figures."""
     if not records:
         yield "No study ran."
         return
@@ -83,7 +83,7 @@ def _table(records: Sequence[Record], columns: Sequence[str]) -> Iterator[str]:
 
 
 def _figures(record: Record) -> tuple[str, str, str]:
-    """The paper's, ours of e3 and ours of best; the first comparison where a study has no ratios."""
+    """Returns the paper's figure, ours of e3 and ours of best; without ratios, the first comparison of the study."""
     paper, result = record.about.paper, record.outcome.result
     if result is None:
         return _pair(paper), f"**{record.outcome.state}**: {record.outcome.reason}", NONE
