@@ -1,4 +1,4 @@
-"""How a recorded stream is served: which ramps, which thresholds, and when answers come."""
+"""Serves a recorded stream with some ramps and thresholds, and computes when answers are sent."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from profiles.scores import SCORES, BoolArray, FloatArray
 from profiles.stream import Observations, shape_of
 from profiles.table import LatencyTable
 
-# How early answers were, and how often they were the full model's, of a stream that was served.
+# Latencies and losses of a served stream.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answered:
-    """What became of every input (N), in order."""
+    """The outcome of every input (N), in order."""
 
     answer_s_N: FloatArray
     losses_N: FloatArray
-    """Against the full model."""
+    """Losses against the full model's answers."""
     whole_s: float
-    """What the model without ramps takes."""
+    """Seconds of the model without ramps."""
 
     @property
     def agreement(self) -> float:
-        """Share answered as the full model does."""
+        """Share of answers that equal the full model's."""
         return 1 - float(self.losses_N.mean())
 
     @property
     def worst_agreement(self) -> float:
-        """Of the tenths of the stream, the one that is answered worst."""
+        """The lowest agreement among the tenths of the stream."""
         return min(1 - float(part.mean()) for part in np.array_split(self.losses_N, 10))
 
     def saved(self, percentile: float) -> float:
-        """Share of the whole model's seconds that this percentile of the latencies saves; below 0: it costs."""
+        """Share of the whole model's seconds that this percentile of the latencies saves; it may be negative."""
         return 1 - float(np.percentile(self.answer_s_N, percentile)) / self.whole_s
 
     @property
     def mean_saved(self) -> float:
-        """The same of the mean."""
+        """Share of the whole model's seconds that the mean latency saves."""
         return 1 - float(self.answer_s_N.mean()) / self.whole_s
 
     @staticmethod
     def join(parts: Sequence[Answered]) -> Answered:
-        """One after the other."""
+        """Joins parts of a stream in order."""
         return Answered(
             answer_s_N=np.concatenate([part.answer_s_N for part in parts]),
             losses_N=np.concatenate([part.losses_N for part in parts]),
@@ -66,36 +66,36 @@ class Answered:
         )
 
     def since(self, first: int) -> Answered:
-        """Without the first inputs."""
+        """Returns the outcomes without the first inputs."""
         return Answered(answer_s_N=self.answer_s_N[first:], losses_N=self.losses_N[first:], whole_s=self.whole_s)
 
 
-# Thresholds that are set once and stay: what early-exit models have without Apparate (its sections 2.3 and 5.3).
+# Thresholds that are set once, as in early-exit models without Apparate (its sections 2.3 and 5.3).
 
 GRID = 200
-"""Thresholds that are tried where all ramps have the same."""
+"""Number of candidate thresholds if all ramps have the same one."""
 
 
 def answered(
     records: ExitRecords, thresholds: Mapping[int, float], times: ExitTimes, *, evaluated: Collection[int] | None = None
 ) -> Answered:
-    """What these ramps, and no others, do with these inputs; `evaluated`: the ramps that cost time, None: the same."""
+    """Returns the outcome under these thresholds; `evaluated` ramps take time (by default these ramps)."""
     outcome = records.outcome(thresholds)
     released_s_K = times.released_s(thresholds if evaluated is None else evaluated)
     return Answered(answer_s_N=released_s_K[outcome.exits_N], losses_N=outcome.losses_N, whole_s=times.whole_s)
 
 
 def optimal(records: ExitRecords, times: ExitTimes) -> Answered:
-    """Every input leaves at the earliest ramp that answers right, and ramps cost nothing (Apparate section 2.2)."""
+    """Returns the optimum: inputs leave at the first ramp that is right; ramps take no time (Apparate, 2.2)."""
     right_NE = np.column_stack([records.losses_NR == 0, np.ones(len(records), dtype=bool)])
     exits_N = np.array([*records.ramps, records.num_blocks - 1])[right_NE.argmax(1)]
     return Answered(answer_s_N=times.released_s(())[exits_N], losses_N=np.zeros(len(records)), whole_s=times.whole_s)
 
 
 def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]) -> dict[int, float]:
-    """The one threshold for all of these ramps that saves most while at most the budget is lost on these inputs.
+    """Returns the one threshold for all of these ramps that saves most within the budget on these inputs.
 
-    On a grid of the scores' quantiles, which is exact to one in 200 of them. No input leaves where none keeps it.
+    The candidates are 200 quantiles of the scores. If none keeps the budget, no input leaves.
     """
     columns = [records.ramps.index(ramp) for ramp in ramps]
     grid = np.quantile(records.scores_NR[:, columns], np.linspace(0, 1, GRID + 1))
@@ -110,7 +110,7 @@ def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps:
 
 
 def sampled(records: ExitRecords, share: float, rng: np.random.Generator) -> ExitRecords:
-    """Inputs drawn evenly over a stream, in order."""
+    """Returns inputs drawn evenly over a stream, in order."""
     rows = rng.choice(len(records), size=round(len(records) * share), replace=False)
     return records.subset(np.sort(rows).astype(np.int64))
 
@@ -118,24 +118,24 @@ def sampled(records: ExitRecords, share: float, rng: np.random.Generator) -> Exi
 def greedy_thresholds(
     records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]
 ) -> dict[int, float]:
-    """One threshold per ramp, as Apparate's greedy search finds them on these inputs."""
+    """Returns one threshold per ramp, by Apparate's greedy search on these inputs."""
     return dict(greedily(times, budget)(of_ramps(records, ramps)))
 
 
-# Streams drawn at random, for quick runs and tests: ramps that are surer where they are right, until inputs drift.
+# Random streams for quick runs and tests. Ramps are more confident if they are right, until inputs drift.
 
 NUM_INPUTS = 1800
 NUM_BLOCKS = 6
 RAMPS = tuple(range(NUM_BLOCKS - 1))
 MADE_UP_PERIOD = 450
-"""Inputs until it is harder, or easier, again."""
+"""Number of inputs until the difficulty changes."""
 
 
 def stream(name: str, seed: int = 0, num_inputs: int = NUM_INPUTS, *, hardest: float = 0.6) -> Stream:
-    """Inputs whose difficulty, from 0 to 1, lies below 0.3 in one period and reaches up to `hardest` in the next.
+    """Returns inputs with difficulty from 0 to 1: below 0.3 in one period, and up to `hardest` in the next.
 
-    A ramp is right more often the deeper it sits and the easier the input is. It is sure where it is right, and on
-    inputs harder than any at the beginning it is sure of wrong answers too.
+    A ramp is right more often the deeper it sits and the easier the input is. It is confident if it is right. On inputs
+    that are harder than any at the beginning it is also confident of wrong answers.
     """
     rng = np.random.default_rng(seed)
     reach_N = np.where(np.arange(num_inputs) // MADE_UP_PERIOD % 2 == 0, 0.3, hardest)
@@ -156,35 +156,35 @@ def stream(name: str, seed: int = 0, num_inputs: int = NUM_INPUTS, *, hardest: f
 
 
 def made_up_streams() -> list[Stream]:
-    """Two, by the names of real ones: one of images, one of texts."""
+    """Returns two random streams with names of recorded ones: one of images, one of texts."""
     return [stream(name, seed) for seed, name in enumerate(("weather", "gradual"))]
 
 
 def table() -> LatencyTable:
-    """Blocks that take as long as each other, and ramps that take a hundredth of the model."""
+    """Returns equal blocks, and ramps that take a hundredth of the model."""
     batches = (1, 2, 4, 8)
     block_s = [[0.002 + 0.0005 * batch for batch in batches]] * NUM_BLOCKS
     ramp_s = [[0.00015] * len(batches)] * len(RAMPS)
     return LatencyTable.of_rows(batches, block_s, ramp_s)
 
 
-# A recorded stream and the times of the model that it was recorded with.
+# A recorded stream, with the times of its model.
 
 BUDGET = 0.01
-"""Of answers that differ from the full model's (Apparate section 5.1)."""
+"""Allowed share of answers that differ from the full model's (Apparate section 5.1)."""
 RAMP_BUDGET = 0.02
-"""What ramps may add to the worst case (the same)."""
+"""Allowed share of time that ramps add to the worst case (Apparate section 5.1)."""
 TEXT_DEVICE, VISION_DEVICE = "A6000", "V100"
-"""Apparate's own, of whose DistilBERT, with as many blocks as MiniLM, a figure per block is published; and the one of
-whose ResNet-50 times at many batch sizes are."""
+"""Devices with published times: Apparate's A6000 for DistilBERT, with as many blocks as MiniLM, and a V100 for
+ResNet-50 at many batch sizes."""
 VISION_RAMP = 0.11 / 16
-"""A ramp's part of the model: BranchyNet's of a ResNet-50, one after each of its 16 blocks, cost 11 % (table 2)."""
+"""A ramp's share of the model: in a ResNet-50, BranchyNet's 16 ramps take 11 % (table 2)."""
 VISION_BLOCKS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
-    """What strategies are compared on."""
+    """A stream with its times, on which strategies are compared."""
 
     stream: Stream
     table: LatencyTable
@@ -199,12 +199,12 @@ class Case:
 
     @property
     def times(self) -> ExitTimes:
-        """At batch 1."""
+        """The times at batch 1."""
         return ExitTimes.of(self.table, self.stream.records.ramps, 1)
 
 
 def cases(effort: Effort) -> list[Case]:
-    """The eight streams; with quick effort two made-up ones, which need no data."""
+    """Returns the eight streams; with quick effort two random ones, which need no data."""
     if effort == "quick":
         return [Case(stream=stream, table=table()) for stream in made_up_streams()]
     return [Case(stream=stream, table=table_of(stream.kind)) for stream in streams()]
@@ -212,7 +212,7 @@ def cases(effort: Effort) -> list[Case]:
 
 @cache
 def table_of(kind: Kind) -> LatencyTable:
-    """Of a published model with as many blocks as the recorded one, or nearly: MiniLM has 6, ResNet-32 15."""
+    """Returns the times of a published model with about as many blocks as the recorded one (MiniLM 6, ResNet-32 15)."""
     if kind == "text":
         (table,) = published_profile("distilbert-base", TEXT_DEVICE).tables.values()
         return table
@@ -226,28 +226,28 @@ def table_of(kind: Kind) -> LatencyTable:
     )
 
 
-# A recorded stream served batch by batch, while something watches what was seen and sets ramps and thresholds.
+# A recorded stream, served batch by batch under a controller that sets ramps and thresholds.
 
 BATCH = 16
-"""Inputs between two looks: Apparate's window (section 3.2)."""
+"""Inputs per batch: Apparate's window (section 3.2)."""
 
 
 class Controller(Protocol):
-    """What watches and sets."""
+    """Observes answered inputs, and sets ramps and thresholds."""
 
     @property
     def thresholds(self) -> Mapping[int, float]:
-        """Of the ramps that are active now, and of no others."""
+        """Thresholds of the active ramps; other ramps are inactive."""
         ...
 
     def told(self, seen: Observations) -> None:
-        """Inputs that were answered under `thresholds`, in their order; their times are positions in the stream."""
+        """Observes inputs that were answered under `thresholds`, in order; their times are positions in the stream."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Thresholds that nothing watches."""
+    """Constant thresholds."""
 
     thresholds: Mapping[int, float]
 
@@ -255,41 +255,41 @@ class Fixed:
 
 
 class TunedThresholds:
-    """Ramps that stay as they are, and a tuner that sets their thresholds."""
+    """Constant ramps, whose thresholds a tuner sets."""
 
     def __init__(self, tuner: Tuner, thresholds: Mapping[int, float]) -> None:
-        """`thresholds`: of the active ramps at the beginning."""
+        """Starts the tuner with the thresholds of the active ramps."""
         self.thresholds = thresholds
         self.changes: list[Tuned] = []
-        """What the tuner said; times are positions in the stream."""
+        """The tuner's changes; times are positions in the stream."""
         self._tuner = tuner
         tuner.follow(thresholds, 0.0)
 
     def told(self, seen: Observations) -> None:
-        """What the tuner says holds from the next batch on."""
+        """Passes the inputs to the tuner; its thresholds hold from the next batch on."""
         found = self._tuner.observe(seen)
         if found is not None:
             self.changes.append(found)
             self.set(found.thresholds, after(seen))
 
     def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """From a time on."""
+        """Sets thresholds from a time on."""
         self.thresholds = thresholds
         self._tuner.follow(thresholds, since_s)
 
 
 def after(seen: Observations) -> float:
-    """A time between these inputs and the next."""
+    """Returns a time between these inputs and the next."""
     return float(seen.times_s_N[-1]) + 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What became of the stream's inputs (N)."""
+    """The outcome of the stream's inputs (N)."""
 
     exits_N: npt.NDArray[np.int64]
     losses_N: FloatArray
-    """Of the answers given, against the full model's."""
+    """Losses of the answers against the full model's."""
     settings: Sequence[Mapping[int, float]]
     """The thresholds of every batch."""
 
@@ -301,10 +301,10 @@ def tuned_replay(
     batch: int = BATCH,
     probe_N: BoolArray | None = None,
 ) -> Replayed:
-    """Of records in order of arrival; the ramps of the controller's thresholds are active.
+    """Serves records in order of arrival; the ramps of the controller's thresholds are active.
 
-    All inputs run on to the end of the model after their answer, so that they are seen at every active ramp; probes
-    (`probe_N`) are seen at the inactive ramps too.
+    All inputs run to the end of the model, so every active ramp observes them. The inactive ramps observe only probes
+    (`probe_N`).
     """
     if probe_N is None:
         probe_N = np.zeros(len(records), dtype=bool)
@@ -324,7 +324,7 @@ def tuned_replay(
 def observed(
     records: ExitRecords, thresholds: Mapping[int, float], probe_N: BoolArray, *, first: int = 0
 ) -> Observations:
-    """What a service with these ramps and thresholds sees of inputs that stay; times are positions, from `first` on."""
+    """Returns the observations of inputs that stay, under these thresholds; times are positions, from `first` on."""
     active_NR = np.tile([ramp in thresholds for ramp in records.ramps], (len(records), 1))
     seen_NR = active_NR | probe_N[:, None]
     truth_NE = records.true_losses_NE
@@ -345,12 +345,12 @@ def observed(
     )
 
 
-# When the answers of a replayed stream came: every input runs on to the end of the model.
+# Latencies of a replayed stream. Every input runs to the end of the model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What became of a stream."""
+    """The outcome of a stream."""
 
     answered: Answered
     settings: Sequence[Mapping[int, float]]
@@ -358,7 +358,7 @@ class Replay:
 
 
 def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0) -> Replay:
-    """Serve a stream; the same batches are probes each time."""
+    """Serves a stream; the same batches are probes in every run."""
     records, times = case.stream.served, case.times
     num_batches = -(-len(records) // BATCH)
     probes_K = np.random.default_rng(SEED).random(num_batches) < probe_share
@@ -367,7 +367,7 @@ def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0
 
 
 def _timed(found: Replayed, probes_K: BoolArray, records: ExitRecords, times: ExitTimes) -> Answered:
-    """Of probes all ramps take their time."""
+    """Returns the latencies; for probes, all ramps take time."""
     answer_s = []
     for index, (setting, is_probe) in enumerate(zip(found.settings, probes_K.tolist(), strict=True)):
         exits_N = found.exits_N[index * BATCH : (index + 1) * BATCH]
@@ -375,44 +375,44 @@ def _timed(found: Replayed, probes_K: BoolArray, records: ExitRecords, times: Ex
     return Answered(answer_s_N=np.concatenate(answer_s), losses_N=found.losses_N, whole_s=times.whole_s)
 
 
-# How a stream is served: which ramps, what sets their thresholds, and what of it changes on the way.
+# Strategies: the ramps, the tuner of their thresholds, and the changes while a stream is served.
 
 TunerName = Literal["guarantee", "apparate"]
 PROBE_SHARE = 0.05
-"""Batches that run all ramps, where ramps are planned."""
+"""Share of batches that run all ramps, if ramps are planned."""
 STRATEGIES_PERIOD = 1000
-"""Inputs between two plans."""
+"""Number of inputs between two plans."""
 WINDOW = 600
-"""Inputs of which all ramps were seen that a plan rests on, the last ones."""
+"""Number of the latest probes on which a plan is based."""
 CONFIDENCE = 0.9
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """What may be lost, and what ramps may add to the worst case."""
+    """The allowed loss, and the time that ramps may add to the worst case."""
 
     loss: float = BUDGET
     ramps: float = RAMP_BUDGET
 
     @property
     def guarantee(self) -> Guarantee:
-        """The loss, with confidence."""
+        """Returns the allowed loss as a guarantee with confidence."""
         return Guarantee(budget=self.loss, confidence=CONFIDENCE)
 
 
 class PlannedRamps(TunedThresholds):
-    """Ramps are chosen every period by the last inputs of which all were seen; new ones let no input out at first."""
+    """Plans the ramps every period from the latest probes; at new ramps no input leaves at first."""
 
     def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], known: Observations, budgets: Budgets) -> None:
-        """`known`: inputs from before, all ramps of which were seen."""
+        """Starts with `known`: earlier inputs that ran all ramps."""
         super().__init__(tuner, thresholds)
         self._known = known
         self._budgets = budgets
         self._next_s = float(STRATEGIES_PERIOD)
 
     def told(self, seen: Observations) -> None:
-        """Plan where a period is over."""
+        """Makes a plan at the end of a period."""
         super().told(seen)
         probes = seen.take(seen.probe_N)
         if len(probes):
@@ -434,7 +434,7 @@ class PlannedRamps(TunedThresholds):
 
 
 class MovedRamps(TunedThresholds):
-    """Apparate's mover: a round every 128 inputs, by those since the last one, of which the active ramps were seen."""
+    """Apparate's mover: a round every 128 inputs, based on the active ramps' observations since the last round."""
 
     def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], budgets: Budgets) -> None:
         super().__init__(tuner, thresholds)
@@ -442,7 +442,7 @@ class MovedRamps(TunedThresholds):
         self._window: list[Observations] = []
 
     def told(self, seen: Observations) -> None:
-        """Move where a round is over."""
+        """Moves a ramp at the end of a round."""
         ramps = set(self.thresholds)
         super().told(seen)
         self._window.append(seen)
@@ -458,24 +458,24 @@ class MovedRamps(TunedThresholds):
 
 
 def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
-    """A new one for a stream."""
+    """Returns a new tuner for a stream."""
     score = case.stream.records.score
     return make_tuner(name, Question(score=score, guarantee=budgets.guarantee, times=case.times))
 
 
 def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
-    """The ramps that Apparate begins with, all along; a tuner sets their thresholds."""
+    """Serves with the ramps with which Apparate begins; a tuner sets their thresholds."""
     return with_ramps(case, spread_out(case.times, budgets.ramps), name, budgets)
 
 
 def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
-    """These ramps all along; a tuner sets their thresholds."""
+    """Serves with these ramps; a tuner sets their thresholds."""
     controller = TunedThresholds(tuner_of(name, case, budgets), never(case.stream.records.score, ramps))
     return timed_replay(case, controller)
 
 
 def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
-    """Ramps chosen by the beginning, and again every period by what probes saw."""
+    """Serves with ramps that are planned on the beginning, and again every period from probes."""
     initial = case.stream.initial
     ramps = best_ramps(initial, case.times, budgets.ramps, greedily(case.times, budgets.loss)).ramps
     known = observed(initial, {}, np.ones(len(initial), dtype=bool), first=-len(initial))
@@ -485,7 +485,7 @@ def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()
 
 
 def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
-    """Evenly spaced ramps to begin with, moved every 128 inputs."""
+    """Serves with evenly spaced ramps that are moved every 128 inputs."""
     ramps = spread_out(case.times, budgets.ramps)
     thresholds = never(case.stream.records.score, ramps)
     controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)

@@ -1,4 +1,4 @@
-"""The highest rate that a service sustains; E3's word for it is goodput (section 5, "the number of samples ...")."""
+"""Searches the highest rate that a service sustains; E3 calls it goodput (section 5)."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from simulator.scenario import Scenario
 from simulator.simulate import booted, play
 
 ScenarioAt = Callable[[float], Scenario]
-"""What is simulated at a rate, in inputs per second."""
+"""A function from a rate, in inputs per second, to a scenario."""
 
 SHARE = 0.99
-"""Of the inputs that must be answered within the SLO."""
+"""Share of inputs that must be answered within the SLO."""
 PRECISION = 0.01
-"""Ratio, less 1, of the ends of the last bracket."""
+"""Relative distance of the ends of the last bracket."""
 HIGHEST = 2.0**6
-"""Of the expected rate: what sustains that has no limit."""
+"""Largest multiple of the expected rate; a service that sustains it has no limit."""
 LOWEST = 2.0**-10
-"""Of the expected rate: what does not sustain that sustains nothing."""
+"""Smallest multiple of the expected rate; a service that does not sustain it sustains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The highest rate that was sustained, and what the service did at it."""
+    """The highest sustained rate, and the figures at that rate."""
 
     rate_per_s: float
-    """0 where none was."""
+    """0 if no rate was sustained."""
     figures: Figures | None
 
 
 def highest_rate(
     scenario_at: ScenarioAt, expected_per_s: float, *, share: float = SHARE, precision: float = PRECISION
 ) -> Capacity:
-    """Bisect between a rate that is sustained and one that is not, beginning at the expected one.
+    """Bisects between a sustained rate and one that is not sustained, starting at the expected rate.
 
-    A scenario should offer the same arrivals at every rate, only faster, so that chance does not move between trials.
+    A scenario should send the same arrivals at every rate, only faster, so that trials differ only by the rate.
     """
     if not 0 < expected_per_s < float("inf"):
         raise DataError(f"the expected rate must be a finite number above 0, not {expected_per_s}")
@@ -63,7 +63,7 @@ class _Search:
         self._scenario_at = scenario_at
         self._share = share
         self.best: Figures | None = None
-        """At the highest rate that was sustained."""
+        """Figures at the highest sustained rate."""
 
     def sustains(self, rate_per_s: float) -> bool:
         try:
@@ -79,7 +79,7 @@ class _Search:
         return True
 
     def _figures(self, scenario: Scenario) -> Figures:
-        """Raises _TooLateError as soon as the share is out of reach; the rest of the run could not change that."""
+        """Raises _TooLateError as soon as the share cannot be reached any more, to save the rest of the run."""
         service = booted(scenario)
         first = int(np.searchsorted(scenario.arrivals_s, scenario.warm_up_s)) * scenario.inputs_per_request
         allowed = (1 - self._share) * (len(service.ledger.latency_s) - first)
@@ -92,7 +92,7 @@ class _Search:
         return play(service, progress=watch).figures()
 
     def bracket(self, expected_per_s: float) -> tuple[float, float]:
-        """A rate that is sustained, 0 where none is, and one that is not."""
+        """Returns a sustained rate, or 0, and a rate that is not sustained."""
         rate_per_s, step = expected_per_s, 1.05
         if self.sustains(rate_per_s):
             while self.sustains(rate_per_s * step):

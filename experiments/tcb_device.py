@@ -1,4 +1,4 @@
-"""TCB's device, schemes, orders and streams of requests, by its paper and by published times."""
+"""TCB's device, schemes, orders and request streams, from its paper and from published times."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ from profiles.latency import LatencyProfile
 from simulator.inputs import BoolArray, IntArray, truncated_normal
 from simulator.scenario import FloatArray
 
-# What a batch of a transformer takes, from what its layout has the accelerator compute.
+# The time of a transformer's batch, from the work of its layout.
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one run of the model is given."""
+    """The work of one run of the model."""
 
     tokens: int
-    """Rows of its linear layers, padding included."""
+    """Rows of its linear layers, including padding."""
     cells: int
-    """Of one head's score matrices, padding included."""
+    """Elements of one head's score matrices, including padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """An accelerator and a model."""
+    """The cost model of an accelerator and a model."""
 
     fixed_s: float
     token_s: float
     cell_s: float
     worst: float = 0.0
-    """Of what it was fitted to, the largest error, as a share."""
+    """The largest relative error of the fit."""
 
     def seconds(self, work: Work) -> float:
-        """Of one run."""
+        """Returns the seconds of one run."""
         return self.fixed_s + self.token_s * work.tokens + self.cell_s * work.cells
 
     def stretched(self, times: float) -> Cost:
-        """So many times slower."""
+        """Returns a cost that is larger by this factor."""
         return Cost(
             fixed_s=self.fixed_s * times, token_s=self.token_s * times, cell_s=self.cell_s * times, worst=self.worst
         )
 
 
 def fit(seconds: Mapping[Work, float]) -> Cost:
-    """The cost nearest to measured runs, by relative errors; no part of it is negative."""
+    """Fits the cost to measured runs by relative errors; no part is negative."""
     if len(seconds) < 3:
         raise DataError(f"three runs are needed to tell a cost by, not {len(seconds)}")
     took_s = np.array(list(seconds.values()))
     parts = np.array([(1.0, work.tokens, work.cells) for work in seconds]) / took_s[:, None]
-    scale = parts.max(0)  # the parts are of very different sizes
+    scale = parts.max(0)  # the parts differ by orders of magnitude
     found = nnls(parts / scale, np.ones(len(took_s)))[0] / scale
     fixed_s, token_s, cell_s = found.tolist()
     return Cost(fixed_s=fixed_s, token_s=token_s, cell_s=cell_s, worst=float(np.abs(parts @ found - 1).max()))
 
 
 def uniform_runs(profile: LatencyProfile) -> dict[Work, float]:
-    """Every measured batch of a profile: all of its inputs have one length, so none is padded."""
+    """Returns every measured batch of a profile. All inputs of a batch have one length, so there is no padding."""
     return {
         Work(size * length, size * length * length): float(seconds)
         for length, table in profile.tables.items()
@@ -80,26 +80,26 @@ def uniform_runs(profile: LatencyProfile) -> dict[Work, float]:
 
 
 def published_v100() -> Cost:
-    """BERT-base on a V100 in TensorRT, from its published batches of 1 to 128 inputs of 128 and 384 tokens."""
+    """Returns BERT-base on a V100 in TensorRT, from its published batches of 1 to 128 inputs of 128 and 384 tokens."""
     return fit(uniform_runs(published_profile("bert-base", "V100")))
 
 
-# How the inputs of a batch are laid out for the accelerator: TCB's baselines, its own two schemes, and ours.
+# Layouts of a batch: TCB's baselines, its own two schemes, and Offramp's.
 
 Scheme = Literal["padded", "grouped", "rows", "slotted rows", "packed", "slots"]
 
 
 class Run(NamedTuple):
-    """Inputs of a batch that run together, by position, and what the model is given."""
+    """Inputs of a batch that run together, by position, and their work."""
 
     positions: tuple[int, ...]
     work: Work
 
 
 def layout(scheme: Scheme, lengths: Sequence[int], cost: Cost, *, row: int = 0) -> list[Run]:
-    """The runs of a batch, one after the other; only `grouped` has more than one.
+    """Returns the runs of a batch in order; only `grouped` has more than one.
 
-    `row`: tokens of a row, for the schemes that have rows. Raises DataError for an input longer than its row.
+    `row` is the number of tokens per row, for schemes with rows. Raises DataError for an input longer than its row.
     """
     if scheme == "grouped":
         return grouped(lengths, cost)
@@ -113,7 +113,7 @@ def layout(scheme: Scheme, lengths: Sequence[int], cost: Cost, *, row: int = 0) 
 
 
 def _rows(lengths: Sequence[int], row: int, per_row: int) -> Work:
-    """Rows with so many slots each; one slot is the whole row."""
+    """Returns the work of rows with this number of slots; one slot is the whole row."""
     if max(lengths) > row:
         raise DataError(f"an input of {max(lengths)} tokens fits into no row of {row}")
     width = row // per_row
@@ -122,7 +122,7 @@ def _rows(lengths: Sequence[int], row: int, per_row: int) -> Work:
 
 
 def grouped(lengths: Sequence[int], cost: Cost) -> list[Run]:
-    """Runs of similar length: the cut of the sorted inputs that takes least in all.
+    """Returns runs of similar lengths: the division of the sorted inputs with the least total time.
 
     TurboTransformers (PPoPP'21, algorithm 3): best[i] = min over j of best[j] + the padded run of j to i - 1.
     """
@@ -144,20 +144,20 @@ def grouped(lengths: Sequence[int], cost: Cost) -> list[Run]:
     return runs[::-1]
 
 
-# One device with the live batch engine and its orders, whose batches take what a scheme's layout costs.
+# One device with the live batch engine and its orders; a batch takes the time of its scheme's layout.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """How batches are bounded, chosen and laid out."""
+    """The limits, the choice and the layout of batches."""
 
     scheme: Scheme
     inputs: int
-    """At most, in a batch."""
+    """Largest number of inputs per batch."""
     tokens: int | None = None
-    """At most, in a batch."""
+    """Largest number of tokens per batch."""
     row: int = 0
-    """Tokens of a row, for schemes with rows."""
+    """Tokens per row, for schemes with rows."""
 
     @property
     def split(self) -> Split:
@@ -173,7 +173,7 @@ class Stream:
     """Ascending."""
     lengths: IntArray
     deadlines_s: FloatArray
-    """On the same clock as the arrivals; infinite where there are none."""
+    """On the clock of the arrivals; infinite without a deadline."""
 
     def __len__(self) -> int:
         return len(self.arrivals_s)
@@ -181,41 +181,41 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What came of a stream."""
+    """The outcome of a stream."""
 
     stream: Stream
     done_s_N: FloatArray
-    """When each was answered; NaN: dropped."""
+    """Time of each answer; NaN if the input was dropped."""
     began_s_N: FloatArray
-    """When each one's batch began; NaN: dropped."""
+    """Begin of each input's batch; NaN if the input was dropped."""
     batch_s: FloatArray
-    """Of every batch."""
+    """Seconds of every batch."""
     batch_inputs: IntArray
     choosing_s: FloatArray
-    """Processor time here that the engine took to choose each batch."""
+    """Real processor time in which the engine chose each batch."""
     ended_s: float
 
     @property
     def scheduled_N(self) -> BoolArray:
-        """Whose batch began before the deadline: what TCB counts (section 5.1)."""
+        """Whether the batch of each request began before the deadline, as TCB counts (section 5.1)."""
         return self.began_s_N <= self.stream.deadlines_s
 
     @property
     def in_time_N(self) -> BoolArray:
-        """Which requests were answered by the deadline: what callers count."""
+        """Whether each request was answered by its deadline, as callers count."""
         return self.done_s_N <= self.stream.deadlines_s
 
     def per_s(self, counted_N: BoolArray) -> float:
-        """So many of these requests per second of the run."""
+        """Returns these requests per second of the run."""
         return float(counted_N.sum()) / self.ended_s
 
     def utility_per_s(self, counted_N: BoolArray) -> float:
-        """Their sum of 1 / length (TCB, section 5.1) per second of the run."""
+        """Returns the sum of 1 / length (TCB, section 5.1) of these requests per second of the run."""
         return float((1 / self.stream.lengths[counted_N]).sum()) / self.ended_s
 
 
 def serve(stream: Stream, side: Side, order: OrderSpec, cost: Cost) -> Served:
-    """Run a stream to its end: whenever the device is free, the engine's next batch."""
+    """Runs a stream to its end: whenever the device is free, it runs the engine's next batch."""
     device = _Device(stream, side, order)
     while (batch := device.next_batch()) is not None:
         device.run(batch, layout(side.scheme, [member.tokens for member in batch.members], cost, row=side.row), cost)
@@ -236,7 +236,7 @@ class _Device:
         self._choosing_s: list[float] = []
 
     def next_batch(self) -> Batch[int] | None:
-        """Of requests that have arrived; where none waits, of the next that arrives. None at the end."""
+        """Returns a batch of requests that have arrived, or, if none waits, of the next arrivals; None at the end."""
         while True:
             self._arrive()
             began_s = time.thread_time()
@@ -249,7 +249,7 @@ class _Device:
             self._now_s = float(self._stream.arrivals_s[self._submitted])
 
     def run(self, batch: Batch[int], runs: Sequence[Run], cost: Cost) -> None:
-        """The batch's runs, one after the other; each one's inputs have their answers when it ends."""
+        """Runs the batch's runs in order; the inputs of a run are answered at its end."""
         numbers = [member.payload for member in batch.members]
         self._began_s_N[numbers] = self._now_s
         ends_s = np.cumsum([cost.seconds(run.work) for run in runs])
@@ -262,7 +262,7 @@ class _Device:
         self._now_s += total_s
 
     def served(self) -> Served:
-        """All that was seen."""
+        """Returns the outcome."""
         return Served(
             stream=self._stream,
             done_s_N=self._done_s_N,
@@ -289,20 +289,20 @@ def _members(stream: Stream) -> Sequence[Member[int]]:
     ]
 
 
-# The workloads of TCB's section 6, and what was taken where the paper leaves something open.
+# The workloads of TCB's section 6, with assumptions for values that the paper does not state.
 
 LOW, HIGH, MEAN = 3, 100, 20
 """Tokens (section 6.2.1)."""
 BATCH = 64
 """Inputs of TNB's batch, and rows of TCB's."""
 ROW = 100
-"""Tokens of TCB's rows. The paper does not say; what is longer than the longest input has no need."""
+"""Tokens of TCB's rows. Assumed: the length of the longest input."""
 DEADLINES_S: Final = (1.0, 3.0)
-"""Every request's time is drawn evenly between these. The paper does not say; a batch of 64 rows takes 0.2 to 0.6 s."""
+"""Range of the deadlines, drawn evenly. Assumed: a batch of 64 rows takes 0.2 to 0.6 s."""
 SATURATED_PER_S = 350.0
-"""Where the paper's TNB is saturated (figure 9): the device is made so slow that ours is, too."""
+"""Rate at which the paper's TNB is saturated (figure 9). The device is slowed so that ours is saturated, too."""
 DRAWN = 12_800
-"""Lengths; then they come again."""
+"""Number of drawn lengths; longer runs repeat them."""
 SEED = 0
 ARRIVAL, DAS, SHORTEST, DEADLINE = (
     OrderSpec(name="arrival"),
@@ -310,25 +310,25 @@ ARRIVAL, DAS, SHORTEST, DEADLINE = (
     OrderSpec(name="shortest", overdue_s=math.inf),
     OrderSpec(name="deadline", overdue_s=math.inf),
 )
-"""Eta and q of DAS are a half each: what the paper's theorem is told for. No request is overdue: the
-paper has no such rule, its deadlines end every wait."""
+"""Eta and q of DAS are 0.5 each, as in the paper's theorem. No request is overdue, because the paper has no such
+rule and its deadlines end every wait."""
 
 ANY = 10_000
-"""Inputs of a batch that is bounded by tokens."""
+"""No limit on inputs, for a batch that is limited by tokens."""
 
 TNB = Side(scheme="padded", inputs=BATCH)
 TTB = Side(scheme="grouped", inputs=ANY, tokens=BATCH * ROW)
-"""Its dynamic program has the inputs of TCB's batch to choose from."""
+"""Its dynamic program chooses from the inputs of TCB's batch."""
 TCB = Side(scheme="rows", inputs=ANY, tokens=BATCH * ROW, row=ROW)
 SLOTTED_TCB = Side(scheme="slotted rows", inputs=ANY, tokens=BATCH * ROW, row=ROW)
 PACKED = Side(scheme="packed", inputs=BATCH)
-"""As many inputs as TNB's."""
+"""As many inputs as TNB."""
 PACKED_FULL = Side(scheme="packed", inputs=ANY, tokens=BATCH * ROW)
 """As many tokens as TCB's rows have places."""
 
 
 def lengths(num: int, variance: float, seed: int = SEED) -> IntArray:
-    """Of requests."""
+    """Returns lengths of requests."""
     return truncated_normal(num, mean=MEAN, variance=variance, low=LOW, high=HIGH, seed=seed)
 
 
@@ -340,7 +340,7 @@ def stream(
     deadlines_s: tuple[float, float] = DEADLINES_S,
     seed: int = SEED,
 ) -> Stream:
-    """Poisson arrivals, at any rate in the same order and with the same draws, so that chance does not move between."""
+    """Returns Poisson arrivals with the same order and draws at every rate, so that rates are comparable."""
     rng = np.random.default_rng(seed)
     arrivals_s: FloatArray = np.cumsum(rng.exponential(1.0, num)) / rate_per_s
     return Stream(
@@ -351,24 +351,24 @@ def stream(
 
 
 def saturated(drawn: IntArray) -> Stream:
-    """Everything there at once, without deadlines: what is served per second is what the device can do."""
+    """Returns requests that all arrive at once without deadlines, to measure the device's capacity."""
     zeros = np.zeros(len(drawn))
     return Stream(arrivals_s=zeros, lengths=drawn, deadlines_s=np.full(len(drawn), np.inf))
 
 
 def capacity(side: Side, drawn: IntArray, cost: Cost, order: OrderSpec = ARRIVAL) -> float:
-    """Requests per second where every batch is full."""
+    """Returns requests per second with full batches."""
     served = serve(saturated(drawn), side, order, cost)
     return served.per_s(served.in_time_N)
 
 
 def paper_device(effort_num: int = 6400) -> Cost:
-    """The published V100, as many times slower as it takes for TNB to be saturated at the paper's rate."""
+    """Returns the published V100, slowed until TNB is saturated at the paper's rate."""
     published = published_v100()
     return published.stretched(capacity(TNB, lengths(effort_num, 20), published) / SATURATED_PER_S)
 
 
-# What TNB, TTB, TCB and packed batches serve at rising rates: the form of TCB's figures 9 to 12.
+# TNB, TTB, TCB and packed batches at rising rates: the form of TCB's figures 9 to 12.
 
 SIDES: Mapping[str, Side] = {
     "TNB": TNB,
@@ -384,12 +384,12 @@ RATES: Mapping[Effort, tuple[float, ...]] = {
 REQUESTS: Mapping[Effort, int] = {"full": 12_000, "quick": 1500}
 
 SCHEDULED, UTILITY = "scheduled per s", "utility per s, scheduled"
-"""Of those whose batch began before their deadline: what the paper counts."""
+"""Requests whose batch began before their deadline, as the paper counts."""
 ANSWERED, UTILITY_ANSWERED = "answered per s", "utility per s, answered"
-"""Of those that were answered before it."""
+"""Requests that were answered before their deadline."""
 WAIT = "longest wait s"
 SHARE = "answered share"
-"""Of all requests."""
+"""Answered share of all requests."""
 MEASURES = (SCHEDULED, UTILITY, ANSWERED, UTILITY_ANSWERED, WAIT, SHARE)
 
 
@@ -402,31 +402,31 @@ class ByRate:
     """By measure, then by side."""
 
     def over(self, measure: str, other: str, side: str = "TCB") -> float | None:
-        """How many times the other's largest value the side's is ("maximum throughput")."""
+        """Returns the ratio of the largest values of two sides ("maximum throughput")."""
         of = self.series[measure]
         return ratio(largest(of[side]), largest(of[other]))
 
     def gap(self, measure: str, other: str, side: str = "TCB") -> float | None:
-        """How many times the other's it is at the rate where that is most ("maximum performance gap")."""
+        """Returns the largest ratio of two sides over the rates ("maximum performance gap")."""
         of = self.series[measure]
         return largest(ratio(ours, theirs) for ours, theirs in zip(of[side], of[other], strict=True))
 
     def last_over(self, measure: str, other: str, side: str = "TCB") -> float | None:
-        """The same at the highest rate ("after saturation")."""
+        """Returns the ratio at the highest rate ("after saturation")."""
         of = self.series[measure]
         return ratio(of[side][-1], of[other][-1])
 
     def holds_per_s(self, side: str, share: float = 0.99) -> float | None:
-        """The highest rate of which the share is answered in time, of those simulated."""
+        """Returns the highest simulated rate at which this share is answered in time."""
         answered = zip(self.rates_per_s, self.series[SHARE][side], strict=True)
         return largest(rate for rate, of_all in answered if of_all is not None and of_all >= share)
 
     def lines(self, measure: str, title: str, y_label: str) -> Lines:
-        """As the paper draws it."""
+        """Returns the picture in the paper's form."""
         return Lines(title, "requests per second", y_label, self.rates_per_s, self.series[measure])
 
     def table(self) -> Table:
-        """All of it."""
+        """Returns the table of all values."""
         rows = [
             (side, rate, *(self.series[measure][side][at] for measure in MEASURES))
             for side, (at, rate) in product(SIDES, enumerate(self.rates_per_s))
@@ -442,7 +442,7 @@ def by_rate(
     *,
     deadlines_s: tuple[float, float] = DEADLINES_S,
 ) -> ByRate:
-    """Simulate."""
+    """Simulates every side at every rate."""
     rates = RATES[effort]
     streams = [stream(rate, REQUESTS[effort], drawn, deadlines_s=deadlines_s) for rate in rates]
     found = {name: [measured(serve(each, side, order, cost)) for each in streams] for name, side in SIDES.items()}
@@ -454,7 +454,7 @@ def by_rate(
 
 
 def measured(served: Served) -> tuple[float, ...]:
-    """In the order of `MEASURES`."""
+    """Returns the measures in the order of `MEASURES`."""
     began_N, answered_N = served.scheduled_N, served.in_time_N
     return (
         served.per_s(began_N),

@@ -1,16 +1,16 @@
-"""Models that experiments look at: trained on public data once, calibrated, and tried on rows that they have not seen.
+"""Trains the models of experiments on public data, calibrates them, and tests them on unseen rows.
 
     OFFRAMP_DATA=... python -m experiments.trained {clinc150,mpnet,cifar10,lsp,camvid} [--out FOLDER] [--json]
 
-- `clinc150`: MiniLM-L6, ramps on the frozen backbone; CLINC150's own parts. Minutes: about 3 on two cores.
-- `mpnet`: all-mpnet-base-v2, 12 blocks of 768, frozen, in bfloat16; 40 questions of each of CLINC150's intents learn,
-  all of val calibrates, 2,000 of test are unseen. Minutes: about 3 (AMX). Needs the extra `mpnet`.
-- `cifar10`: ResNet-32 with bridges (PAME, section 5.1), fine-tuned on 10,000 train images, shifted, mirrored and
-  patched, to imitate the published network (section 5.2); half of 5,000 test images calibrates. Minutes: 20.
-- `lsp`, `camvid`: small residual networks from random weights, a bridge and the last exit's head at every exit, all
-  trained together. LSP: 2,500 images learn, half of 500 calibrates. CamVid: the source's parts. Minutes: 32 and 21.
+- `clinc150`: MiniLM-L6 with ramps on the frozen backbone; CLINC150's own parts. Minutes: about 3 on two cores.
+- `mpnet`: all-mpnet-base-v2, 12 blocks of 768, frozen, in bfloat16. Trained on 40 questions of each of CLINC150's
+  intents, calibrated on val, tested on 2,000 of test. Minutes: about 3 (AMX). Needs the extra `mpnet`.
+- `cifar10`: ResNet-32 with bridges (PAME, section 5.1), fine-tuned to imitate the published network (section 5.2) on
+  10,000 train images, shifted, mirrored and patched. Half of 5,000 test images calibrates. Minutes: 20.
+- `lsp`, `camvid`: small residual networks from random weights, with a bridge and the last exit's head at every exit,
+  trained jointly. LSP: 2,500 images train, half of 500 calibrates. CamVid: the source's parts. Minutes: 32 and 21.
 
-Confidence 90 %, budget 1 %, of maps 5 %; seed 0. A model that is there is not trained again.
+Confidence 90 %, budget 1 %, for maps 5 %; seed 0. A model that exists is not trained again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from offramp.commands.train import train
 from profiles.scores import Score
 
 Parts = tuple[LabelledRows, LabelledRows, LabelledRows]
-"""Rows to learn from, to calibrate with, and unseen ones."""
+"""Rows to train on, to calibrate with, and unseen rows."""
 CLINC150 = "clinc150/data_full.json"
 CIFAR10 = ("cifar10/lossless/cifar10_train_10000_webp.zip", "cifar10/lossless/cifar10_test_5000_webp.zip")
 PER_INTENT, UNSEEN_QUESTIONS = 40, 2000
@@ -49,13 +49,13 @@ LSP_JOINTS = (
 
 
 def clinc150_parts() -> Parts:
-    """Train, val and test."""
+    """Returns train, val and test."""
     learn, validate, test = (read_labelled(require_data(CLINC150), part=part) for part in ("train", "val", "test"))
     return learn, validate, test
 
 
 def few_questions() -> Parts:
-    """Few, because the backbone has 110 million parameters."""
+    """Returns few training rows, because the backbone has 110 million parameters."""
     learn, validate, test = clinc150_parts()
     seen, kept = Counter[str](), list[int]()
     for row, label in enumerate(learn.labels):
@@ -66,13 +66,13 @@ def few_questions() -> Parts:
 
 
 def cifar10_parts() -> Parts:
-    """10,000 images of train, and 5,000 of test in halves."""
+    """Returns 10,000 train images, and 5,000 test images in halves."""
     learn, test = (read_labelled(require_data(name)) for name in CIFAR10)
     return (learn, *test.divide(0.5, seed=0))
 
 
 def lsp_parts() -> Parts:
-    """With the joints' names, for which the table has numbers."""
+    """Returns the images with names of joints; the table has only their numbers."""
     path, table = require_data("lsp/lsp_3000_96.zip"), require_data("lsp/joints.csv")
     learn, unseen = (
         replace(read_labelled(path, joints=table, part=part), part_names=LSP_JOINTS) for part in ("train", "test")
@@ -81,7 +81,7 @@ def lsp_parts() -> Parts:
 
 
 def camvid_parts() -> Parts:
-    """The source's."""
+    """Returns the parts of the source."""
     path, table = require_data("camvid/camvid_240x180.zip"), require_data("camvid/classes.csv")
     learn, validate, test = (read_labelled(path, classes=table, part=part) for part in ("train", "val", "test"))
     return learn, validate, test
@@ -89,7 +89,7 @@ def camvid_parts() -> Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """How a model is made."""
+    """The recipe of a model."""
 
     folder: Path
     job: Callable[[], TrainJob]
@@ -97,10 +97,10 @@ class Trained:
     budget: float = 0.01
     policy: Score | None = None
     network: Mapping[str, Any] | None = None
-    """Of an untrained network, which the job's backbone names by `network.json` in the folder."""
+    """Configuration of an untrained network, which the job's backbone reads from `network.json` in the folder."""
 
     def calibration(self, source: str) -> CalibrateJob:
-        """With the dtype in which the ramps learned."""
+        """Returns the calibration, with the dtype in which the ramps were trained."""
         return CalibrateJob(policy=self.policy, budget=self.budget, dtype=self.job().dtype, source=source)
 
 
@@ -170,7 +170,7 @@ TRAINED: Mapping[str, Trained] = {
 
 
 def run(name: str, folder: Path | None = None) -> dict[str, Any]:
-    """Train unless the folder holds the model, calibrate, and give the figures of where it was tested and unseen."""
+    """Trains the model if it is missing, calibrates it, and returns its figures on tested and unseen rows."""
     made = TRAINED[name]
     folder, job = folder or made.folder, made.job()
     learn, validate, unseen = made.parts()
@@ -188,7 +188,7 @@ def run(name: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run and print."""
+    """Runs and prints."""
     parser = ArgumentParser(prog="python -m experiments.trained", description=__doc__)
     parser.add_argument("name", choices=tuple(TRAINED))
     parser.add_argument("--out", type=Path, help="another folder than the one where experiments look")

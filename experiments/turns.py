@@ -1,4 +1,4 @@
-"""Sides measured in turns, so that a machine that drifts hits all of them; medians, and ratios to the first."""
+"""Measures sides in turns, so that a drifting machine affects all of them, and reports medians and ratios."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import median
 from experiments.kit import show, spread
 
 Figures = dict[str, float]
-"""What one run gave, by name and unit."""
+"""The figures of one run, by name with unit."""
 Side = Callable[[], Figures]
 Found = Mapping[str, Mapping[str, list[float]]]
 """Every round's figures, by side."""
 
 
 def in_turns(sides: Mapping[str, Side], rounds: int, *, warm_ups: int = 1) -> Found:
-    """Every side once a round, another one first each time; the first rounds only warm up."""
+    """Runs every side once per round, in rotated order; the first rounds only warm up."""
     names = list(sides)
     found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in names}
     for turn in range(warm_ups + rounds):
@@ -29,7 +29,7 @@ def in_turns(sides: Mapping[str, Side], rounds: int, *, warm_ups: int = 1) -> Fo
 
 
 def tell(title: str, found: Found) -> None:
-    """Print medians, and of each further side its ratio to the first: within each round, so that drift cancels out."""
+    """Prints medians, and each further side's ratio to the first within each round, so that drift cancels out."""
     base = next(iter(found))
     rows = [
         (figure, side, median(figures[figure]), "" if side == base else _ratio(figures[figure], values))

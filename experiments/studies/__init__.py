@@ -1,4 +1,4 @@
-"""One study per figure or table of the papers' evaluations: claims, what we get, why they differ."""
+"""One study per figure or table of the papers' evaluations, with claim, result, and reason for differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIGURES: tuple[str, ...] = tuple(
     for of in ("fig", "apparate_", "pame_", "tcb_", "tabi_")
     for path in sorted(Path(__file__).parent.glob(f"{of}*.md"))
 )
-"""In the order of the papers, E3's first; a new study is a Markdown file here and a `Study` in a module."""
+"""Studies in the order of the papers, E3's first. A new study is a Markdown file here and a `Study` in a module."""
 MODULES = {
     "cascades": ("tabi_candidates", "tabi_table2", "tabi_v100"),
     "decoding": ("fig10_translation", "fig11_summarization", "fig12_llama"),
@@ -33,13 +33,13 @@ MODULES = {
         *("apparate_table1_tuning", "apparate_table2_strategies", "apparate_table3_budgets"),
     ),
 }
-"""Studies that share a module; every other one is in the module of its name."""
+"""Studies that share a module. Every other study has a module of its own name."""
 
 
 def load(name: str) -> Study:
-    """A study by its name; where the name has a dot, the one of another package's module.
+    """Returns a study by its name; a dotted name is a module of another package.
 
-    Modules load one by one, so a broken one breaks only its own rows of the report.
+    Modules load one by one, so a broken module affects only its own rows of the report.
     """
     module = next((module for module, names in MODULES.items() if name in names), name)
     found = vars(import_module(module if "." in module else f"{__name__}.{module}")).values()

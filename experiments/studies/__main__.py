@@ -1,8 +1,8 @@
-"""Run one study: print what it claims and gives, and write JSON and SVG.
+"""Runs one study: prints its claim and result, and writes JSON and SVG.
 
     OFFRAMP_DATA=... python -m experiments.studies fig07_homogeneous [--quick] [--out FOLDER]
 
-Without a name, those that there are. `python -m experiments.report` runs all of them.
+Without a name, it lists all studies. `python -m experiments.report` runs all of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from experiments.studies.study import About, Effort, Outcome, Record, Study, per
 from offramp.commands.plan_picture import load_pyplot
 
 FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-quick"}
-"""Where results go, and where the report looks for them."""
+"""Output folders, from which the report reads."""
 FIGURES = "figures"
-"""The pictures, below a folder of results and beside a report."""
+"""Folder of the pictures, in a folder of results."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse and run; a name with a dot is a module of another package."""
+    """Parses the options and runs the study; a dotted name is a module of another package."""
     parser = ArgumentParser(prog="python -m experiments.studies", description=__doc__)
     parser.add_argument("name", nargs="?", help="such as fig07_homogeneous")
     parser.add_argument("--quick", action="store_true", help="fewer points; not for quoting")
@@ -51,15 +51,15 @@ def run_logged(arguments: Sequence[str], log: Path, environment: Mapping[str, st
 
 
 def run_study(study: Study, effort: Effort, folder: Path) -> None:
-    """Run a study, print and write what came of it.
+    """Runs a study, and prints and writes its outcome.
 
-    Ends with a sentence where its data is absent (exit status 0: nothing is wrong) and on Ctrl-C (130). What the study
-    raises passes through, and stands in the JSON too.
+    Exits with a message if its data is missing (status 0: nothing is wrong), and on Ctrl-C (130). Exceptions of the
+    study pass through, and are also written to the JSON.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     _introduce(study.about, effort, console)
     try:
-        load_pyplot()  # refuses before the work rather than after it
+        load_pyplot()  # fails before the work rather than after it
         record = perform(study, effort)
     except KeyboardInterrupt:
         console.print("interrupted: nothing is written")
@@ -72,7 +72,7 @@ def run_study(study: Study, effort: Effort, folder: Path) -> None:
 
 
 def draw_all(record: Record, folder: Path) -> list[Path]:
-    """Draw a result's pictures beside it; raises InputError without matplotlib."""
+    """Draws a result's pictures; raises InputError without matplotlib."""
     paths = [folder / FIGURES / name for name in record.pictures]
     for picture, path in zip(record.pictures.values(), paths, strict=True):
         draw(picture, path)

@@ -1,7 +1,7 @@
-"""Apparate, figure 17: with a longer SLO batches and queues grow, and exits save a smaller part of the latency.
+"""Apparate, figure 17: with a longer SLO, batches and queues grow, and exits save a smaller share of the latency.
 
-Simulated: one accelerator whose inputs stay after their answer, arrivals as Azure's functions and Twitter had them.
-Where inputs leave is replayed first: Apparate's tuner on the best ramps of the stream's first inputs.
+Simulated: one accelerator whose inputs stay after their answer, with arrivals from Azure Functions and Twitter. Exits
+come from an earlier replay: Apparate's tuner on the best ramps for the first inputs of the stream.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ from simulator.simulate import simulate
 AZURE = "traces/azure_functions_2019_sample_500_inv.csv.gz"
 TWITTER = "traces/twitter_per_second_infadapter.txt.gz"
 BURSTY_S = 1_436_400
-"""Of Twitter's trace: an hour with bursts begins."""
+"""Second of Twitter's trace at which an hour with bursts begins."""
 TIMES_SLO = (1, 2, 4)
 SHORTEST_SLO = 2.0
-"""Of the model's time at batch 1 (section 5.1)."""
+"""The shortest SLO, in multiples of the model's time at batch 1 (section 5.1)."""
 ROOM = 0.5
-"""Of the SLO, what the largest batch may take: an input that has just missed one is in time with the next."""
+"""Time of the largest batch as a share of the SLO. An input that just missed a batch is in time with the next one."""
 LOAD = 0.5
-"""Of what full batches carry."""
+"""Load as a share of the rate of full batches."""
 NUM_INPUTS: Mapping[Effort, int] = {"full": 16_000, "quick": 2_000}
 STREAMS = ("people", "imdb")
-"""One of each kind; a simulation takes as long as a replay of all eight."""
+"""One stream of each kind. A simulation takes as long as a replay of all eight streams."""
 PAPER = {"saved, shortest SLO": 16.3, "saved, 4 x": 6.8}
-"""Of the median latency (%), GPT-2."""
+"""Saved share of the median latency (%), GPT-2."""
 SEED = 0
 
 Arrivals = Callable[[float], Process]
-"""At a mean rate per second."""
+"""A function from a mean rate per second to arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One SLO."""
+    """The figures at one SLO."""
 
     times: int
     batch: int
     saved: tuple[float, float, float]
-    """Shares of the 25th, 50th and 99th percentile of the latency without ramps."""
+    """Saved shares of the 25th, 50th and 99th percentile of the latency without ramps."""
     median_ms: float
-    """Without ramps."""
+    """Median latency without ramps."""
     late: float
-    """Share of the inputs that come after the SLO without ramps."""
+    """Share of inputs that miss the SLO without ramps."""
 
     def cells(self) -> tuple[str | float, ...]:
-        """For a table, shares in percent."""
+        """Returns the cells of a table row, shares in percent."""
         return f"{self.times} x", self.batch, self.median_ms, *(100 * each for each in self.saved), 100 * self.late
 
 
 def with_batches(case: Case) -> LatencyTable:
-    """Of text, one input's time is published: a batch takes so many times as long as BERT-base's on a V100 does."""
+    """Returns the case with times of batches; those of texts scale as BERT-base's on a V100."""
     if len(case.table.batches) > 1:
         return case.table
     profile = published_profile("bert-base", "V100")
@@ -84,13 +84,13 @@ def with_batches(case: Case) -> LatencyTable:
 
 
 def largest_batch(table: LatencyTable, slo_s: float) -> int:
-    """That leaves the SLO some room."""
+    """Returns the largest batch that leaves room in the SLO."""
     whole_s_B = table.block_s_NB.sum(0)
     return max(batch for batch, seconds in zip(table.batches, whole_s_B, strict=True) if seconds <= ROOM * slo_s)
 
 
 def decisions_of(case: Case, ramps: tuple[int, ...], served: Replay) -> ByRamp:
-    """Where inputs leave under the thresholds that were in force when each input came."""
+    """Returns the exits under the thresholds that were in force when each input arrived."""
     records = case.stream.served
     sure_NR = np.zeros(records.scores_NR.shape, dtype=bool)
     for index, thresholds in enumerate(served.settings):
@@ -101,9 +101,9 @@ def decisions_of(case: Case, ramps: tuple[int, ...], served: Replay) -> ByRamp:
 
 
 def scenario(case: Case, table: LatencyTable, decisions: ByRamp, ramps: tuple[int, ...], slo_s: float) -> Scenario:
-    """One accelerator and nothing else; with ramps inputs stay after their answer. No arrivals yet.
+    """Returns one accelerator without arrivals; with ramps, inputs stay after their answer.
 
-    The SLO decides on the batch alone. Nothing is dropped: both sides' percentiles are of the same inputs.
+    The SLO determines only the batch. Nothing is dropped, so the percentiles of both sides are of the same inputs.
     """
     num_blocks, name = case.stream.records.num_blocks, "device"
     columns = [case.stream.records.ramps.index(ramp) for ramp in decisions.ramps]
@@ -138,7 +138,7 @@ def scenario(case: Case, table: LatencyTable, decisions: ByRamp, ramps: tuple[in
 
 
 def points(case: Case, arrivals: Arrivals, effort: Effort) -> list[Point]:
-    """With and without ramps, by SLO; the rate grows with what the batches carry, and is the same for both."""
+    """Returns the figures with and without ramps by SLO; the rate grows with the batches, and is the same for both."""
     table = with_batches(case)
     first = case.stream.served.subset(np.arange(min(STRATEGIES_PERIOD, len(case.stream.served))))
     ramps = best_ramps(first, case.times, RAMP_BUDGET, greedily(case.times, BUDGET)).ramps
@@ -156,12 +156,12 @@ def points(case: Case, arrivals: Arrivals, effort: Effort) -> list[Point]:
 
 
 def offered_per_s(table: LatencyTable, batch: int) -> float:
-    """What an accelerator with such batches is given to do."""
+    """Returns the rate that is sent to an accelerator with batches of this size."""
     return LOAD * batch / float(table.blocks_at(np.array(float(batch))).sum())
 
 
 def point(times: int, slo_s: float, batch: int, ours: Outcome, stock: Outcome) -> Point:
-    """What became of the same arrivals."""
+    """Compares the outcomes of the same arrivals with and without ramps."""
     percentiles = (np.percentile(each.latency_s_N, (25, 50, 99)) for each in (ours, stock))
     (p25, p50, p99), (stock_p25, stock_p50, stock_p99) = percentiles
     return Point(
@@ -174,11 +174,11 @@ def point(times: int, slo_s: float, batch: int, ours: Outcome, stock: Outcome) -
 
 
 Found = Mapping[str, Mapping[str, Sequence[Point]]]
-"""By arrivals and stream."""
+"""Points by arrivals and stream."""
 
 
 def compare(streams: Sequence[Case], arrivals: Mapping[str, Arrivals], effort: Effort) -> StudyResult:
-    """Median savings at the shortest SLO and at four times that."""
+    """Returns the median savings at the shortest SLO and at four times that SLO."""
     found = {name: {case.name: points(case, each, effort) for case in streams} for name, each in arrivals.items()}
     every = {f"{stream}, {name}": row for name, rows in found.items() for stream, row in rows.items()}
     return StudyResult(
@@ -207,11 +207,11 @@ def compare(streams: Sequence[Case], arrivals: Mapping[str, Arrivals], effort: E
 
 
 def run(effort: Effort) -> StudyResult:
-    """Two recorded streams and traces; made-up streams and Poisson arrivals with quick effort."""
+    """Runs two recorded streams and traces; with quick effort random streams and Poisson arrivals."""
     if effort == "quick":
         return compare(cases(effort)[:1], {"Poisson": lambda rate_per_s: Poisson(rate_per_s=rate_per_s)}, effort)
     azure, twitter = (read_counts(require_data(name)).counts_B for name in (AZURE, TWITTER))
-    arrivals: dict[str, Arrivals] = {  # Azure's minutes as seconds: else a run would lie within a few
+    arrivals: dict[str, Arrivals] = {  # Azure's minutes as seconds, so that a run covers many
         "Azure": lambda rate_per_s: CountReplay(counts_B=azure, bin_s=1.0, rate_per_s=rate_per_s),
         "Twitter": lambda rate: CountReplay(counts_B=twitter, bin_s=1.0, start_s=BURSTY_S, rate_per_s=rate),
     }

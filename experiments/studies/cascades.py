@@ -1,4 +1,4 @@
-"""Tabi: cascades of networks on published latencies."""
+"""Tabi: cascades of networks with published latencies."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from simulator.outcome import Outcome
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.simulate import simulate
 
-# How others choose models for a service: one by a rule (INFaaS, ATC'21), or a vote of several (Cocktail, NSDI'22).
+# Model selection of other systems: one model by a rule (INFaaS, ATC'21), or votes of several (Cocktail, NSDI'22).
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answering:
-    """A model, and what it answers to N profiled inputs."""
+    """A model and its answers to N profiled inputs."""
 
     name: str
     latency_s: float
@@ -51,18 +51,18 @@ class Answering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Models that answer every input, all of them."""
+    """A set of models that all answer every input."""
 
     models: tuple[str, ...]
     accuracy: float
     latency_s: float
-    """Of the slowest: they run side by side."""
+    """Latency of the slowest model; the models run in parallel."""
     work_s: float
-    """Of all together: what an input costs."""
+    """Seconds of all models together for one input."""
 
 
 def infaas(models: Sequence[Answering], truth_N: IntArray, accuracy: float) -> Choice | None:
-    """The quickest single model that is accurate enough; None where none is."""
+    """Returns the fastest single model that is accurate enough, or None."""
     enough = [each for each in models if each.accuracy(truth_N) >= accuracy]
     if not enough:
         return None
@@ -71,9 +71,9 @@ def infaas(models: Sequence[Answering], truth_N: IntArray, accuracy: float) -> C
 
 
 def cocktail(models: Sequence[Answering], truth_N: IntArray, accuracy: float) -> Choice | None:
-    """Votes of several models, weighted by accuracy, that are accurate enough: the least latency, then the least work.
+    """Returns the models with an accurate enough weighted vote and the least latency, then work; or None.
 
-    Among equal votes the most accurate model's answer stands. Single models are no votes; None where none is enough.
+    In a tie the most accurate model decides. A single model is not a vote.
     """
     found = [
         choice
@@ -100,16 +100,16 @@ def _vote(models: Sequence[Answering], truth_N: IntArray) -> Choice:
     )
 
 
-# Plan problems of cascades on published latencies: networks one after the other, any of which a plan may leave out.
+# Plan problems of cascades with published latencies. A plan may leave out any network but the last.
 
 DEVICE, LENGTH = "V100", 128
 CROSSING_BYTES = 2.0 * LENGTH
-"""Importance per token in half precision; sample ids and the like are little beside it."""
+"""Bytes of a crossing: the importance of each token in half precision. Sample ids are small in comparison."""
 TEN_GBIT = 1.25e9
 
 
 def layers_of(model: str, num_layers: int) -> LatencyTable:
-    """So many layers of a published model, each with its share of the whole, on a V100; no ramps inside."""
+    """Returns the first layers of a published model on a V100, each with its share of the whole, without ramps."""
     table = published_profile(model, DEVICE).at(LENGTH)
     return LatencyTable(
         batches=table.batches,
@@ -128,9 +128,9 @@ def chain_problem(
     slo_s: float = 1.0,
     crossing_tokens: tuple[float, ...] = (),
 ) -> PlanProblem:
-    """The most that `count` V100 do with these networks at batches up to `most`; ramps at the ends of networks alone.
+    """Returns the problem of `count` V100 with these networks, batches up to `most`, and ramps only at their ends.
 
-    Of their blocks' seconds the ends are part: in a table of a whole model its head is.
+    The blocks' times include the ends, because the published time of a whole model includes its head.
     """
     ends = tuple(accumulate(len(table.block_s_NB) for table in tables))
     ramps = tuple(end - 1 for end in ends[:-1])
@@ -164,31 +164,31 @@ def chain_problem(
     return with_batch_limit(problem, most)
 
 
-# Which of four networks to use: every set that ends with the last is planned and played, beside the planner's choice.
+# A choice among four networks: every set that ends with the last is planned and simulated, and the planner's choice.
 
 LAYERS = (3, 6, 9, 12)
 SURE = 0.95
-"""Confidence above which an end lets an input out: Tabi's first c."""
+"""Confidence above which an input leaves at an end: Tabi's first c."""
 CANDIDATES_BATCH, OVERLOAD, SEED = 16, 1.3, 0
 SECONDS: Mapping[Effort, float] = {"full": 6.0, "quick": 1.0}
 ACCURACY = 0.99
-"""Of the last network's, what the others' choices must keep."""
+"""Required accuracy relative to the last network's, for the choices of other systems."""
 SLOWEST_S, WORST = 1.0, 0.03
-"""What is asked of us: solved in a second, within 3 % of the best set."""
+"""The project's requirement: solved in a second, within 3 % of the best set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Networks:
-    """Four of them, recorded on the same inputs."""
+    """Four networks, recorded on the same inputs."""
 
     records: ExitRecords
-    """In the chain's numbers: a ramp at the end of every network but the last."""
+    """Records in the chain's block numbers, with a ramp at the end of every network but the last."""
     chain: Chain
     problem: PlanProblem
 
 
 def networks() -> Networks:
-    """3, 6 and 9 layers before all 12 of a BERT-base, one V100."""
+    """Returns 3, 6 and 9 layers before all 12 of a BERT-base, on one V100."""
     exits = bert12_sst2("confidence")
     chain = Chain(
         names=tuple(f"{layers} layers" for layers in LAYERS),
@@ -213,7 +213,7 @@ def networks() -> Networks:
 
 
 def played_per_s(of: Networks, planned: Planned, seconds: float) -> float:
-    """What a plan answers when more arrives than it can do."""
+    """Returns the answers per second of a plan under overload."""
     ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
     policy = PolicySpec(name="confidence", thresholds=dict.fromkeys(ramps, SURE)) if ramps else None
     outcome = simulate(
@@ -237,21 +237,21 @@ def played_per_s(of: Networks, planned: Planned, seconds: float) -> float:
 
 
 def answered_per_s(outcome: Outcome, since_s: float) -> float:
-    """By when answers were given, while requests arrived."""
+    """Returns the answers per second by the time of the answer, while requests arrive."""
     given_s = outcome.arrived_s_R + outcome.latency_s_N
     return float(((given_s >= since_s) & (given_s < outcome.duration_s)).sum() / (outcome.duration_s - since_s))
 
 
 def planned_on(problem: PlanProblem, used: tuple[int, ...]) -> Planned:
-    """The best plan of exactly these networks, in the chain's numbers."""
+    """Returns the best plan of exactly these networks, in the chain's block numbers."""
     part = Subproblem(whole=problem, used=used)
-    found = solve(replace(part.problem, networks=()))  # as one network, of which the planner can leave out no part
+    found = solve(replace(part.problem, networks=()))  # as one network, so that the planner cannot leave out a part
     assert isinstance(found, Planned), "an SLO of a second has plans"
     return replace(found, stages=part.in_chain(found.stages))
 
 
 def others(of: Networks) -> dict[str, Any]:
-    """What Tabi's search, INFaaS and Cocktail choose, one input at a time, at nearly the last network's accuracy."""
+    """Returns the choices of Tabi's search, INFaaS and Cocktail, at batch 1 and nearly the full accuracy."""
     truth_NE = of.records.true_losses_NE
     assert truth_NE is not None
     table = of.problem.latency["V100"]
@@ -264,7 +264,7 @@ def others(of: Networks) -> dict[str, Any]:
     ]
     wanted = ACCURACY * profiled[-1].accuracy
     tabis = select(list(candidates(profiled)), wanted)
-    # Two classes: an answer is the truth (0) or the other (1).
+    # Two classes: an answer is the truth (0) or the other class (1).
     answering = [
         Answering(name=each.name, latency_s=each.latency_s, answers_N=(each.right_N == 0).astype(np.int64))
         for each in profiled
@@ -279,7 +279,7 @@ def others(of: Networks) -> dict[str, Any]:
 
 
 def candidates_run(effort: Effort) -> StudyResult:
-    """Every set, played; then the planner's own choice, timed, of which the first is not counted."""
+    """Simulates every set; then times the planner's choice after one run that does not count."""
     of = networks()
     sets = {used: planned_on(of.problem, used) for used in network_sets(of.problem)}
     played = {used: played_per_s(of, planned, SECONDS[effort]) for used, planned in sets.items()}
@@ -315,7 +315,7 @@ def candidates_run(effort: Effort) -> StudyResult:
 CANDIDATES_STUDY = declare("tabi_candidates", candidates_run, needs=(BERT12_SST2,))
 
 
-# Tabi, table 2: mean latencies of its cascades, from the latencies of single models, shares and pruning it prints.
+# Tabi, table 2: mean latencies of cascades, from the paper's latencies of single models, shares and pruning.
 
 LATENCY_S: Mapping[str, float] = {
     "DistilBERT": 0.007,
@@ -325,19 +325,19 @@ LATENCY_S: Mapping[str, float] = {
 }
 """Table 1, of MNLI; "for other tasks the relative performance is similar"."""
 NO_WAIT_PER_S = 1e12
-"""So many come that no batch is waited for."""
+"""A rate at which no input waits for its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cascade:
-    """One of the paper's."""
+    """A cascade of the paper."""
 
     models: tuple[str, ...]
-    """Section 7.3.1."""
+    """Models (section 7.3.1)."""
     answered: tuple[float, ...]
-    """Per model, of all inputs (section 7.3.2; of three levels table 5)."""
+    """Share of all inputs that each model answers (section 7.3.2; for three levels table 5)."""
     pruned_s: float
-    """Of a later model's latency, what pruning saves (table 3)."""
+    """Share of a later model's latency that pruning saves (table 3)."""
     paper_s: float
 
 
@@ -352,11 +352,11 @@ CASCADES: Mapping[str, Cascade] = {
     ),
 }
 SST2_ALONE_S = 0.022
-"""Table 2: INFaaS, which selects RoBERTa-large, on SST-2. Table 1 has 26 ms of the same model on MNLI."""
+"""Table 2: INFaaS, which selects RoBERTa-large, on SST-2. Table 1 has 26 ms for the same model on MNLI."""
 
 
 def mean_latency_s(latencies_s: Sequence[float], answered: Sequence[float]) -> float:
-    """Of a chain of networks, one block each, an input at a time."""
+    """Returns the mean latency at batch 1 of a chain of networks with one block each."""
     survival = [1.0 - before for before in accumulate((0.0, *answered[:-1]))]
     ends = tuple(range(1, len(latencies_s) + 1))
     problem = PlanProblem(
@@ -385,14 +385,14 @@ def mean_latency_s(latencies_s: Sequence[float], answered: Sequence[float]) -> f
 
 
 def ours_s(cascade: Cascade, latency_s: Mapping[str, float] = LATENCY_S) -> float:
-    """The first model's latency, and of each later one what pruning leaves."""
+    """Returns the first model's latency, and the latency of each later model after pruning."""
     small, *later = (latency_s[model] for model in cascade.models)
     return mean_latency_s([small, *(each * (1 - cascade.pruned_s) for each in later)], cascade.answered)
 
 
 def table2_run(effort: Effort) -> StudyResult:
-    """All of it."""
-    del effort  # it takes no time
+    """Computes all cascades."""
+    del effort  # takes no time
     found = {name: ours_s(each) for name, each in CASCADES.items()}
     slower = SST2_ALONE_S / LATENCY_S["RoBERTa-large"]
     own_s = ours_s(CASCADES["SST-2"], {model: seconds * slower for model, seconds in LATENCY_S.items()})
@@ -418,14 +418,14 @@ TABLE2_STUDY = declare("tabi_table2", table2_run)
 # Tabi's shares and pruning in the planner, on published V100 latencies: 6 layers of 768 before a BERT-large.
 
 RETURNED = {"SST-2": 0.698, "MNLI": 0.494}
-"""Section 7.3.2: what the small model answers."""
+"""Share that the small model answers (section 7.3.2)."""
 PRUNED = {"SST-2": 0.142, "MNLI": 0.136}
-"""Table 3: words cut before the large one."""
+"""Share of words that are pruned before the large model (table 3)."""
 V100_BATCH, SMALL, LARGE = 16, 6, 24
 
 
 def problem(task: str, *, pruned: bool = True) -> PlanProblem:
-    """One V100; the large network alone is a plan of it as well."""
+    """Returns the problem of one V100; a plan of the large network alone is allowed."""
     left = 1 - RETURNED[task]
     both = (1.0,) * SMALL + (left,) * LARGE
     return chain_problem(
@@ -437,8 +437,8 @@ def problem(task: str, *, pruned: bool = True) -> PlanProblem:
 
 
 def v100_run(effort: Effort) -> StudyResult:
-    """Both tasks, with and without pruning, beside the large network alone."""
-    del effort  # it takes no time
+    """Plans both tasks, with and without pruning, and the large network alone."""
+    del effort  # takes no time
     comparisons, rows = [], []
     for task in RETURNED:
         alone, whole, pruned = (

@@ -25,13 +25,13 @@ from optimizer.what_if import with_batch_limit
 from profiles.lengths import Lengths
 from profiles.table import FloatArray, LatencyTable
 
-# E3's generative models (section 5.1.3) on 4 accelerators: published times of layers, and exits as it tells them.
+# E3's generative models (section 5.1.3) on 4 accelerators: published times of layers, and exits as in the paper.
 
 PHI_2: Final = "profiles/vidur/a40_phi-2_mlp.csv.gz"
 LLAMA_2: Final = "profiles/vidur/a40_Llama-2-7b-hf_mlp.csv.gz"
 NUM_GPUS: Final = 4
 PATIENT_S: Final = 100.0
-"""The SLO: clients are closed loops, which promise nothing."""
+"""An SLO that never limits, because closed-loop clients promise nothing."""
 LINK: Final = Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4)
 """10 Gbit/s between servers (section 5)."""
 SIDES: Final[Mapping[str, Space]] = {
@@ -40,35 +40,35 @@ SIDES: Final[Mapping[str, Space]] = {
     "e3": RAMPS_AT_SPLIT_ENDS,
     "best": SPACES["best"],
 }
-"""E3 checks for exits at the ends of splits only (section 5.1.3)."""
+"""E3 checks for exits only at the ends of splits (section 5.1.3)."""
 
 MOST_NAMED: Final = 3
 
 T5_BLOCKS: Final = 8
 T5_WIDTH: Final = 512
 OUTPUT_TOKENS: Final = 18.0
-"""On average, of summaries (section 5.1.3); of translations it does not say."""
+"""Mean length of summaries (section 5.1.3); the paper does not state it for translations."""
 T5_LAYER: Final = 2 * 4 * T5_WIDTH * 384 + 3 * T5_WIDTH * 1024
-"""Weights of a decoder layer of the T5 v1.1 that has 8 of them: self and cross attention, gated feed-forward."""
+"""Weights of a decoder layer of the T5 v1.1 with 8 layers: self and cross attention, gated feed-forward."""
 T5_HEAD: Final = T5_WIDTH * 32128
 T5_COPY: Final = 2 * T5_WIDTH * 384 / T5_LAYER
-"""Its own keys and values: those of the encoder are there from the beginning."""
+"""Share for its own keys and values; those of the encoder exist from the beginning."""
 ONE_EXIT: Final = (1.0, 1.0, *(0.3,) * 6)
-"""70 % leave after layer 2, none elsewhere: E3 says of the exits no more."""
+"""70 % leave after layer 2, none elsewhere: the paper states nothing more."""
 EVERY_LAYER: Final = (1.0, 0.6, 0.3, 0.25, 0.21, 0.18, 0.15, 0.13)
-"""As many by layer 2, and others before and behind it: made up so that a token runs 8 / 2.84 layers."""
+"""As many leave by layer 2, and others before and after it: invented so that a token runs 8 / 2.84 layers."""
 
 LLAMA_BLOCKS: Final = 32
 LLAMA_HEAD: Final = 128256 * 4096 / (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
-"""Of Llama 3.1 8B, weights of the vocabulary head over those of a layer."""
+"""Weights of the vocabulary head over those of a layer, of Llama 3.1 8B."""
 PROMPT_TOKENS: Final = 128
-"""Of a question of BoolQ with its passage; E3 does not say."""
+"""Tokens of a BoolQ question with its passage; the paper does not state it."""
 LLAMA_EXITS: Final = (*(1.0,) * 25, *(0.5,) * 7)
 
 
 @cache
 def layer_times(name: str) -> tuple[FloatArray, FloatArray]:
-    """Tokens of a batch, ascending, and seconds of a layer, of one of vidur's files; without attention itself."""
+    """Returns tokens per batch (ascending) and seconds of a layer without attention, from one of vidur's files."""
     with gzip.open(require_data(name), "rt", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["num_tensor_parallel_workers"] == "1"]
     medians = [key for key in rows[0] if key.endswith(".median") and ".emb." not in key]
@@ -78,23 +78,23 @@ def layer_times(name: str) -> tuple[FloatArray, FloatArray]:
 
 
 def layer_s(name: str, tokens: Sequence[float]) -> FloatArray:
-    """Seconds of a layer, never less for more tokens."""
+    """Returns seconds of a layer, non-decreasing in the number of tokens."""
     known, seconds = layer_times(name)
     found: FloatArray = np.interp(np.array(tokens, dtype=float), known, np.maximum.accumulate(seconds))
     return found
 
 
 def table_of(block_s_B: FloatArray, head_s_B: FloatArray, batches: tuple[int, ...], num_blocks: int) -> LatencyTable:
-    """Equal blocks, the head in the last one, and in a ramp after each other one."""
+    """Returns equal blocks, with the head in the last one and in a ramp after each other block."""
     block_s_NB = np.tile(block_s_B, (num_blocks, 1))
     block_s_NB[-1] += head_s_B
     return LatencyTable(batches=batches, block_s_NB=block_s_NB, ramp_s_EB=np.tile(head_s_B, (num_blocks - 1, 1)))
 
 
 def t5(survival_N: tuple[float, ...], *, with_head: bool = False, fill: str = "copy") -> PlanProblem:
-    """Decoder steps of CALM's T5 on 4 accelerators; the encoder is left out.
+    """Returns decoder steps of CALM's T5 on 4 accelerators, without the encoder.
 
-    `with_head`: the vocabulary head and its ramps take time, by their weights beside a layer's; else nothing.
+    With `with_head`, the vocabulary head and its ramps take time in proportion to their weights; otherwise none.
     """
     batches = (1, 2, 4, 8, 16, 32, 64)
     block_s_B = layer_s(PHI_2, batches)
@@ -112,7 +112,7 @@ def t5(survival_N: tuple[float, ...], *, with_head: bool = False, fill: str = "c
 
 
 def llama(survival_N: tuple[float, ...] = LLAMA_EXITS, *, with_head: bool = True) -> PlanProblem:
-    """Prompts of Llama 3.1 8B whose answer is one token, so that nothing of a sequence is left to do."""
+    """Returns prompts of Llama 3.1 8B whose answer is one token, so that no sequence continues."""
     batches = (1, 2, 4, 8, 16)
     block_s_B = layer_s(LLAMA_2, [PROMPT_TOKENS * batch for batch in batches])
     head_s_B = layer_s(LLAMA_2, batches) * (LLAMA_HEAD if with_head else 0.0)
@@ -121,7 +121,7 @@ def llama(survival_N: tuple[float, ...] = LLAMA_EXITS, *, with_head: bool = True
 
 
 def llama_of(num_gpus: int, slo_s: float) -> PlanProblem:
-    """The same with E3's one ramp, after layer 25, on more accelerators and with an SLO."""
+    """Returns the problem with E3's one ramp, after layer 25, with more accelerators and an SLO."""
     whole, ramp = llama(), LLAMA_EXITS.index(0.5) - 1
     table = whole.latency["A6000"]
     return replace(
@@ -152,37 +152,37 @@ def _problem(
 
 
 def layers_allow(survival_N: Sequence[float], cut: int) -> float:
-    """How many times stock's rate layers alone allow of an exit after `cut` layers, all batches full."""
+    """Returns the upper bound over stock's rate with an exit after `cut` layers and full batches."""
     num_blocks = len(survival_N)
     return num_blocks / (cut + survival_N[cut] * (num_blocks - cut))
 
 
 def all_allow(survival_N: Sequence[float]) -> float:
-    """The same of exits after all layers, each of which costs nothing."""
+    """Returns the upper bound with exits after all layers that take no time."""
     return len(survival_N) / sum(survival_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What every side's plan does, by largest batch."""
+    """The rates of every side's plan, by largest batch."""
 
     case: str
     batches: tuple[int, ...]
     per_s: Mapping[str, tuple[float, ...]]
     splits: Mapping[str, tuple[str, ...]]
-    """Blocks and replicas of every plan, in words."""
+    """Blocks and replicas of every plan, as text."""
 
     def times(self, one: str, other: str, batch: int) -> float | None:
-        """How many times the other's rate the one's is."""
+        """Returns the ratio of the first rate to the second."""
         at = self.batches.index(batch)
         return ratio(self.per_s[one][at], self.per_s[other][at])
 
     def ratios(self, side: str) -> Ratios:
-        """The largest."""
+        """Returns the largest ratios."""
         return largest_ratios(self.per_s, side)
 
     def over_stock(self) -> tuple[Comparison, ...]:
-        """Every side over stock, at the smallest and the largest batch."""
+        """Returns every side over stock, at the smallest and the largest batch."""
         return tuple(
             Comparison(f"{self.case}: {side} / stock, batch {batch}", self.times(side, "stock", batch))
             for side in ("early-exit", "e3", "best")
@@ -190,12 +190,12 @@ class Rates:
         )
 
     def bars(self, title: str, unit: str) -> Bars:
-        """By batch."""
+        """Returns the picture by batch."""
         return Bars(title, "largest batch", f"rate ({unit}/s)", tuple(map(str, self.batches)), self.per_s)
 
 
 def rates(case: str, problem: PlanProblem, batches: Sequence[int]) -> Rates:
-    """Every side's plan at every largest batch, by the cost model."""
+    """Returns every side's plan at every largest batch, by the cost model."""
     planned = {
         side: [_planned(with_batch_limit(problem, batch), space) for batch in batches] for side, space in SIDES.items()
     }
@@ -214,14 +214,14 @@ def _planned(problem: PlanProblem, space: Space) -> Planned:
 
 
 def _words(stage: Stage) -> str:
-    """Splits whose batches cost the same joined are as many as it happens: more than three are counted."""
+    """Formats the splits. Joined and separate splits can cost the same, so more than three are only counted."""
     if len(stage.splits) > MOST_NAMED:
         return f"{stage.replicas} x ({len(stage.splits)} splits)"
     return f"{stage.replicas} x ({' + '.join(f'{split.first}-{split.end - 1}' for split in stage.splits)})"
 
 
 def plans_table(found: Sequence[Rates]) -> Table:
-    """A row per case, batch and side."""
+    """Returns a row per case, batch and side."""
     rows = [
         (each.case, batch, side, each.per_s[side][at], each.per_s[side][at] / each.per_s["stock"][at], words[at])
         for each in found
@@ -232,9 +232,9 @@ def plans_table(found: Sequence[Rates]) -> Table:
 
 
 def longest_over_mean(batch: int, mean: float = OUTPUT_TOKENS, most: int = 100_000) -> float:
-    """Of a batch of answers, the longest over the mean, where each ends at every token with the same chance.
+    """Returns the longest answer of a batch over the mean, if each ends at every token with the same probability.
 
-    So much longer a batch runs where none of its places is taken before all of it have ended (Orca's static batches).
+    A static batch (Orca) takes longer by this factor, because no place is reused before all answers have ended.
     """
     ends = 1 / mean
     tokens = np.arange(most)
@@ -249,9 +249,10 @@ FIG10_PAPER = 2.84
 
 
 def fig10_run(effort: Effort) -> StudyResult:
-    """Exits as told, which have the picture.
+    """Runs the paper's exits, which have the picture.
 
-    In full also exits that would explain the paper's figure, the vocabulary head paid for, and fills computed.
+    Full effort also runs exits that would explain the paper's figure, a vocabulary head that takes time, and computed
+    fills.
     """
     cases = {"one exit": t5(ONE_EXIT)}
     if effort == "full":
@@ -286,7 +287,7 @@ FIG11_PAPER = 3.8
 
 
 def fig11_run(effort: Effort) -> StudyResult:
-    """With continuous batching on both sides, and with static batches of stock alone."""
+    """Runs continuous batching on both sides, and static batches of stock."""
     found = rates("one exit", t5(ONE_EXIT), FIG10_BATCHES[effort])
     lost = {batch: longest_over_mean(batch) for batch in found.batches}
     over = [found.times("e3", "stock", batch) or 0.0 for batch in found.batches]
@@ -329,7 +330,7 @@ FIG12_PAPER = 1.48
 
 
 def fig12_run(effort: Effort) -> StudyResult:
-    """With the vocabulary head in ramps and at the end, which has the picture; full effort: without it too."""
+    """Runs the vocabulary head in ramps and at the end, which has the picture; full effort also runs without it."""
     cases = {"head paid": llama()} | ({"no head": llama(with_head=False)} if effort == "full" else {})
     first, *_ = of = [rates(name, problem, FIG12_BATCHES[effort]) for name, problem in cases.items()]
     return StudyResult(

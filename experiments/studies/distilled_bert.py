@@ -1,4 +1,4 @@
-"""E3, figures 2 and 9: what exits save, and a distilled BERT."""
+"""E3, figures 2 and 9: savings of exits, and a distilled BERT."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 from simulator.inputs import ByRamp, nested, recorded
 
-# Where inputs left DistilBERT in Apparate's runs on IMDB, by the shares that were printed.
+# Exits of DistilBERT in Apparate's runs on IMDB, from the printed shares.
 
 DISTILBERT_IMDB = "exit_traces/apparate_distilbert_imdb_a6000.json"
 NUM_BLOCKS = 6
@@ -51,32 +51,32 @@ COUNTS: tuple[tuple[int, Mapping[int, int]], ...] = (
     (69999, {0: 378, 1: 12501, 2: 619, 3: 1215}),
     (68282, {1: 14898, 2: 40, 3: 3939, 4: 617}),
 )
-"""Per run of the file, its inputs and how many left at each ramp.
+"""For each run of the file, its inputs and the number that left at each ramp.
 
-Only shares were printed, but to the last digit: of inputs that left, and per ramp of answers that are the full model's.
-They are ratios of whole numbers, and these are the fewest inputs of which counts give exactly them; no other counts of
-so many inputs do. The ramp after the last block is none: an input that gets there has run everything.
+The file has only shares, but to the last digit: of inputs that left, and per ramp of answers that agree. These shares
+are ratios of integers. The counts are the smallest that give exactly these shares, and the only ones for this number of
+inputs. There is no ramp after the last block, because an input there has run everything.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImdbRun:
-    """One run of Apparate's simulator, as a public fork of it recorded them."""
+    """One run of Apparate's simulator, as recorded by a public fork."""
 
     requests_per_s: int
     is_plain: bool
-    """Apparate's own controller; otherwise the fork's control layer decides too."""
+    """Whether Apparate's own controller decides alone; otherwise the fork's control layer decides too."""
     num_inputs: int
     exits: Mapping[int, int]
-    """Ramp -> inputs that left there."""
+    """Number of inputs that left at each ramp."""
     agreement: float
-    """Share of inputs answered as the full model would."""
+    """Share of answers that equal the full model's."""
     saving: float
-    """Share of its latency at batch 1 that exits saved, as Apparate printed it."""
+    """Share of the latency at batch 1 that exits saved, as printed by Apparate."""
 
     @property
     def survival_N(self) -> tuple[float, ...]:
-        """Per block, the share of inputs that reached it."""
+        """The share of inputs that reach each block."""
         left = accumulate((self.exits.get(ramp, 0) for ramp in RAMPS), initial=0)
         return tuple(1 - count / self.num_inputs for count in left)
 
@@ -119,16 +119,16 @@ def imdb_runs() -> tuple[ImdbRun, ...]:
 
 
 def distilled_cluster() -> PlanProblem:
-    """The 16 V100 of BERT-base, whose first 6 blocks are the distilled model's: half the times.
+    """Returns the 16 V100 of BERT-base with the first 6 blocks, the distilled model: half the times.
 
-    Published V100 figures of a BERT with 6 such layers are for 384 tokens only (NVIDIA/DeepLearningExamples,
+    Published V100 figures of a BERT with 6 such layers exist for 384 tokens only (NVIDIA/DeepLearningExamples,
     PyTorch/LanguageModeling/BERT/triton/dist6l: 1.6, 7.0 and 13.1 ms at batch 1, 8 and 16, from an older TensorRT).
     """
     return cut(equal_cluster(), NUM_BLOCKS)
 
 
 def cut(problem: PlanProblem, num_blocks: int) -> PlanProblem:
-    """The same for a model of its first blocks."""
+    """Returns the problem with the model's first blocks."""
     ramps = tuple(ramp for ramp in problem.ramps if ramp < num_blocks - 1)
     latency = {
         device: LatencyTable(
@@ -149,7 +149,7 @@ def cut(problem: PlanProblem, num_blocks: int) -> PlanProblem:
 
 
 def imdb(run: ImdbRun) -> Workload:
-    """Inputs that leave where those of Apparate's run did; an input that is sure at a ramp stays sure."""
+    """Returns inputs with the exits of Apparate's run; an input stays sure after its first sure ramp."""
     rng = np.random.default_rng(SEED)
     decisions = nested(run.survival_N, RAMPS, rng, num_rows=NUM_ROWS)
     words = f"DistilBERT on IMDB as Apparate recorded it: {1 - run.survival_N[-1]:.0%} leave early"
@@ -157,7 +157,7 @@ def imdb(run: ImdbRun) -> Workload:
 
 
 def every_second_ramp(entropy: float) -> Workload:
-    """A stand-in for DistilBERT on SST-2: what BERT-base's ramp after block 2k recorded, after block k."""
+    """Returns a substitute for DistilBERT on SST-2: BERT-base's ramp after block 2k becomes ramp k."""
     records = bert12_sst2("entropy")
     rng = np.random.default_rng(SEED)
     rows_N = rng.integers(len(records), size=NUM_ROWS)
@@ -166,30 +166,31 @@ def every_second_ramp(entropy: float) -> Workload:
 
 
 def half_of(records: ExitRecords, entropy: float) -> ByRamp:
-    """Decisions of the ramps after every second block, as those of a model of half the blocks."""
+    """Returns decisions of the ramps after every second block, as those of a model with half the blocks."""
     odd = records.ramps[1::2]
     whole = recorded(records, dict.fromkeys(records.ramps, entropy))
     columns = [records.ramps.index(ramp) for ramp in odd]
     return ByRamp(ramps=tuple(ramp // 2 for ramp in odd), sure_NR=whole.sure_NR[:, columns])
 
 
-# E3, figure 2: what exits save at batch 1, of BERT-base and of a distilled model, and what accuracy they cost.
+# E3, figure 2: savings of exits at batch 1, for BERT-base and a distilled model, and their cost in accuracy.
 
 LENGTH = 128
-"""Tokens."""
+"""Tokens per input."""
 ENTROPIES = tuple(round(0.05 * step, 2) for step in range(1, 13))
 SAVED, LOST = 42.7, 1.7
-"""E3's BERT, in % and points."""
+"""E3's BERT: saved time in %, lost accuracy in points."""
 DISTILLED_SAVED, DISTILLED_LOST = 10.5, 0.14
 RESAMPLES = {"full": 5000, "quick": 500}
-"""Of the recorded inputs, to tell how much of what they show is chance."""
+"""Resamples of the recorded inputs, to estimate the standard deviation."""
 
 
 def distilled_savings(runs: Sequence[ImdbRun], table: LatencyTable) -> dict[str, float]:
-    """The mean over the runs, with all ramps active; Apparate had about one at a time.
+    """Returns the mean over the runs, with all ramps active; Apparate had about one at a time.
 
-    `compute` and `latency` as in `Savings`; `printed`: of the latency, by Apparate itself; `disagreement`: answers that
-    are not the full model's, more accuracy cannot be lost; `spread`: the standard deviation of `compute` between runs.
+    `compute` and `latency` as in `Savings`; `printed`: latency saved, as printed by Apparate; `disagreement`: share of
+    answers that differ from the full model's, an upper bound of lost accuracy; `spread`: standard deviation of
+    `compute`.
     """
     each = [savings(run.survival_N, table, RAMPS) for run in runs]
     return {
@@ -202,20 +203,20 @@ def distilled_savings(runs: Sequence[ImdbRun], table: LatencyTable) -> dict[str,
 
 
 def lost_N(outcome: ExitOutcome) -> FloatArray:
-    """1 for an input that only the full model answers right, -1 for one that only the exits do."""
+    """Returns 1 for an input that only the full model answers right, -1 for one that only the exits do, else 0."""
     assert outcome.true_losses_N is not None
     assert outcome.full_true_losses_N is not None
     return outcome.true_losses_N - outcome.full_true_losses_N
 
 
 def chance_of_loss(outcome: ExitOutcome, rng: np.random.Generator, resamples: int) -> float:
-    """Standard deviation of the accuracy lost, had other inputs been drawn (bootstrap)."""
+    """Returns the standard deviation of the lost accuracy over draws of the inputs (bootstrap)."""
     each_N = lost_N(outcome)
     return float(each_N[rng.integers(len(each_N), size=(resamples, len(each_N)))].mean(1).std())
 
 
 def fig02_run(effort: Effort) -> StudyResult:
-    """BERT by its exit records; the distilled model by Apparate's runs without the fork's control layer."""
+    """Computes BERT from its exit records, and the distilled model from Apparate's runs without the control layer."""
     records, runs = bert12_sst2("entropy"), [each for each in imdb_runs() if each.is_plain]
     bert = published_profile("bert-base", "V100").tables[LENGTH]
     distilbert = published_profile("distilbert-base", "A6000").tables[LENGTH]
@@ -302,9 +303,9 @@ PAPER = 1.67
 
 
 def fig09_run(effort: Effort) -> StudyResult:
-    """The distilled model's own exits on IMDB at all batch sizes; in full the stand-in on SST-2, at the largest.
+    """Runs the distilled model's exits on IMDB at all batch sizes; full effort adds the substitute on SST-2.
 
-    Of Apparate's plain runs it is the one in which most inputs leave, which saves about what E3's figure 2 says.
+    Of Apparate's plain runs it uses the one in which most inputs leave, because its savings are close to E3's figure 2.
     """
     most = min((run for run in imdb_runs() if run.is_plain), key=lambda run: run.survival_N[-1])
     problem, inputs, stand_in = distilled_cluster(), imdb(most), every_second_ramp(ENTROPY)

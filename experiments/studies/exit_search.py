@@ -1,4 +1,4 @@
-"""PAME, figures 9, 12, 14 and 15: exits that its search finds, judged on inputs that it never saw."""
+"""PAME, figures 9, 12, 14 and 15: exits that its search finds, evaluated on inputs that the search did not see."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from optimizer.pame.search import Candidate, SearchOptions, find_exits
 from optimizer.risk import Guarantee
 
 DIVISIONS: Mapping[Effort, int] = {"full": 10, "quick": 2}
-"""Random halves of the records, one to find exits by, one to judge them: the paper has one division."""
+"""Random divisions of the records in halves, one for the search and one to evaluate; the paper has one division."""
 LARGE = 2
-"""Of a task's three batch sizes."""
+"""Index of the largest of a task's three batch sizes."""
 Divisions = Mapping[str, Sequence[Case]]
-"""By task: every division of its records."""
+"""Every division of a task's records, by task."""
 
 
 def _study(name: str, compare: Callable[[Divisions], StudyResult]) -> Study:
-    """On every task whose records are there."""
+    """Returns a study of every task whose records exist."""
 
     def run(effort: Effort) -> StudyResult:
         divisions = [cases(seed=seed) for seed in range(DIVISIONS[effort])]
@@ -43,11 +43,11 @@ def _study(name: str, compare: Callable[[Divisions], StudyResult]) -> Study:
 
 
 def mean_percent(of: Sequence[Judged], name: str) -> float:
-    """Of a share, over divisions."""
+    """Returns the mean of a share over divisions, in percent."""
     return 100 * fmean(getattr(each, name) for each in of)
 
 
-# PAME, figure 9: mean and tail latency of batched inputs with the exits that are found, beside the model without.
+# PAME, figure 9: mean and tail latency of batched inputs with the found exits, relative to the model without exits.
 
 FIG09_PAPER: Mapping[str, tuple[float, float]] = {
     "sst2": (44.8, 37.2),
@@ -55,10 +55,10 @@ FIG09_PAPER: Mapping[str, tuple[float, float]] = {
     "lsp": (24.0, 11.8),
     "camvid": (24.1, 24.1),
 }
-"""Mean and tail saved (%), over the datasets of a task and three batch sizes (section 7.2)."""
+"""Saved mean and tail latency (%), over the datasets of a task and three batch sizes (section 7.2)."""
 PAPER_PRECISION = 99.68
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
-"""Of agreement with the full model, in the place of the paper's search for thresholds."""
+"""A guarantee of agreement with the full model, used in place of the paper's search for thresholds."""
 FIG09_COLUMNS = (
     *("", "batch", "mean saved (%)", "tail saved (%)", "slower batches (%)", "precision kept (%)"),
     *("least of the divisions (%)", "exits"),
@@ -76,7 +76,7 @@ class Row(NamedTuple):
         return mean_percent(self.judged, name)
 
     def cells(self) -> tuple[str | float, ...]:
-        """For a table."""
+        """Returns the cells of a table row."""
         slower = 100 * fmean(each.times.slower for each in self.judged)
         least = 100 * min(each.precision for each in self.judged)
         exits = fmean(len(each.found.ramps) for each in self.judged)
@@ -85,7 +85,7 @@ class Row(NamedTuple):
 
 
 def promised_rows(divisions: Divisions) -> list[Row]:
-    """With thresholds that have a guarantee, over the divisions in which one could be given."""
+    """Returns rows with guaranteed thresholds, over the divisions in which a guarantee is possible."""
     rows: list[Row] = []
     for name, of in divisions.items():
         for batch in of[0].kind.batches:
@@ -96,7 +96,7 @@ def promised_rows(divisions: Divisions) -> list[Row]:
 
 
 def fig09_compare(divisions: Divisions) -> StudyResult:
-    """Of each task the mean over its batch sizes, as the paper quotes it."""
+    """Returns the mean over the batch sizes of each task, as in the paper."""
     rows = [
         Row(name, batch, [judged(case, batch) for case in of])
         for name, of in divisions.items()
@@ -127,12 +127,12 @@ def fig09_compare(divisions: Divisions) -> StudyResult:
 FIG09_STUDY = _study("pame_fig09_latency", fig09_compare)
 
 
-# PAME, figure 12: the first exit at every place, by what the search expects of it and on inputs that it never saw.
+# PAME, figure 12: the first exit at every place, as estimated by the search and on unseen inputs.
 
 PAPER_ERROR = 5.0
 """Largest relative error of an estimate (%): "less than 5 %"."""
 PAPER_PLACE = 13 / 33
-"""Of the backbone's blocks, where the paper's first exit of Imagenet sits: after block 13 of 33."""
+"""Place of the paper's first exit of Imagenet: after block 13 of the backbone's 33."""
 FIG12_COLUMNS = (
     *("after block", "mean expected", "mean", "error (%)"),
     *("slower expected (%)", "slower (%)", "precision kept (%)", ""),
@@ -141,13 +141,13 @@ NAMES: Mapping[Effort, Sequence[str]] = {"full": tuple(KINDS), "quick": ("sst2",
 
 
 class Place(NamedTuple):
-    """One candidate, its times as shares of the time without exits."""
+    """One candidate; its times are shares of the time without exits."""
 
     ramp: int
     expected: float
     found: float
     error: float
-    """Of what was expected, in percent."""
+    """Relative error of the estimate in percent."""
     slower_expected: float
     slower: float
     precision: float
@@ -155,7 +155,7 @@ class Place(NamedTuple):
 
 
 def places(case: Case) -> list[Place]:
-    """Every candidate whose check keeps the precision, alone."""
+    """Returns every candidate alone whose check keeps the precision."""
     found = find_exits(case.seconds, case.checks(), case.kind.batches[LARGE])
     step = found.steps[0]
 
@@ -172,7 +172,7 @@ def places(case: Case) -> list[Place]:
 
 
 def fig12_run(effort: Effort) -> StudyResult:
-    """Every task whose records are there, at its large batch; GLUE's alone with quick effort."""
+    """Runs every task whose records exist, at its large batch; with quick effort only GLUE."""
     known = {case.name: (case, places(case)) for case in cases(NAMES[effort])}
     told = []
     for name, (case, found) in known.items():
@@ -212,10 +212,10 @@ def fig12_run(effort: Effort) -> StudyResult:
 FIG12_STUDY = declare("pame_fig12_places", fig12_run, needs=(BERT12_SST2,))
 
 
-# PAME, figure 14: the share of inputs that moves on after the first exit, by how much precision must be kept.
+# PAME, figure 14: the share of inputs that continue after the first exit, by the precision that must be kept.
 
 FIG14_PAPER: Mapping[float, float | None] = {0.98: 12.6, 0.99: 21.6, 0.995: None}
-"""Share that moves on (%), over all tasks; at 0.995 "more than half leave"."""
+"""Share that continues (%), over all tasks; at 0.995 "more than half leave"."""
 FIG14_COLUMNS = (
     *("", "eta", "moves on (%)", "precision kept (%)"),
     *("least of the divisions (%)", "divisions with an exit"),
@@ -223,12 +223,12 @@ FIG14_COLUMNS = (
 
 
 def moving_on(of: Sequence[Judged]) -> float:
-    """After the first exit, over divisions; all where there is none."""
+    """Returns the share that continues after the first exit, over divisions; 1 without an exit."""
     return fmean(100 * (each.moving[0] if each.moving else 1.0) for each in of)
 
 
 def fig14_compare(divisions: Divisions) -> StudyResult:
-    """The first exit alone, every task at its large batch."""
+    """Returns the figures of the first exit alone, every task at its large batch."""
     found = {
         (name, eta): [judged(case, case.kind.batches[LARGE], SearchOptions(kept=eta), most_exits=1) for case in of]
         for name, of in divisions.items()
@@ -256,23 +256,23 @@ def _cells(name: str, eta: float, of: Sequence[Judged]) -> tuple[str | float, ..
 FIG14_STUDY = _study("pame_fig14_moving_on", fig14_compare)
 
 
-# PAME, figure 15: what a second exit wins, and those after it.
+# PAME, figure 15: the gain from a second exit and from later ones.
 
 MOST = 5
-"""Exits; searches that found fewer stay at what they have."""
+"""Largest number of exits; a search that found fewer keeps its number."""
 SAVED = ("mean_saved", "tail_saved", "precision")
 PAPER_TAKES = {"mean": 0.8, "tail": 5.0}
-"""What the second exit takes of mean and tail latency (%), QNLI."""
+"""Time that the second exit takes of mean and tail latency (%), QNLI."""
 
 
 def by_number(case: Case) -> list[Judged]:
-    """With none, one, two and more of the exits that are found, in their order."""
+    """Returns the figures with none, one, two and more of the found exits, in their order."""
     found = find_exits(case.seconds, case.checks(), case.kind.batches[LARGE])
     return [judged_exits(case, found, found.ramps[:count]) for count in range(MOST + 1)]
 
 
 def fig15_compare(divisions: Divisions) -> StudyResult:
-    """Every task at its large batch."""
+    """Returns the figures of every task at its large batch."""
     saved = {}
     for name, of in divisions.items():
         by_count = zip(*map(by_number, of), strict=True)

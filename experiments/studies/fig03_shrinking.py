@@ -1,6 +1,6 @@
 """E3, figure 3: a batch shrinks as its inputs leave, and the accelerator is used less.
 
-Computed: batches are drawn from recorded exits; utilisation is throughput over that of the full batch.
+Computed: batches are drawn from recorded exits; utilisation is throughput relative to a full batch.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from profiles.records import ExitRecords, IntArray
 from profiles.table import LatencyTable
 
 LENGTH = 128
-"""Tokens."""
+"""Tokens per input."""
 BATCHES = (8, 16)
 RAMP = 6
-"""E3's ramps count from 1: half of its inputs have left by this one."""
+"""E3's ramps count from 1. Half of its inputs have left by this ramp."""
 EVEN = "50:50"
-"""E3's case: easy inputs are those that have left by then, so half of them have."""
+"""E3's case: inputs that leave by this ramp are easy, so half of the inputs leave by it."""
 RECORDED = "as recorded"
 NUM_BATCHES = {"full": 50_000, "quick": 5_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrinking:
-    """What becomes of batches of one size."""
+    """How batches of one size shrink."""
 
     inside_N: tuple[float, ...]
-    """Per block, the inputs that enter it, on average over batches."""
+    """Mean number of inputs of a batch that enter each block."""
     utilisation_N: tuple[float, ...]
-    """Per block, inputs per second of it, over those of a full batch."""
+    """Inputs per second at each block, relative to a full batch."""
     rest: float
-    """The same of all blocks after `RAMP` together."""
+    """Utilisation of all blocks after `RAMP` together."""
 
     @property
     def left_share(self) -> float:
-        """Of the inputs, by `RAMP`."""
+        """Share of inputs that left by `RAMP`."""
         return 1 - self.inside_N[RAMP] / self.inside_N[0]
 
 
 def shrinking(last_MB: IntArray, table: LatencyTable) -> Shrinking:
-    """Of batches (M) of inputs (B), by the last block that each enters.
+    """Computes how batches (M) of inputs (B) shrink, from the last block that each input enters.
 
-    Per second of accelerator: a block that no input enters takes none, and batches that were drawn count by the time
-    that they take, not each as much as the next.
+    Utilisation is per second of accelerator. A block that no input enters takes no time, and batches are weighted by
+    their time.
     """
     batch, num_blocks = last_MB.shape[1], len(table.block_s_NB)
     inside_NM = np.array([(last_MB >= block).sum(1) for block in range(num_blocks)])
@@ -70,7 +70,7 @@ def shrinking(last_MB: IntArray, table: LatencyTable) -> Shrinking:
 
 
 def mixes(records: ExitRecords, rng: np.random.Generator, num_inputs: int) -> dict[str, IntArray]:
-    """Name -> the last block that each input of the mix enters."""
+    """Returns the last block that each input enters, by name of the mix."""
     thresholds = dict.fromkeys(records.ramps, ENTROPY)
     last_N = records.outcome(thresholds).exits_N
     rows = {
@@ -82,7 +82,7 @@ def mixes(records: ExitRecords, rng: np.random.Generator, num_inputs: int) -> di
 
 
 def run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits and the V100's published times: every mix at both batch sizes."""
+    """Runs BERT-base's recorded exits and the V100's published times: every mix at both batch sizes."""
     records, table = bert12_sst2("entropy"), published_profile("bert-base", "V100").tables[LENGTH]
     rng = np.random.default_rng(SEED)
     found: dict[int, dict[str, Shrinking]] = {}

@@ -1,7 +1,7 @@
-"""E3, figure 13: goodput on 6 V100, 8 P100 and 15 K80, which cost what 16 V100 cost.
+"""E3, figure 13: goodput on 6 V100, 8 P100 and 15 K80, which cost as much as 16 V100.
 
-Simulated: accelerators at E3's speed, Poisson arrivals, 99 % of inputs within 100 ms; in short runs, which tell rates
-1 % higher than long ones, those of all contenders alike.
+Simulated: accelerators at E3's speed, Poisson arrivals, 99 % of inputs within 100 ms. The runs are short, which raises
+the rates of all contenders by 1 %.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from optimizer.what_if import with_batch_limit
 
 PIPELINES: dict[Effort, tuple[Strategy, ...]] = {"full": ("e3", "best"), "quick": ("e3",)}
 PAPER = Ratios(over_stock=1.32, over_early_exit=1.70)
-"""Over stock: what section 5 says of all language models, without a figure's number."""
+"""`over_stock` is that of section 5 for all language models, because figure 13 has no number."""
 PAPER_OF: dict[Strategy, float | None] = {"early-exit": PAPER.over_early_exit, "stock": PAPER.over_stock}
 BASELINES: tuple[Strategy, ...] = ("stock", "early-exit")
 ALL_TYPES, EQUAL, ONE_TYPE = "all types", "16 V100", "one type"
-"""What a baseline may use: all types side by side, each a service of its own that holds the whole model and gets the
-load that it bears; the 16 V100 of the same price; or the type of the mixed cluster that suits it best."""
+"""Accelerators of a baseline: all types side by side, each as a service with the whole model and the load that it
+can carry; the 16 V100 of the same price; or the best single type of the mixed cluster."""
 READINGS = (ONE_TYPE, ALL_TYPES, EQUAL)
 
 Case = tuple[PlanProblem, PlanProblem, Workload]
-"""A mixed cluster, an equal one of its price, and what they serve."""
+"""A mixed cluster, an equal one of its price, and the workload."""
 Rates = Mapping[str, float | None]
 
 
@@ -41,31 +41,31 @@ class AtBatch:
     mixed: Rates
     """Pipelines over all types."""
     by_type: Mapping[str, Mapping[str, float]]
-    """By accelerator type and strategy: a service on that type alone; 0 without a plan."""
+    """By accelerator type and strategy: a service on this type alone; 0 without a plan."""
     equal: Rates
     """On the 16 V100."""
 
     def baseline(self, strategy: str, reading: str) -> float | None:
-        """What the strategy does by that reading."""
+        """Returns the strategy's goodput under a reading of the baseline."""
         alone = [rates[strategy] for rates in self.by_type.values()]
         return {ONE_TYPE: max(alone), ALL_TYPES: sum(alone), EQUAL: self.equal.get(strategy)}[reading]
 
     def times(self, pipeline: str, strategy: str, reading: str) -> float | None:
-        """How many times the baseline's goodput the pipeline's on the mixed cluster is."""
+        """Returns the pipeline's goodput on the mixed cluster relative to the baseline's."""
         return ratio(self.mixed[pipeline], self.baseline(strategy, reading))
 
 
 Found = Mapping[int, AtBatch]
-"""By batch limit."""
+"""Results by batch limit."""
 
 
 def on_type(problem: PlanProblem, name: str) -> PlanProblem:
-    """A cluster's accelerators of one type."""
+    """Returns the problem with one of the cluster's accelerator types."""
     return replace(problem, devices={name: problem.devices[name]}, latency={name: problem.latency[name]})
 
 
 def as_fast_as_dear(problem: PlanProblem, equal: PlanProblem) -> PlanProblem:
-    """Were every type as fast for its price as the equal cluster's: what is left is what mixing itself gives."""
+    """Returns the problem with all types equally fast for their price, to isolate the gain from mixing."""
     ((name, base),) = equal.devices.items()
     table = equal.latency[name]
     latency = {}
@@ -78,9 +78,9 @@ def as_fast_as_dear(problem: PlanProblem, equal: PlanProblem) -> PlanProblem:
 def at_batches(
     case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...], effort: Effort
 ) -> dict[int, AtBatch]:
-    """Every batch limit.
+    """Measures every batch limit.
 
-    A service on one type keeps the smaller batches that it had: what suits a K80 is its own to choose.
+    A service on one type keeps the choice of smaller batches, because a K80 may prefer them.
     """
     mixed, equal, inputs = case
     found: dict[int, AtBatch] = {}
@@ -102,7 +102,7 @@ def at_batches(
 
 
 def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str, Case]:
-    """Other types as fast for their price; E3's exits, unfilled accelerators and ramps; both."""
+    """Returns further cases: types as fast for their price; E3's exits, unfilled accelerators and ramps; both."""
     fast, exits = as_fast_as_dear(mixed, equal), even_exits(mixed)
     theirs, theirs_fast, theirs_equal = (like_e3(each) for each in (mixed, fast, equal))
     return {
@@ -113,7 +113,7 @@ def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str,
 
 
 def run(effort: Effort) -> StudyResult:
-    """Recorded exits on E3's clusters, by every reading of it; in full at the largest batch also every other case."""
+    """Runs recorded exits on E3's clusters, by every reading; full effort adds the other cases at the largest batch."""
     case, pipelines = (mixed_cluster(), equal_cluster(), sst2()), PIPELINES[effort]
     found = at_batches(case, BATCHES[effort], pipelines, effort)
     others = cases(*case) if effort == "full" else {}
@@ -186,7 +186,7 @@ def _readings(found: Found) -> Bars:
 
 
 def _of_clusters(mixed: PlanProblem, equal: PlanProblem) -> Table:
-    """How much slower and how much cheaper the other types are."""
+    """Returns the relative speed and price of the other types."""
     ((base, supply),) = equal.devices.items()
     one_s = {name: float(table.block_s_NB[:, 0].sum()) for name, table in mixed.latency.items()}
     rows: dict[str, float] = {}
@@ -200,7 +200,7 @@ def _of_clusters(mixed: PlanProblem, equal: PlanProblem) -> Table:
 
 
 def _of_chains(mixed: PlanProblem, inputs: Workload, found: Found) -> Table:
-    """By the cost model, whether services side by side would beat the one chain that the planner looks for."""
+    """Compares services side by side with the planner's one chain, by the cost model."""
     rows: dict[str, float] = {}
     for batch in found:
         limited = with_batch_limit(facing(mixed, inputs), batch)

@@ -1,7 +1,7 @@
-"""E3, figure 17: how latencies of 100,000 inputs are spread.
+"""E3, figure 17: the distribution of the latencies of 100,000 inputs.
 
-Simulated under three loads: single inputs at one rate for all sides; batches of 8 at that rate, as E3's
-scheduler forms them; and batches of 8 near every side's own capacity.
+Simulated under three loads: single inputs at one rate for all sides; batches of 8 at that rate, as E3's scheduler forms
+them; and batches of 8 near every side's own capacity.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BATCH = 8
 EASY_SHARE = 0.5
 NUM_INPUTS = {"full": 100_000, "quick": 8_000}
 OF_SLOWEST = 0.8
-"""The one rate, as a share of the goodput of the slowest side."""
+"""The common rate, as a share of the goodput of the slowest side."""
 OF_OWN = 0.9
-"""The rate near a side's own capacity; its batches come in equal gaps, so that queues are short as in a closed loop."""
+"""The rate near a side's own capacity, in batches at equal intervals, so that queues are short."""
 HELD = "early-exit, held"
 """Answers of a batch that wait for its last one."""
 SINGLES, BATCHES, OWN = "inputs, one rate", "batches, one rate", "batches, own capacity"
@@ -51,7 +51,7 @@ class Spread(NamedTuple):
 
     rate_per_s: float
     answered: float
-    """Share of the inputs; the others were too late to begin, and are not in the box."""
+    """Share of answered inputs. The others were dropped, and are not in the box."""
     box: Box
 
 
@@ -61,9 +61,9 @@ Sides = Mapping[str, Spread]
 def spreads(
     problem: PlanProblem, planned: Planned, inputs: Workload, load: tuple[float, int], num_inputs: int
 ) -> Sides:
-    """Of so many inputs after a warm-up: each input's own, and `HELD`, where a request's inputs wait for its last.
+    """Returns latencies after a warm-up: per input, and per request as `HELD`, which waits for its last input.
 
-    `load`: inputs per second, and how many come at a time: 1 in Poisson arrivals, more in equal gaps.
+    `load`: inputs per second, and the number that arrive together: 1 as Poisson arrivals, more at equal intervals.
     """
     (rate_per_s, batch), warm_up_s = load, WARM_UP_SLOS * problem.slo.latency_s
     duration_s = warm_up_s + num_inputs / rate_per_s
@@ -77,13 +77,13 @@ def spreads(
 
 
 def spread(rate_per_s: float, values_N: FloatArray) -> Spread:
-    """Minimum, quartiles and maximum of the answers; NaN stands for an input without one."""
+    """Returns minimum, quartiles and maximum of the answers; NaN marks an input without an answer."""
     box = Box(*np.nanpercentile(values_N, (0, 25, 50, 75, 100)).tolist())
     return Spread(rate_per_s, float(np.isfinite(values_N).mean()), box)
 
 
 def on_cluster(problem: PlanProblem, inputs: Workload, effort: Effort) -> dict[str, dict[str, Spread]]:
-    """By load and side; of early-exit also what it would be if a batch's answers came together."""
+    """Returns the latencies by load and side; for early-exit also if a batch's answers were sent together."""
     planned = {side: each for side, each in decide(problem).items() if isinstance(each, Planned)}
     goodputs = {side: goodput(problem, each, inputs, effort).rate_per_s for side, each in planned.items()}
     one_per_s = OF_SLOWEST * min(goodputs.values())
@@ -100,9 +100,9 @@ def on_cluster(problem: PlanProblem, inputs: Workload, effort: Effort) -> dict[s
 
 
 def run(effort: Effort) -> StudyResult:
-    """Half easy, half hard inputs on E3's clusters; quick effort has the one of equal accelerators.
+    """Runs half easy, half hard inputs on E3's clusters; with quick effort only on equal accelerators.
 
-    A picture per load; ratios of the load that is nearest to the paper's: batches of 8 at one rate.
+    There is a picture per load. The ratios are those of the load closest to the paper's: batches of 8 at one rate.
     """
     clusters, inputs = {"16 V100": equal_cluster()}, sst2(EASY_SHARE)
     slo_ms = 1e3 * clusters["16 V100"].slo.latency_s

@@ -1,7 +1,7 @@
-"""E3, figure 19: an open loop with bursts, from the Twitter trace; beside it, Azure Functions.
+"""E3, figure 19: an open loop with bursts, from the Twitter trace, and from Azure Functions.
 
-Simulated with admission. The cluster has as many V100 as keep stock's load under half of what it can do, on average, as
-in E3's experiment; and half as many.
+Simulated with admission. The cluster has as many V100 as keep stock's average load below half of its capacity, as in
+E3's experiment; and half as many.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from simulator.scenario import FloatArray
 TWITTER = "traces/twitter_per_second_infadapter.txt.gz"
 AZURE = "traces/azure_functions_2019_sample_500_inv.csv.gz"
 RATE_PER_S = 1000.0
-"""E3's mean."""
+"""E3's mean rate."""
 UTILISATION = 0.5
-"""Of stock, on average, that E3 stayed below."""
+"""Stock's average utilisation, below which E3 stayed."""
 BURSTY_HOUR_S = 1_436_400
-"""Where an hour of the Twitter trace begins in which four minutes have 4.4 times the rate of the rest."""
+"""Start of an hour in the Twitter trace in which four minutes have 4.4 times the rate of the rest."""
 HOUR_S = 3600
 EVERY = {"full": 12, "quick": 360}
-"""An hour is played in so much less time: bursts and lulls keep their heights and shares, not their lengths."""
+"""Speed-up of an hour. Bursts keep their heights and shares, but not their lengths."""
 PAPER = Ratios(over_stock=1.16, over_early_exit=1.29)
 
 
@@ -50,31 +50,31 @@ class Case:
     sides: Mapping[str, Figures | None]
     """None without a plan."""
     stock_per_s: float | None
-    """What the plan of stock does; None without one."""
+    """The rate of stock's plan; None without one."""
 
     @property
     def goodputs(self) -> dict[str, float | None]:
         return {side: None if each is None else each.goodput_per_s for side, each in self.sides.items()}
 
     def ratios(self, side: str) -> Ratios:
-        """How many times the others' goodput is the side's."""
+        """Returns the ratios of the side's goodput to the others'."""
         return largest_ratios({name: (rate_per_s,) for name, rate_per_s in self.goodputs.items()}, side)
 
 
 def twitter(every: int) -> CountReplay:
-    """The bursty hour, one in so many of its seconds."""
+    """Returns the bursty hour, as one of every `every` seconds."""
     counts_B = read_counts(require_data(TWITTER)).counts_B[BURSTY_HOUR_S : BURSTY_HOUR_S + HOUR_S : every]
     return CountReplay(counts_B=counts_B, bin_s=1.0, rate_per_s=RATE_PER_S)
 
 
 def azure(every: int) -> CountReplay:
-    """The first hour, whose minutes last so much less; the trace tells no seconds."""
+    """Returns the first hour, with shortened minutes; the trace has no seconds."""
     trace = read_counts(require_data(AZURE))
     return CountReplay(counts_B=trace.counts_B, bin_s=trace.bin_s / every, rate_per_s=RATE_PER_S)
 
 
 def devices_for(cluster: PlanProblem, mean_per_s: float) -> int:
-    """The fewest accelerators of which stock needs less than half on average, by its planned rate."""
+    """Returns the fewest accelerators on which stock's average load is below half of its planned rate."""
     (supply,) = cluster.devices.values()
     for count in range(1, supply.count + 1):
         planned = solve(with_count(cluster, count), "stock")
@@ -84,13 +84,13 @@ def devices_for(cluster: PlanProblem, mean_per_s: float) -> int:
 
 
 def with_count(cluster: PlanProblem, count: int) -> PlanProblem:
-    """So many accelerators of the cluster's one type."""
+    """Returns the cluster with this number of accelerators of its one type."""
     ((device, supply),) = cluster.devices.items()
     return replace(cluster, devices={device: replace(supply, count=count)})
 
 
 def case(words: str, cluster: PlanProblem, inputs: Workload, process: CountReplay, duration_s: float) -> Case:
-    """Every side, with admission."""
+    """Simulates every side, with admission."""
     problem = facing(cluster, inputs)
     arrivals_s = process.draw(duration_s, np.random.default_rng(SEED))
     planned = {side: each for side, each in decide(problem).items() if isinstance(each, Planned)}
@@ -109,7 +109,7 @@ def case(words: str, cluster: PlanProblem, inputs: Workload, process: CountRepla
 
 
 def cases(effort: Effort) -> list[Case]:
-    """On as many accelerators as the rule says, and on half; in full also a second traffic, and E3's case."""
+    """Returns cases on the accelerators of the rule, and on half; full effort adds a second traffic, and E3's case."""
     cluster, inputs, every = equal_cluster(), sst2(), EVERY[effort]
     limited, main = with_batch_limit(cluster, LARGEST_BATCH), twitter(every)
     seconds, count = float(len(main.counts_B)), devices_for(limited, RATE_PER_S)
@@ -123,7 +123,7 @@ def cases(effort: Effort) -> list[Case]:
 
 
 def run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits; the paper's figure is the first case. Quick effort has less of the hour."""
+    """Runs BERT-base's recorded exits. The first case is the paper's figure. Quick effort has less of the hour."""
     found = cases(effort)
     bars = Bars(
         f"Bursts, a mean of {RATE_PER_S:,.0f} requests/s",

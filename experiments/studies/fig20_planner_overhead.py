@@ -1,6 +1,7 @@
-"""E3, figure 20: how long planning takes.
+"""E3, figure 20: the time that planning takes.
 
-Measured, in process, on the machine that runs it. `best` searches Offramp's whole space of plans, `e3` the paper's.
+Measured in process, on the machine that runs the study. `best` searches Offramp's whole space of plans, `e3` the
+paper's.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ FILES = {
     "ResNet-50, 16 V100": ("resnet50_16_v100", 1.13),
     "ResNet-50, 3 types": ("resnet50_hetero", 2.62),
 }
-"""By label: the problem that the paper and we both have, and the seconds of E3's optimizer."""
+"""By label: the problem, which is also in the paper, and the seconds of E3's optimizer."""
 LABELS: dict[Effort, tuple[str, ...]] = {"full": tuple(FILES), "quick": ("BERT-base, 16 V100", "ResNet-50, 16 V100")}
 
 
 def timed(problem: PlanProblem, rounds: int, strategy: Strategy) -> tuple[float, float]:
-    """Returns the median seconds of so many rounds after a first one, and the plan's gap."""
+    """Returns the median seconds over the rounds after a first one, and the plan's gap."""
     decision = solve(problem, strategy)
     assert isinstance(decision, Planned), decision
     return median(repeat(lambda: solve(problem, strategy), number=1, repeat=rounds)), decision.gap
 
 
 def run(effort: Effort) -> StudyResult:
-    """Plans problems in either space; seconds beside the paper's."""
+    """Plans the problems in both spaces, and compares the seconds with the paper's."""
     problems = {label: read_problem(PROBLEMS / f"{FILES[label][0]}.yaml").problem for label in LABELS[effort]}
     rows = {
         label: {strategy: timed(problem, ROUNDS[effort], strategy) for strategy in STRATEGIES}

@@ -1,4 +1,4 @@
-"""E3, figure 21: batch sizes forecast at two cuts, and what they were.
+"""E3, figure 21: forecast and actual batch sizes at two cuts.
 
 Computed: ten windows of two minutes at 100 requests/s, mixed from recorded easy and hard inputs. A history of 60
 windows holds the probes (2 % of the inputs), or every input.
@@ -27,15 +27,15 @@ PROBE_SHARE = 0.02
 HISTORY, WINDOWS = 60, 10
 INPUT_BATCH = 8
 HISTORIES = {"probes": PROBE_SHARE * NUM_INPUTS, "all inputs": float(NUM_INPUTS)}
-"""Inputs seen in each window of the past."""
+"""Observed inputs in each past window."""
 SEEDS: dict[Effort, int] = {"full": 3, "quick": 1}
 
 Kinds = tuple[FloatArray, FloatArray]
-"""Easy and hard inputs: shares by the block they leave after (K)."""
+"""Shares of easy and of hard inputs by the block after which they leave (K)."""
 
 
 def easy_and_hard(outcome: ExitOutcome) -> Kinds:
-    """Easy is what leaves in the first half of the model, hard is the rest (E3 section 5.4 does not say its rule)."""
+    """Returns easy inputs, which leave in the first half of the model, and hard inputs (E3 section 5.4 has no rule)."""
     easy_N = outcome.exits_N < outcome.num_blocks // 2
     easy_K, hard_K = (
         np.bincount(outcome.exits_N[rows], minlength=outcome.num_blocks) / rows.sum() for rows in (easy_N, ~easy_N)
@@ -44,22 +44,22 @@ def easy_and_hard(outcome: ExitOutcome) -> Kinds:
 
 
 def mixed(kinds: Kinds, easy_W: FloatArray) -> FloatArray:
-    """Per window, the shares by exit (W, K) of a mix with so many easy inputs."""
+    """Returns the shares by exit (W, K) of each window's mix."""
     return easy_W[:, None] * kinds[0] + (1 - easy_W[:, None]) * kinds[1]
 
 
 def switching(num_windows: int, every: int) -> FloatArray:
-    """Shares of easy inputs: 80:20, 50:50, 20:80 and back (E3 section 5.4)."""
+    """Returns shares of easy inputs: 80:20, 50:50, 20:80 and back (E3 section 5.4)."""
     return np.array([0.8, 0.5, 0.2, 0.5])[np.arange(num_windows) // every % 4]
 
 
 def cycle(num_windows: int, period: int) -> FloatArray:
-    """A sine between 80:20 and 20:80; two-minute windows make 720 a day."""
+    """Returns a sine between 80:20 and 20:80; a day has 720 windows of two minutes."""
     return 0.5 + 0.3 * np.sin(2 * np.pi * np.arange(num_windows) / period)
 
 
 def bursts(num_windows: int, rng: np.random.Generator) -> FloatArray:
-    """80:20, broken by bursts of 20:80 that last one to four windows, about every twenty."""
+    """Returns 80:20 with bursts of 20:80 that last one to four windows, about every twenty."""
     easy_W = np.full(num_windows, 0.8)
     window = 0
     while window < num_windows:
@@ -71,7 +71,7 @@ def bursts(num_windows: int, rng: np.random.Generator) -> FloatArray:
 
 
 def wandering(num_windows: int, rng: np.random.Generator) -> FloatArray:
-    """A random walk of 0.02 a window, reflected at 80:20 and 20:80."""
+    """Returns a random walk of 0.02 per window, reflected at 80:20 and 20:80."""
     walk_W = 0.5 + np.cumsum(rng.normal(0, 0.02, num_windows))
     return 0.2 + np.abs((walk_W - 0.2 + 0.6) % 1.2 - 0.6)
 
@@ -88,30 +88,30 @@ WORKLOADS: Mapping[str, Callable[[np.random.Generator], FloatArray]] = {
     "steady": lambda _: np.full(120, 0.5),
     TWO_SWITCHES: lambda _: np.concatenate([np.full(HISTORY, 0.8), np.repeat([0.8, 0.5, 0.2], [4, 3, 3])]),
 }
-"""A share of easy inputs per window. The paper does not name its workload. Two switches in ten windows are the hardest:
-the windows that a switch comes with cannot be foreseen."""
+"""Share of easy inputs per window. The paper does not name its workload. Two switches in ten windows are the hardest
+case, because no forecast can foresee them."""
 DRAWN = (GRADUAL, TWO_SWITCHES)
-"""Workloads that have a picture: a drift that can be foreseen, and a jump that cannot."""
+"""Workloads with a picture: a drift that a forecast can foresee, and a jump that it cannot."""
 
 
 def draw_reach(exits_WK: FloatArray, num_inputs: int, rng: np.random.Generator) -> FloatArray:
-    """Numbers of inputs that reach each block (W, K), drawn at random from recorded ones."""
+    """Returns numbers of inputs that reach each block (W, K), drawn at random from recorded ones."""
     counts_WK = np.array([rng.multinomial(num_inputs, shares) for shares in exits_WK])
     return np.asarray(counts_WK[:, ::-1].cumsum(1)[:, ::-1], dtype=np.float64)
 
 
 def cuts_of(kinds: Kinds) -> list[int]:
-    """Blocks before which the 50:50 mix has first lost a third of its inputs, and half of them."""
+    """Returns the blocks before which the 50:50 mix has first lost a third, and half of its inputs."""
     middle_K = 1 - np.concatenate([[0], np.cumsum(mixed(kinds, np.array([0.5]))[0])[:-1]])
     return [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]
 
 
 class Batches(NamedTuple):
-    """What is left of an input batch of `INPUT_BATCH`, per window and cut (W, C)."""
+    """Remaining inputs of a batch of `INPUT_BATCH`, per window and cut (W, C)."""
 
     forecast_WC: FloatArray
     last_WC: FloatArray
-    """What the window before showed: the simplest forecast."""
+    """The value of the previous window, as the simplest forecast."""
     true_WC: FloatArray
 
     @property
@@ -122,7 +122,7 @@ class Batches(NamedTuple):
 
 
 def forecast_batches(name: str, kinds: Kinds, num_probes: float, cuts: list[int], seed: int) -> Batches:
-    """Ten windows, each forecast from the `HISTORY` before it."""
+    """Forecasts ten windows, each from the `HISTORY` before it."""
     rng = np.random.default_rng([seed, 21])
     exits_WK = mixed(kinds, WORKLOADS[name](rng))[: HISTORY + WINDOWS]
     all_WK = draw_reach(exits_WK, NUM_INPUTS, rng)
@@ -137,11 +137,11 @@ def forecast_batches(name: str, kinds: Kinds, num_probes: float, cuts: list[int]
 
 
 Errors = Mapping[str, tuple[float, float]]
-"""By workload: mean absolute errors, in inputs of a batch of 8, of the forecast and of the last value."""
+"""By workload: mean absolute errors of the forecast and of the last value, in inputs of a batch of 8."""
 
 
 def run(effort: Effort) -> StudyResult:
-    """Recorded inputs, seen through either history; quick effort: the workloads that are drawn, through the probes."""
+    """Runs recorded inputs with both histories; quick effort: workloads with a picture, and only the probes."""
     records, full = bert12_sst2("entropy"), effort == "full"
     kinds = easy_and_hard(records.outcome(dict.fromkeys(records.ramps, ENTROPY)))
     cuts = cuts_of(kinds)
@@ -171,7 +171,7 @@ def run(effort: Effort) -> StudyResult:
 
 
 def _comparisons(history: str, rows: Errors) -> Iterator[Comparison]:
-    """The worst, and the mean without the jumps in every window's past that nothing foretells."""
+    """Returns the worst error, and the mean error without the unforeseeable jumps."""
     usual = [each for name, each in rows.items() if name != TWO_SWITCHES]
     worst = max(rows, key=lambda name: rows[name][0])
     forecast, last = np.mean(usual, axis=0).tolist()

@@ -1,7 +1,7 @@
-"""E3, figure 22: goodput lost where it is mispredicted how many inputs leave.
+"""E3, figure 22: the goodput lost if the forecast of survival is wrong.
 
-Plans for wrong survivals, simulated on the true exits: 16 V100 at E3's speed, Poisson arrivals, 99 % of inputs within
-100 ms; and the paper's own set-up, prompts of Llama 3.1 8B, on as many accelerators, within two seconds.
+Plans for wrong survivals are simulated on the true exits: 16 V100 at E3's speed, Poisson arrivals, 99 % of inputs
+within 100 ms. The paper's own workload, prompts of Llama 3.1 8B, runs on as many accelerators within two seconds.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from optimizer.problem import PlanProblem, nested_reach
 from optimizer.what_if import with_batch_limit
 
 OTHER_BATCHES = (4, 2)
-"""With the one error of which E3 tells the loss."""
+"""With the one error for which E3 states the loss."""
 ERRORS: dict[Effort, tuple[float, ...]] = {"full": (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0), "quick": (0.0, 0.2)}
 AN_ERROR = 0.2
 LEAST_LOST, MOST_LOST = 4.0, 8.0
-"""% of goodput, there."""
+"""Lost goodput at that error, in %."""
 STRATEGIES: dict[Effort, tuple[Strategy, ...]] = {"full": ("e3", "best"), "quick": ("e3",)}
 AT_ONCE = "half leave at once"
-"""A case whose exits are made up."""
+"""A case with invented exits."""
 
 LLAMA_BATCH = 16
 LLAMA = f"Llama, batch {LLAMA_BATCH}"
 LLAMA_GPUS, LLAMA_SLO_S = 16, 2.0
-"""E3 tells neither. With its 4 accelerators (section 5.1.3) no division into whole ones beats stock."""
+"""E3 states neither. With its 4 accelerators (section 5.1.3) no division into whole accelerators beats stock."""
 
 Case = tuple[str, PlanProblem, int, Workload, tuple[float, ...], tuple[Strategy, ...]]
 """Name, cluster, largest batch, inputs, errors and strategies."""
 Simulate = Callable[[Planned], float]
-"""From a plan to its goodput in truth, in inputs per second."""
+"""A function from a plan to its goodput on the true exits, in inputs per second."""
 
 
 def too_few_leave(share: float, error: float) -> float:
-    """Predicted survival when the forecast sees too few inputs leave."""
+    """Returns the predicted survival if the forecast expects too few exits."""
     return share + error * (1 - share)
 
 
 def too_many_leave(share: float, error: float) -> float:
-    """Predicted survival when the forecast sees too many inputs leave."""
+    """Returns the predicted survival if the forecast expects too many exits."""
     return share * (1 - error) if share < 1 else share
 
 
@@ -58,15 +58,15 @@ DIRECTIONS = {"sees too few leave": too_few_leave, "sees too many leave": too_ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistakes:
-    """What one strategy's plans do in truth, wrong in one direction."""
+    """The goodput of one strategy's plans, with forecasts that are wrong in one direction."""
 
     case: str
     strategy: Strategy
     direction: str
     errors: tuple[float, ...]
-    """From 0 on."""
+    """Ascending, from 0."""
     goodput_per_s: tuple[float, ...]
-    """Per error."""
+    """Goodput per error."""
     stock_per_s: float
 
     @property
@@ -74,14 +74,14 @@ class Mistakes:
         return f"{self.strategy} {self.direction}"
 
     def at(self, error: float) -> float | None:
-        """Goodput there."""
+        """Returns the goodput at an error."""
         return dict(zip(self.errors, self.goodput_per_s, strict=True)).get(error)
 
 
 def mispredicted(
     case: str, truth: PlanProblem, strategy: Strategy, errors: tuple[float, ...], simulate: Simulate
 ) -> list[Mistakes]:
-    """All errors of one strategy on one problem, in either direction."""
+    """Runs all errors of one strategy on one problem, in both directions."""
     stock = solve(truth, "stock")
     assert isinstance(stock, Planned), "the problems of this experiment have plans"
     stock_per_s, found = simulate(stock), []
@@ -106,7 +106,7 @@ def mispredicted(
 
 
 def cases(cluster: PlanProblem, inputs: Workload, effort: Effort) -> list[Case]:
-    """All errors at the largest batch; then other batches, and exits like those of the paper's model."""
+    """Returns all errors at the largest batch; then other batches, and exits like those of the paper's model."""
     first: Case = (f"batch {LARGEST_BATCH}", cluster, LARGEST_BATCH, inputs, ERRORS[effort], STRATEGIES[effort])
     if effort == "quick":
         return [first]
@@ -122,13 +122,13 @@ def cases(cluster: PlanProblem, inputs: Workload, effort: Effort) -> list[Case]:
 
 
 def lost(found: Mistakes) -> float | None:
-    """% of the goodput of the plan that knows the truth, at an error of `AN_ERROR`."""
+    """Returns the loss at an error of `AN_ERROR`, in % of the goodput with the true survival."""
     kept = ratio(found.at(AN_ERROR), found.goodput_per_s[0])
     return None if kept is None else 100 * (1 - kept)
 
 
 def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
-    """Goodput on the true exits; many errors have the same plan."""
+    """Returns a function for the goodput on the true exits; it caches plans, because many errors give the same plan."""
     known: dict[tuple[Stage, ...], float] = {}
 
     def simulate(planned: Planned) -> float:
@@ -141,9 +141,9 @@ def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
 
 
 def run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits on E3's 16 V100, and further cases, of which the first has the picture.
+    """Runs BERT-base's recorded exits on E3's 16 V100, and further cases; the first case has the picture.
 
-    What an error costs e3 at most and at least, then all.
+    The result has the largest and the smallest loss of e3, then all losses.
     """
     cluster, found = equal_cluster(), list[Mistakes]()
     for name, problem, batch, inputs, errors, strategies in cases(cluster, sst2(), effort):

@@ -1,4 +1,4 @@
-"""E3, figure 16: a service whose inputs become harder, and sides that follow them or do not."""
+"""E3, figure 16: a service whose inputs become harder, with and without plans that follow."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from profiles.records import ExitRecords
 from simulator.controlled import Closed, Control, Controlled, Mix, Order, rows_in_turn, simulate_controlled
 from simulator.scenario import FloatArray, Scenario, poisson_arrivals
 
-# A service whose inputs become harder, and sides that follow them or do not: E3 section 5.4, on the simulator.
+# A simulated service whose inputs become harder, and sides with constant or new plans: E3 section 5.4.
 
 BATCH_LIMIT = 8
 PERIOD_S = 120.0
-"""Of planning: E3's (section 4)."""
+"""E3's planning period (section 4)."""
 PERIODS = (2.5, 3.0, 2.5)
-"""Each mix lasts so many: both switches are in the middle of one."""
+"""Periods that each mix lasts. Both switches are in the middle of a period."""
 IN_FLIGHT_SLOS = 0.6
-"""A closed loop has as many inputs in flight as the model without exits answers in so many SLOs; with more its own
-answers come late."""
+"""A closed loop has as many inputs in flight as the model without exits answers in this number of SLOs. With more,
+its own answers would be late."""
 OFFERED = 1.3
-"""An open loop offers so many times what the best plan for the mix does."""
+"""Rate of an open loop, relative to the rate of the best plan for the mix."""
 BIN_S = PERIOD_S / 8
-"""Of goodput over time."""
+"""Bins of goodput over time."""
 WARM = 1.0
-"""Periods after a switch that are not scored; the next one is."""
+"""Periods after a switch that are not scored; the next period is scored."""
 
 Load = Literal["closed", "open"]
 Side = Literal["stock", "early-exit", "first plan", "e3", "best", "omniscient"]
 SIDES: tuple[Side, ...] = ("stock", "early-exit", "first plan", "e3", "best", "omniscient")
-"""The first three keep the plan they begin with. `e3` and `best` have the live controller, with that strategy.
-`omniscient` is told the best plan for every mix at the moment of the switch."""
+"""The first three sides keep their first plan. `e3` and `best` have the live controller with that strategy.
+`omniscient` gets the best plan for every mix at the moment of the switch."""
 CONTROLLED: Mapping[Side, Strategy] = {"e3": "e3", "best": "best"}
 KEPT: Mapping[Side, Strategy] = {"stock": "stock", "early-exit": "early-exit"}
 
@@ -60,22 +60,22 @@ class Phase:
     end_s: float
     inputs: Workload
     reach: Reach
-    """Of the mix's exact shares, by which a plan is chosen and its rate is known."""
+    """Survival with the mix's exact shares, which determines the best plan and its rate."""
 
     @property
     def scored_s(self) -> tuple[float, float]:
-        """The period that begins one period after the switch."""
+        """Begin and end of the scored period, which begins one period after the switch."""
         return self.start_s + WARM * PERIOD_S, self.start_s + (WARM + 1) * PERIOD_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bench:
-    """One cluster, and the inputs that it gets."""
+    """One cluster and its inputs."""
 
     cluster: PlanProblem
-    """In stretched seconds."""
+    """Times are stretched seconds."""
     time_scale: float
-    """Accelerators and the SLO are so many times slower, while the controller keeps its seconds."""
+    """Factor by which accelerators and SLO are slower, while the controller's seconds are not scaled."""
     probe_share: float
     records: ExitRecords
     phases: tuple[Phase, ...]
@@ -85,11 +85,11 @@ class Bench:
         return self.phases[-1].end_s
 
     def problem(self, phase: Phase) -> PlanProblem:
-        """What a planner that knew the mix would be asked."""
+        """Returns the plan problem of a planner that knows the mix."""
         return facing(self.cluster, phase.inputs)
 
     def plan(self, strategy: Strategy, phase: Phase) -> Plan | None:
-        """The strategy's best for a mix, by its exits; None where there is none."""
+        """Returns the strategy's best plan for a mix, or None."""
         problem = self.problem(phase)
         decision = solve(problem, strategy)
         if isinstance(decision, NoPlan):
@@ -99,13 +99,13 @@ class Bench:
         return plan_of(stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
 
     def rate_per_s(self, strategy: Strategy, phase: Phase) -> float:
-        """What that plan is predicted to do; 0 where there is none."""
+        """Returns the predicted rate of that plan, or 0 without a plan."""
         plan = self.plan(strategy, phase)
         return 0.0 if plan is None else float(plan.predicted["rate_per_s"])
 
 
 def bench(cluster: PlanProblem, records: ExitRecords, *, time_scale: float, probe_share: float) -> Bench:
-    """A cluster at published speed, stretched to E3's and by the time scale."""
+    """Returns a cluster at published speed, slowed to E3's speed and by the time scale."""
     slo = replace(cluster.slo, latency_s=cluster.slo.latency_s * time_scale)
     return Bench(
         cluster=replace(with_batch_limit(cluster, BATCH_LIMIT), slo=slo),
@@ -117,7 +117,7 @@ def bench(cluster: PlanProblem, records: ExitRecords, *, time_scale: float, prob
 
 
 def phases(records: ExitRecords) -> tuple[Phase, ...]:
-    """80:20, 50:50 and 20:80."""
+    """Returns the mixes 80:20, 50:50 and 20:80."""
     thresholds = dict.fromkeys(records.ramps, ENTROPY)
     ends_s = np.cumsum(PERIODS) * PERIOD_S
     return tuple(
@@ -133,7 +133,7 @@ def phases(records: ExitRecords) -> tuple[Phase, ...]:
 
 
 def play(on: Bench, side: Side, load: Load, *, seed: int) -> Controlled | None:
-    """One side under all three mixes; None where it has no plan to begin with."""
+    """Runs one side under all three mixes; returns None without a first plan."""
     first = on.plan(KEPT.get(side, CONTROLLED.get(side, "best")), on.phases[0])
     if first is None:
         return None
@@ -191,11 +191,11 @@ def _arrivals_s(on: Bench, seed: int) -> FloatArray:
 # E3, figure 16: the mix of easy and hard inputs changes, and the live controller's plan follows.
 
 WORST = 1 - 0.23
-"""E3 over the model without exits where 80 % are hard (section 5.9)."""
+"""E3 relative to the model without exits if 80 % of the inputs are hard (section 5.9)."""
 TIME_SCALE: Mapping[Effort, float] = {"full": 40.0, "quick": 400.0}
 PROBES: Mapping[Effort, float] = {"full": 0.005, "quick": 0.04}
-"""Share of probes. At the edge of capacity a probe costs what it makes the service miss; the default of 2 % is for
-services that are not full."""
+"""Share of probes. At the edge of capacity, a probe costs the goodput of the work that it adds. The default of 2 %
+is for services that are not full."""
 CLUSTERS = {"homogeneous": equal_cluster, "heterogeneous": mixed_cluster}
 RUNS: Mapping[Effort, tuple[tuple[str, Load], ...]] = {
     "full": (
@@ -206,24 +206,24 @@ RUNS: Mapping[Effort, tuple[tuple[str, Load], ...]] = {
 }
 
 Rates = Mapping[str, tuple[float | None, ...]]
-"""By side, per unstretched second."""
+"""By side, per unscaled second."""
 
 
 class Played(NamedTuple):
-    """What the sides did on one cluster under one load."""
+    """The figures of the sides on one cluster under one load."""
 
     mixes: tuple[str, ...]
     predicted_per_s: tuple[float, ...]
-    """Of the best plan for each mix, which `omniscient` has."""
+    """Predicted rates of the best plan for each mix, which `omniscient` follows."""
     after: Rates
     """Goodput in the period that begins one period after each switch."""
     over_time: Rates
-    """In bins."""
+    """Goodput over time, in bins."""
     results: Mapping[str, Controlled | None]
 
 
 def play_all(on: Bench, load: Load) -> Played:
-    """Sides one after the other, with the same inputs."""
+    """Runs all sides, one after the other, with the same inputs."""
     results: dict[str, Controlled | None] = {side: play(on, side, load, seed=SEED) for side in SIDES}
     bins = [(index * BIN_S, (index + 1) * BIN_S) for index in range(round(on.duration_s / BIN_S))]
 
@@ -245,7 +245,7 @@ def play_all(on: Bench, load: Load) -> Played:
 
 
 def settled_s(phases: Sequence[Phase], result: Controlled | None) -> list[float | None]:
-    """Per switch, when the last plan before its scored period ends was in force: the controller then says "plan"."""
+    """Returns, for each switch, when the last plan before the end of its scored period was in force."""
     said_s = [] if result is None else [float(each["at_s"]) for each in result.said if each["kind"] == "plan"]
     return [
         max((at_s - phase.start_s for at_s in said_s if phase.start_s <= at_s < phase.scored_s[1]), default=None)
@@ -254,7 +254,7 @@ def settled_s(phases: Sequence[Phase], result: Controlled | None) -> list[float 
 
 
 def _comparisons(name: str, played: Played) -> Iterator[Comparison]:
-    """The paper gives a figure of its closed loop, where inputs are hardest."""
+    """The paper has one figure, of its closed loop with the hardest inputs."""
     rates, last = played.after, played.mixes[-1]
     e3, best = (ratio(rates[side][-1], rates["stock"][-1]) for side in ("e3", "best"))
     yield Comparison(f"{name}: e3 / stock, {last}", e3, WORST if "closed" in name else None)
@@ -265,7 +265,7 @@ def _comparisons(name: str, played: Played) -> Iterator[Comparison]:
 
 
 def _table(name: str, on: Bench, played: Played) -> Table:
-    """How the controlled sides followed, and how near to what is predicted the best plans come."""
+    """Returns the changes of the controlled sides, and the best plans' goodput relative to the prediction."""
     rows = dict[str, str | float | None]()
     for side in CONTROLLED:
         result = played.results[side]
@@ -288,7 +288,7 @@ def _pictures(name: str, played: Played) -> tuple[Bars, Lines]:
 
 
 def run(effort: Effort) -> StudyResult:
-    """Both clusters, closed and open loop; quick: equal accelerators in a closed loop, fewer inputs.
+    """Runs both clusters, with closed and open loop; quick: equal accelerators in a closed loop, fewer inputs.
 
     The ratios are those of the first cluster and load.
     """

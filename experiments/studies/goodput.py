@@ -1,6 +1,7 @@
-"""E3, figures 7, 8, 18 and 23 to 26: goodput of contenders side by side, on 16 accelerators of one type.
+"""E3, figures 7, 8, 18 and 23 to 26: goodput of several contenders on 16 accelerators of one type.
 
-Simulated: E3's 16 V100 at its speed, Poisson arrivals, 99 % of inputs within 100 ms unless the figure says otherwise.
+Simulated: E3's 16 V100 at its speed, Poisson arrivals, 99 % of inputs within 100 ms unless the figure states another
+SLO.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ DEVICE = "V100"
 AT_LARGEST = f"batch {LARGEST_BATCH}"
 
 
-# Figures 7 and 8: goodput of BERT-base and of a ResNet by batch size, and where the difference to the paper comes from.
+# Figures 7 and 8: goodput of BERT-base and of a ResNet by batch size, and the causes of the difference to the paper.
 
 BEYOND = 16
 """A batch that broke E3's SLO."""
-PAPERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3")  # the contenders of E3's own figures
+PAPERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3")  # the contenders of E3's figures
 COMPARED: dict[Effort, tuple[Strategy, ...]] = {"full": (*PAPERS, "best"), "quick": PAPERS}
 CONTENDERS: dict[Effort, tuple[Strategy, ...]] = {"full": (*PAPERS, "serial", "best"), "quick": PAPERS}
 FIG07_PAPER = Ratios(over_stock=1.30, over_early_exit=1.44)
@@ -97,10 +98,10 @@ PAPER_AT_ONE = 0.97
 
 
 def fig07_run(effort: Effort) -> StudyResult:
-    """Recorded exits on E3's cluster; in full also other cases at batch 1 and 8, in shorter runs.
+    """Runs recorded exits on E3's cluster; full effort adds other cases at batch 1 and 8, in shorter runs.
 
-    The cases are E3's circumstances, one more in each: its exits, V100 that 8 inputs do not fill, its ramps. The last
-    one has other exits.
+    Each case adds one of E3's circumstances: its exits, V100 that 8 inputs do not fill, its ramps. The last case has
+    other exits.
     """
     problem, inputs, choose = equal_cluster(), sst2(), partial(decide, strategies=CONTENDERS[effort])
     rows = by_batch(problem, inputs, BATCHES[effort], effort, choose)
@@ -147,7 +148,7 @@ def _by_batch_comparisons(rows: Rows, of_cases: Mapping[str, Rows], paper: Ratio
 
 
 def _steps(by_case: Mapping[str, Rows]) -> Bars:
-    """What e3 gains at batch 8, from our case to E3's."""
+    """Returns e3's gain at batch 8, from our case to E3's."""
     paper = {"early-exit": FIG07_PAPER.over_early_exit, "stock": FIG07_PAPER.over_stock}
     return Bars(
         "Towards E3's circumstances, one after the other (batch 8)",
@@ -176,19 +177,19 @@ def _of_cases(problem: PlanProblem, even: Workload) -> Table:
 FIG07_STUDY = declare("fig07_homogeneous", fig07_run, paper=FIG07_PAPER, needs=(BERT12_SST2,))
 
 MOST_LOST = 0.02
-"""Of answers that differ from the full model's: E3's exits lose less (section 5)."""
+"""Allowed share of answers that differ from the full model's. E3's exits lose less (section 5)."""
 STEP = 0.01
-"""Between the thresholds that are tried."""
+"""Distance of the candidate thresholds."""
 BRANCHY_NET = (0, 4)
-"""Its ResNet-110 has exits after the 2nd and the 37th layer: in a ResNet-32, after the first block and at a third."""
+"""BranchyNet's exits in a ResNet-110, after layers 2 and 37, at the same depths of a ResNet-32."""
 FIG08_PAPER = Ratios(over_stock=1.58, over_early_exit=1.74)
 
 
 def vision(records: ExitRecords, words: str) -> Case:
-    """Returns E3's 16 V100 for a ResNet-50, and inputs that leave it as the recorded ones left CIFAR's ResNet-32.
+    """Returns E3's 16 V100 for a ResNet-50, with the recorded exits of CIFAR's ResNet-32.
 
-    Ramps stand at equal depths, each at the price of BranchyNet's (Apparate, table 2). All have one threshold, the
-    lowest confidence that loses at most `MOST_LOST` on these inputs.
+    Ramps are moved to equal depths, and each takes the time of BranchyNet's (Apparate, table 2). All have one
+    threshold, the lowest confidence that loses at most `MOST_LOST` on these inputs.
     """
     published = read_problem(PROBLEMS / "resnet50_16_v100.yaml").problem
     ramps = tuple(round((ramp + 1) / records.num_blocks * published.num_blocks) - 1 for ramp in records.ramps)
@@ -207,7 +208,7 @@ def vision(records: ExitRecords, words: str) -> Case:
 
 
 def fig08_run(effort: Effort) -> StudyResult:
-    """Recorded exits after every block; in full also other cases, which are simulated for a shorter time.
+    """Runs recorded exits after every block; full effort adds other cases in shorter simulations.
 
     They are BranchyNet's places; then exits as E3's figure 3 may mean them, and V100 that 8 inputs do not fill.
     """
@@ -239,27 +240,27 @@ FIG08_STUDY = declare("fig08_vision", fig08_run, paper=FIG08_PAPER, needs=NEEDS)
 # Figure 18: PABEE, whose exits depend on each other. `early-exit` is PABEE itself.
 
 AGREEMENT = 0.98
-"""At least, as with DeeBERT's rule at entropy 0.4: "less than 2 % error" (E3 section 5)."""
+"""Minimum agreement, as with DeeBERT's rule at entropy 0.4: "less than 2 % error" (E3 section 5)."""
 PABEE_PATIENCE = 6
 """PABEE's own default."""
 ALL_RAMPS = Space(ramps="all")
-"""Every plan that leaves all ramps active. Exits that depend on each other must all be asked (E3 section 3.4)."""
+"""Every plan with all ramps active. Exits that depend on each other must all be evaluated (E3 section 3.4)."""
 FIG18_PAPER = 1.55
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """What a patience does to recorded inputs, all ramps active."""
+    """The effect of a patience on recorded inputs, all ramps active."""
 
     patience: int
     agreement: float
-    """Share answered as the full model does."""
+    """Share of answers that equal the full model's."""
     accuracy: float | None
-    """Share answered right, where that is known."""
+    """Share of right answers, if labels are known."""
 
 
 def patience_of(records: ExitRecords, patience: int) -> Patience:
-    """Returns what PABEE's rule does with this patience."""
+    """Returns the effect of PABEE's rule with this patience."""
     left_N = patient(records, patience).leaves_N(records.ramps, records.ramps)
     column_N = np.searchsorted(records.ramps, np.maximum(left_N, records.ramps[0]))
     stays_N, rows = left_N == NOWHERE, np.arange(len(records))
@@ -273,7 +274,7 @@ def patience_of(records: ExitRecords, patience: int) -> Patience:
 
 
 def least_patience(records: ExitRecords) -> Patience:
-    """Returns the least that keeps `AGREEMENT`; raises DataError where none does."""
+    """Returns the least patience that keeps `AGREEMENT`; raises DataError if there is none."""
     for patience in range(1, len(records.ramps)):
         if (found := patience_of(records, patience)).agreement >= AGREEMENT:
             return found
@@ -281,12 +282,12 @@ def least_patience(records: ExitRecords) -> Patience:
 
 
 def with_all_ramps(problem: PlanProblem) -> Mapping[str, Decision]:
-    """Returns every side's decision, none of which switches a ramp off."""
+    """Returns every side's decision with all ramps active."""
     return {**decide(problem, PAPERS), "best": solve(problem, ALL_RAMPS)}
 
 
 def fig18_run(effort: Effort) -> StudyResult:
-    """The patience that keeps the answers at all batch sizes; in full also PABEE's default, at the largest."""
+    """Runs the patience that keeps the answers at all batch sizes; full effort adds PABEE's default at the largest."""
     records, problem = bert12_sst2("entropy"), equal_cluster()
     chosen, rows_N = least_patience(records), np.random.default_rng(SEED).integers(len(records), size=NUM_ROWS)
     inputs, usual = (
@@ -331,7 +332,7 @@ def fig18_run(effort: Effort) -> StudyResult:
 
 
 def _patience_cells(found: Patience, inputs: Workload) -> tuple[float | None, ...]:
-    """Inputs that leave at once do so as soon as the rule lets any, one block after the patience."""
+    """The rule lets easy inputs leave as soon as it can, one block after the patience."""
     right = None if found.accuracy is None else 100 * found.accuracy
     at_once = 1 - min(inputs.survival_N[: found.patience + 2])
     return found.patience, 100 * found.agreement, right, 100 * at_once, sum(inputs.survival_N)
@@ -340,7 +341,7 @@ def _patience_cells(found: Patience, inputs: Workload) -> tuple[float | None, ..
 FIG18_STUDY = declare("fig18_pabee", fig18_run, paper=Ratios(over_early_exit=FIG18_PAPER), needs=(BERT12_SST2,))
 
 
-# Figure 23: goodput as more errors are tolerated, with batches of up to 8.
+# Figure 23: goodput by tolerated errors, with batches of up to 8.
 
 ENTROPIES = {"full": (0.3, 0.35, 0.4, 0.45, 0.5), "quick": (0.5,)}
 FIG23_PAPER = 1.43
@@ -348,27 +349,27 @@ FIG23_PAPER = 1.43
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Everything at one entropy."""
+    """All figures at one entropy."""
 
     entropy: float
     row: Row
     outcome: ExitOutcome
-    """Of the recorded inputs with all ramps active."""
+    """The recorded inputs with all ramps active."""
     off: tuple[int, ...]
     """Ramps that `best` switches off."""
     changed: int
-    """Recorded inputs that get another answer because of that: they leave later, or not at all."""
+    """Recorded inputs whose answers change because these ramps are off: they leave later, or not at all."""
 
     @property
     def lost(self) -> float | None:
-        """Points of accuracy."""
+        """Lost accuracy in points."""
         if self.outcome.accuracy is None or self.outcome.full_accuracy is None:
             return None
         return 100 * (self.outcome.full_accuracy - self.outcome.accuracy)
 
 
 def tolerance(records: ExitRecords, problem: PlanProblem, entropy: float, effort: Effort) -> Tolerance:
-    """Returns what all sides do at one entropy."""
+    """Runs all sides at one entropy."""
     row = by_batch(problem, sst2(entropy=entropy), (LARGEST_BATCH,), effort)[AT_LARGEST]
     outcome = records.outcome(dict.fromkeys(records.ramps, entropy))
     left_on = {ramp: entropy for ramp in records.ramps if ramp in row["best"].ramps}
@@ -383,7 +384,7 @@ def tolerance(records: ExitRecords, problem: PlanProblem, entropy: float, effort
 
 
 def fig23_run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits on E3's 16 V100, at every entropy."""
+    """Runs BERT-base's recorded exits on E3's 16 V100, at every entropy."""
     records, problem = bert12_sst2("entropy"), equal_cluster()
     found = [tolerance(records, problem, entropy, effort) for entropy in ENTROPIES[effort]]
     rates = series_of({f"{each.entropy:g}": each.row for each in found})
@@ -432,19 +433,19 @@ FIG23_STUDY = declare(
 FIG24_SLOS_S: dict[Effort, tuple[float, ...]] = {"full": SLOS_S, "quick": (0.025, 0.05)}
 OTHER_SLOS_S = (0.05, 0.1, 0.2)
 LIMITS = (8, 24, 128)
-"""Largest batches that are tried; the last one leaves the batch to the planner."""
+"""Candidate largest batches; the last one leaves the batch to the planner."""
 LOOSE_S = 0.5
-"""From this SLO on only the last one is: where all were tried, no other was better by more than precision."""
+"""From this SLO on only the last limit is tried; in a full run no other was significantly better."""
 FIG24_PAPER = Ratios(over_stock=1.34, over_early_exit=1.63)
-"""e3 over early-exit at a batch of 1, which is all that E3's strictest SLO allows."""
+"""e3 over early-exit at a batch of 1, which is the largest that E3's strictest SLO allows."""
 
 
 def by_limits(
     problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], names: Sequence[Strategy], effort: Effort
 ) -> tuple[Rows, Rows]:
-    """Returns contenders under each SLO, by its words, in short runs.
+    """Returns the contenders under each SLO, by its label, in short runs.
 
-    First each with the batch limit at which its goodput is highest, then with the batches that the planner chooses.
+    First each with the batch limit of its highest goodput, then with the batches that the planner chooses.
     """
     tuned: dict[str, Row] = {}
     planned: dict[str, Row] = {}
@@ -463,7 +464,7 @@ def by_limits(
 
 
 def fig24_run(effort: Effort) -> StudyResult:
-    """Recorded exits on E3's cluster; in full also E3's circumstances, under a few of the SLOs."""
+    """Runs recorded exits on E3's cluster; full effort adds E3's circumstances, under a few of the SLOs."""
     problem, slos_s = equal_cluster(), FIG24_SLOS_S[effort]
     tuned, planned = by_limits(problem, sst2(), slos_s, COMPARED[effort], effort)
     of_cases: dict[str, Rows] = {}
@@ -510,7 +511,7 @@ def _by_slo_comparisons(tuned: Rows, planned: Rows, of_cases: Mapping[str, Rows]
 
 
 def _filling(problem: PlanProblem) -> Table:
-    """How little a batch loses by shrinking on an accelerator that is full."""
+    """Returns the small loss of a shrinking batch on a full accelerator."""
     table = problem.latency[DEVICE]
     most = table.batches[-1]
     quarter_s, some_s, most_s = table.blocks_at(np.array([most / 4, LARGEST_BATCH, most])).sum(0)
@@ -521,7 +522,7 @@ def _filling(problem: PlanProblem) -> Table:
 FIG24_STUDY = declare("fig24_slo", fig24_run, paper=FIG24_PAPER, needs=(BERT12_SST2,))
 
 
-# Figure 25: what it brings to switch off the ramps inside splits, in short runs.
+# Figure 25: the gain from switching off the ramps inside splits, in short runs.
 
 AT_ENDS, CHOSEN = "ramps at split ends", "ramps chosen"
 
@@ -529,7 +530,7 @@ AT_ENDS, CHOSEN = "ramps at split ends", "ramps chosen"
 def ramp_variants(problem: PlanProblem) -> dict[str, Decision]:
     """Returns e3 with all ramps, with those at the ends of its splits, and with those that the planner chooses.
 
-    Splits are chosen anew for each.
+    Each variant chooses its own splits.
     """
     return {
         "e3": solve(problem, "e3"),
@@ -539,7 +540,7 @@ def ramp_variants(problem: PlanProblem) -> dict[str, Decision]:
 
 
 def fig25_run(effort: Effort) -> StudyResult:
-    """Recorded exits on E3's cluster; in full also, at the largest batch, other cases.
+    """Runs recorded exits on E3's cluster; full effort adds other cases at the largest batch.
 
     They are E3's ramps, then also its exits, then also V100 that 8 inputs do not fill; and exits of the other extreme.
     """
@@ -596,18 +597,18 @@ def fig25_run(effort: Effort) -> StudyResult:
 FIG25_STUDY = declare("fig25_ramps_inside", fig25_run, needs=(BERT12_SST2,))
 
 
-# Figure 26: all splits on one accelerator, in turn, against splits on accelerators of their own, in short runs.
+# Figure 26: all splits on one accelerator in turn, or each on its own accelerators, in short runs.
 
 FIG26_SLOS_S = {"full": (0.04, 0.05, 0.075, 0.1, 0.2), "quick": (0.04,)}
 IN_TURN = "e3's splits in turn"
-"""E3 without model parallelism, to the letter: every accelerator runs all of e3's splits, and a later one when its
-batch is full."""
+"""E3 without model parallelism, literally: every accelerator runs all of e3's splits, a later one when its batch is
+full."""
 TOLD = ("batch 1", "batch 8", "SLO 40 ms", "SLO 200 ms", "E3's circumstances, SLO 100 ms")
-"""Rows whose ratios stand in a table; the others are in the pictures."""
+"""Rows whose ratios are in a table; the others are only in the pictures."""
 
 
 def with_and_without_pipelines(problem: PlanProblem) -> dict[str, Decision]:
-    """With model parallelism; without, with the same splits, with those that suit one accelerator, and with one."""
+    """Returns plans with model parallelism, and without it: the same splits, the best splits, one split."""
     e3 = solve(problem, "e3")
     return {
         "e3": e3,
@@ -618,7 +619,7 @@ def with_and_without_pipelines(problem: PlanProblem) -> dict[str, Decision]:
 
 
 def in_turn(problem: PlanProblem, planned: Planned) -> Planned:
-    """A plan's splits on every accelerator, even where waiting for full batches takes longer than the SLO allows."""
+    """Returns a plan's splits on every accelerator, even if the wait for full batches exceeds the SLO."""
     splits = tuple(split for stage in planned.stages for split in stage.splits)
     stages = (Stage(device=DEVICE, replicas=problem.devices[DEVICE].count, splits=splits),)
     figures = evaluate(problem, stages)
@@ -635,7 +636,7 @@ def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float], effo
 
 
 def fig26_run(effort: Effort) -> StudyResult:
-    """By batch under E3's SLO, by SLO at E3's largest batch; in full also in E3's circumstances."""
+    """Runs by batch under E3's SLO, and by SLO at E3's largest batch; full effort adds E3's circumstances."""
     problem, inputs = equal_cluster(), sst2()
     at_batch = by_batch(problem, inputs, BATCHES[effort], SHORT[effort], with_and_without_pipelines)
     under_slo = by_slo(problem, inputs, FIG26_SLOS_S[effort], effort)

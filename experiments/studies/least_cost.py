@@ -1,4 +1,4 @@
-"""E3, figures 14 and 15: what a fixed rate takes."""
+"""E3, figures 14 and 15: the accelerators and the cost of a fixed rate."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Supply
 from optimizer.what_if import with_batch_limit
 
-# The cheapest plan of a strategy that holds a rate, by the planner's word and then by simulation.
+# The cheapest plan of a strategy that sustains a rate, by the planner and then by simulation.
 
 PRECISION = 0.004
-"""Ratio, less 1, of the last two rates that the planner is asked for; one accelerator of 50 is five times that."""
+"""Relative distance of the last two rates; one accelerator of 50 is five times that."""
 STEP = 1.05
-"""Of the first bracket."""
+"""Growth of the first bracket."""
 CHEAPEST_MOST = 4.0
-"""Times the rate, or its inverse: what a plan for so much does not hold has none that does."""
+"""Largest factor on the rate. If the plan for that rate does not sustain the required rate, no plan does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a strategy needs for a rate."""
+    """The accelerators of a strategy for a rate."""
 
     planned: Planned
-    """The cheapest that held the rate, of the plans that the planner gives for rates near it."""
+    """The cheapest of the tried plans that sustained the rate."""
     share: float
-    """Of inputs that were in time under it."""
+    """Share of inputs that were in time under this plan."""
     proposed: Planned
     """The planner's plan for the rate."""
     proposed_share: float
@@ -58,11 +58,11 @@ class Need:
 
     @property
     def number(self) -> int:
-        """Of accelerators."""
+        """The number of accelerators."""
         return sum(stage.replicas for stage in self.planned.stages)
 
     def cells(self) -> tuple[str | float, ...]:
-        """What it buys and what the planner proposed, each with USD per hour and the share in time."""
+        """Returns the cells of both plans: accelerators, USD per hour, and the share in time."""
         pairs = ((self.planned, self.share), (self.proposed, self.proposed_share))
         return tuple(
             cell
@@ -79,10 +79,10 @@ def _told(stages: tuple[Stage, ...]) -> str:
 
 
 def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort) -> Need | None:
-    """Ask the planner for more where its plan does not hold the rate in simulation, and for less where it does.
+    """Returns the cheapest plan that sustains the rate in simulation, found by planning for higher or lower rates.
 
-    The cost model charges a whole batch of 1 for what is left of one, and knows no chance; simulation does neither.
-    None where the planner has no plan for the rate, or none that holds it.
+    The cost model charges a whole batch of 1 for a fraction of one, and ignores randomness. Simulation does neither.
+    None if the planner has no plan for the rate, or none that sustains it.
     """
     shares: dict[tuple[Stage, ...], float] = {}  # many rates have the same plan
 
@@ -110,9 +110,9 @@ def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort)
 
 
 def least_that_holds(rate_per_s: float, holds: Callable[[float], bool]) -> float | None:
-    """The least rate to ask a planner for so that its plan holds another; None where `CHEAPEST_MOST` times it does not.
+    """Returns the least rate whose plan sustains the required one; None if `CHEAPEST_MOST` times the rate does not.
 
-    `holds`: whether the plan for a rate holds that other one.
+    `holds`: whether the plan for a rate sustains the required one.
     """
     low_per_s, high_per_s = _bracket(rate_per_s, holds)
     if high_per_s is None:
@@ -127,7 +127,7 @@ def least_that_holds(rate_per_s: float, holds: Callable[[float], bool]) -> float
 
 
 def _bracket(rate_per_s: float, holds: Callable[[float], bool]) -> tuple[float, float | None]:
-    """A rate that does not do, and one that does."""
+    """Returns a rate whose plan does not sustain the required one, and a rate whose plan does."""
     asked_per_s, step = rate_per_s, STEP
     if holds(asked_per_s):
         while asked_per_s > rate_per_s / CHEAPEST_MOST and holds(asked_per_s / step):
@@ -140,11 +140,11 @@ def _bracket(rate_per_s: float, holds: Callable[[float], bool]) -> tuple[float, 
     return asked_per_s, None
 
 
-# What every side needs for 6,000 inputs/s, by batch limit: the form of E3's figures 14 and 15 (section 5.3).
+# The need of every side for 6,000 inputs/s, by batch limit: the form of E3's figures 14 and 15 (section 5.3).
 
 BASELINES = ("stock", "early-exit")
 Needs = Mapping[str, tuple[Need | None, ...]]
-"""By side, one per batch limit; None where no plan holds the rate."""
+"""By side, one per batch limit; None if no plan sustains the rate."""
 Row = Mapping[str, Need | None]
 
 
@@ -155,11 +155,11 @@ class FixedRate:
     batches: tuple[int, ...]
     needs: Needs
     cases: Mapping[str, Needs]
-    """Other circumstances, by name; at the largest batch."""
+    """Other circumstances, by name, at the largest batch."""
 
     @property
     def by_label(self) -> dict[str, Row]:
-        """By "batch 8" and side; then every case."""
+        """Returns the needs by "batch 8" and side; then every case."""
         rows: dict[str, Row] = {
             f"batch {batch}": {side: row[at] for side, row in self.needs.items()}
             for at, batch in enumerate(self.batches)
@@ -171,9 +171,10 @@ class FixedRate:
 
 
 def fixed_rate(cluster: PlanProblem, published: PlanProblem, inputs: Workload, effort: Effort) -> FixedRate:
-    """What every side needs at each batch limit; in full also in other circumstances at the largest.
+    """Returns the need of every side at each batch limit; full effort adds other cases at the largest.
 
-    They are accelerators as fast as published; E3's, which a batch of 8 does not fill; and its exits and ramps, too.
+    The cases are accelerators as fast as published; E3's, which a batch of 8 does not fill; and also its exits and
+    ramps.
     """
     cases = {
         "published speed": (published, inputs),
@@ -189,7 +190,7 @@ def fixed_rate(cluster: PlanProblem, published: PlanProblem, inputs: Workload, e
 
 
 def _needs(cluster: PlanProblem, inputs: Workload, batches: Sequence[int], effort: Effort) -> Needs:
-    """With more accelerators than the rate takes."""
+    """Plans with more accelerators than the rate needs."""
     plenty = {name: replace(supply, count=PLENTY) for name, supply in cluster.devices.items()}
     problem = facing(replace(cluster, devices=plenty), inputs)
     limited = [with_batch_limit(problem, batch) for batch in batches]
@@ -197,18 +198,18 @@ def _needs(cluster: PlanProblem, inputs: Workload, batches: Sequence[int], effor
 
 
 def dearer(row: Row) -> dict[str, float | None]:
-    """How many times e3's cost each baseline has."""
+    """Returns the cost of each baseline relative to e3's."""
     usd = {side: None if each is None else each.usd_per_hour for side, each in row.items()}
     return {other: ratio(usd[other], usd["e3"]) for other in BASELINES}
 
 
 def usd_per_hour(needs: Needs) -> dict[str, tuple[float | None, ...]]:
-    """Cost by side."""
+    """Returns the cost by side."""
     return {side: tuple(None if each is None else each.usd_per_hour for each in row) for side, row in needs.items()}
 
 
 def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyResult:
-    """Costs of the baselines over e3's, the largest batch first, then the other cases; what each side buys."""
+    """Returns the baselines' costs over e3's, the largest batch first, then other cases, and the devices."""
     rows, usd, by_batch = found.by_label, usd_per_hour(found.needs), len(found.batches)
     labels = [*reversed(list(rows)[:by_batch]), *list(rows)[by_batch:]]
     return StudyResult(
@@ -235,7 +236,7 @@ def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyR
 
 
 def fig14_run(effort: Effort) -> StudyResult:
-    """The V100 that 6,000 inputs/s take, by side and batch limit; quick effort has one limit and no other cases."""
+    """Computes the V100 for 6,000 inputs/s, by side and batch limit; quick effort has one limit and no other cases."""
     found = fixed_rate(equal_cluster(), equal_cluster(1.0), sst2(), effort)
     numbers = {side: tuple(None if each is None else each.number for each in row) for side, row in found.needs.items()}
     return result_of(found, f"V100 that hold {RATE_PER_S:,.0f} inputs/s", "V100", numbers)
@@ -244,13 +245,13 @@ def fig14_run(effort: Effort) -> StudyResult:
 FIG14_STUDY = declare("fig14_gpus_needed", fig14_run, needs=(BERT12_SST2,))
 
 LEAST, FIG15_MOST = 1.35, 1.78
-"""How many times as much the others cost; E3's abstract says 1.78 x where section 5.3 says 78 %."""
+"""Relative costs of the others. E3's abstract has 1.78 x, and section 5.3 has 78 %."""
 
 
 def fig15_run(effort: Effort) -> StudyResult:
-    """What 6,000 inputs/s cost least on E3's three types; and what a baseline could cost on several types.
+    """Computes the least cost of 6,000 inputs/s on E3's three types, and a baseline's cost on several types.
 
-    The extremes are over all batch limits and both baselines; the paper does not say which of them it means.
+    The extremes are over all batch limits and both baselines; the paper does not state which it means.
     """
     cluster, inputs = mixed_cluster(), sst2()
     found = fixed_rate(cluster, mixed_cluster(1.0), inputs, effort)
@@ -274,7 +275,7 @@ def fig15_run(effort: Effort) -> StudyResult:
 
 
 def least_in_fractions(problem: PlanProblem) -> tuple[str, float]:
-    """The type of accelerator that is cheapest for stock, and USD per hour for the rate if parts of it could be had.
+    """Returns the cheapest accelerator type for stock, and USD per hour for the rate with fractional accelerators.
 
     By the cost model. No mix of types that each run the whole model costs less.
     """

@@ -37,35 +37,35 @@ from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
 from profiles.table import LatencyTable
 
-# CIFAR-10 becoming dark, noisy or clear again: what a ResNet-32's ramps and its end say, recorded once.
+# CIFAR-10 becomes dark, noisy or clear again: the outputs of a ResNet-32's ramps and end, recorded once.
 
 NEEDS = (TEST, TRAIN, "resnet_cifar10/resnet32.th")
-"""Files of OFFRAMP_DATA."""
+"""Required files of OFFRAMP_DATA."""
 FILES: Mapping[Effort, Path] = {
     "full": RUNS / "pame" / "load_changes.npz",
     "quick": RUNS / "pame" / "load_changes_quick.npz",
 }
-"""What is recorded."""
+"""The recorded files."""
 DARKNESS = 0.6
 NOISE = 0.15
-"""Of the strongest that `experiments.apparate.images` makes."""
+"""Noise as a share of the strongest noise of `experiments.apparate.images`."""
 KINDS: Mapping[str, Callable[[Images, np.random.Generator], Images]] = {
     "clear": lambda image, _: image,
     "dark": lambda image, _: darker(image, DARKNESS),
     "noisy": lambda image, rng: noisy(image, NOISE, rng),
 }
-"""What is done to an image; records hold all images of the first kind, then all of the next."""
+"""Changes of an image. Records hold all images of the first kind, then all of the next."""
 LEARNT: Mapping[Effort, int] = {"full": images.LEARNT, "quick": 1000}
-"""Images that ramps learn from."""
+"""Number of images that train ramps."""
 EPOCHS: Mapping[Effort, int] = {"full": 100, "quick": 10}
 """1,200 steps, as the ramps of Apparate's streams take (experiments/apparate/recording.py), or 40."""
 SHOWN: Mapping[Effort, int] = {"full": 1, "quick": 3}
-"""Of the test images, one in so many."""
+"""One of this many test images is used."""
 SEED = 0
 
 
 def recorded(effort: Effort) -> ExitRecords:
-    """The images of all kinds, with their true labels; made where they are not there."""
+    """Returns records of all images in all kinds, with true labels; makes them if they are missing."""
     path = FILES[effort]
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def recorded(effort: Effort) -> ExitRecords:
 
 
 def record(effort: Effort) -> ExitRecords:
-    """Train ramps, and see what all of them say; ends with a sentence where the data is absent."""
+    """Trains ramps and records their outputs; exits the process with a message if the data is missing."""
     from earlyexit.codecs.image import ImageCodec
     from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
     from experiments.apparate.recording import cifar_network, with_ramps
@@ -86,7 +86,7 @@ def record(effort: Effort) -> ExitRecords:
     learn = codec.encode(list(images.known_images(rng)[: LEARNT[effort]]))
     model = with_ramps(cifar_network(), "mlp")
     labels = read_labelled(require_data(TEST)).labels[:: SHOWN[effort]]
-    truth_N = np.unique(np.array(labels), return_inverse=True)[1]  # classes in alphabetical order, as the network's
+    truth_N = np.unique(np.array(labels), return_inverse=True)[1]  # classes in alphabetical order, as in the network
     with progress_bars() as progress:
         options = TrainOptions(epochs=EPOCHS[effort], imitate=True, seed=SEED, progress=progress)
         train_ramps(model, learn, np.zeros(len(learn), dtype=np.int64), options)
@@ -97,17 +97,17 @@ def record(effort: Effort) -> ExitRecords:
 
 
 def of_kind(records: ExitRecords, kind: str) -> ExitRecords:
-    """All images, as of that kind."""
+    """Returns the records of all images in one kind."""
     size, index = len(records) // len(KINDS), list(KINDS).index(kind)
     return records.subset(np.arange(index * size, (index + 1) * size))
 
 
-# PAME, figure 16: inputs change, and the exit moves later or its threshold goes up; beside tuning with a guarantee.
+# PAME, figure 16: inputs change, and the exit moves later or its threshold rises; compared with guaranteed tuning.
 
 BATCH = 16
 """The smallest of the paper's batches for classification (section 7.1)."""
 HISTORY, BEFORE = 2000, 3000
-"""Inputs that the exit is chosen by, and those that are served before the change; 5,000 come after it."""
+"""Inputs that choose the exit, and inputs that are served before the change; 5,000 are served after it."""
 CHANGES = {"darker": ("clear", "dark"), "lighter": ("dark", "clear"), "noisier": ("clear", "noisy")}
 """Kinds of images before and after."""
 PAPER = {
@@ -119,7 +119,7 @@ PAPER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
-    """A stream, and the exit that PAME chooses by its history."""
+    """A stream, and the exit that PAME chooses from its history."""
 
     name: str
     history: ExitRecords
@@ -138,12 +138,12 @@ class Case:
 
     @property
     def chosen(self) -> dict[int, float]:
-        """All ramps, of which one lets inputs leave."""
+        """The thresholds of all ramps; inputs leave at one of them."""
         return self.shut | dict(self.place.thresholds)
 
     @property
     def question(self) -> Question:
-        """What tuners are made for: at most 1 % may be lost."""
+        """The settings of tuners: at most 1 % may be lost."""
         times = ExitTimes.of(self.table, self.served.ramps, BATCH)
         guarantee = Guarantee(budget=BUDGET, confidence=CONFIDENCE)
         return Question(score=self.served.score, guarantee=guarantee, times=times, batching=self.batching)
@@ -151,32 +151,32 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What a side made of a stream."""
+    """The outcome of a side on a stream."""
 
     replayed: Replayed
     changes: list[Tuned]
 
     @property
     def settled(self) -> int:
-        """The first input after the last thing that was said; 0 where nothing was."""
+        """Index of the first input after the last change of thresholds, or 0."""
         return int(self.changes[-1].at_s) + 1 if self.changes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of a part of a stream, shares in percent."""
+    """Figures of a part of a stream, shares in percent."""
 
     slow: float
-    """Batches slower than without exits."""
+    """Batches that are slower than without exits."""
     precision: float
-    """Accuracy over that of the model without exits."""
+    """Accuracy relative to the model without exits."""
     agreement: float
     saved: float
-    """Of the mean answer time without exits."""
+    """Saved share of the mean answer time without exits."""
 
 
 def case_of(name: str, records: ExitRecords) -> Case:
-    """Half of the images make the history and half of what is served; all of them come again after the change."""
+    """Returns a case: half of the images make up the history and the first part; all follow the change."""
     rng = np.random.default_rng(SEED)
     before, after = (of_kind(records, kind) for kind in CHANGES[name])
     order, again = rng.permutation(len(before)), rng.permutation(len(after))
@@ -191,12 +191,12 @@ def case_of(name: str, records: ExitRecords) -> Case:
 
 
 def batching_of(table: LatencyTable, ramps: tuple[int, ...]) -> Batching:
-    """Of the study's batches."""
+    """Returns the study's batches."""
     return Batching(seconds=seconds_of(table, ramps), size=BATCH)
 
 
 def joined(one: ExitRecords, other: ExitRecords) -> ExitRecords:
-    """One after the other."""
+    """Joins two records in order."""
     assert one.true_losses_NE is not None
     assert other.true_losses_NE is not None
     return replace(
@@ -210,18 +210,18 @@ def joined(one: ExitRecords, other: ExitRecords) -> ExitRecords:
 
 
 def once(case: Case) -> Served:
-    """PAME's exit as its history has it, for good."""
+    """Serves with PAME's exit from the history, without tuning."""
     return _served(case, Fixed(thresholds=case.chosen), [])
 
 
 def by_pame(case: Case) -> Served:
-    """The same exit to begin with."""
+    """Serves with PAME's exit from the history, and PAME's tuning."""
     controller = TunedThresholds(make_tuner("pame", case.question), case.chosen)
     return _served(case, controller, controller.changes)
 
 
 def tuned(name: str, case: Case) -> Served:
-    """The same ramp; tuned on the history first, in which no input leaves until the tuner says so."""
+    """Serves with the same ramp and a tuner, which first observes the history without early exits."""
     shut = {case.place.ramp: SCORES[case.served.score].never}
     controller = TunedThresholds(make_tuner(name, case.question), shut)
     whole = tuned_replay(joined(case.history, case.served), controller, batch=BATCH)
@@ -246,8 +246,8 @@ SIDES: Mapping[str, Callable[[Case], Served]] = {
 
 
 def figures(case: Case, served: Served, first: int, end: int) -> Figures:
-    """Of a part of what was served."""
-    first = -(-first // BATCH) * BATCH  # whole batches, each under one setting
+    """Returns the figures of a part of the stream."""
+    first = -(-first // BATCH) * BATCH  # whole batches, because a batch has one setting
     exits_N = served.replayed.exits_N[first:end].astype(np.int64)
     outcome = _outcome(case.served, served.replayed, first, end)
     times = []
@@ -278,7 +278,7 @@ def _outcome(records: ExitRecords, replayed: Replayed, first: int, end: int) -> 
 
 
 def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figures]]:
-    """By side: all of it, before the change, after it, and after the last reaction to it, where there was one."""
+    """Returns, by side, the figures of everything, before the change, after it, and after the last reaction to it."""
     end = len(case.served)
     changed = end - round(end * 5000 / (BEFORE + 5000))
     told = {}
@@ -294,7 +294,7 @@ def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figure
 
 
 def run(effort: Effort) -> StudyResult:
-    """All three changes; the paper's two with quick effort. Every side on every stream, and what PAME said."""
+    """Runs all three changes; with quick effort the paper's two. Every side runs on every stream."""
     records = recorded(effort)
     cases = {name: case_of(name, records) for name in (CHANGES if effort == "full" else PAPER)}
     found = {name: {side: serve(case) for side, serve in SIDES.items()} for name, case in cases.items()}
@@ -331,7 +331,7 @@ def run(effort: Effort) -> StudyResult:
 
 
 def _reactions(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[Comparison]:
-    """Without a reaction the change is what `tuned once` shows."""
+    """`tuned once` shows the change without a reaction."""
     rows = []
     for name, sides in told.items():
         seen = {

@@ -1,4 +1,4 @@
-"""PAME, figure 18: the next batch begins beside one of which few inputs remain."""
+"""PAME, figure 18: the next batch begins while few inputs of the current batch remain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simulator.inputs import ByRamp, IntArray, nested
 from simulator.scenario import FloatArray
 from simulator.work import Ended, Exit, SideBySide, Work, Works
 
-# A simulated device whose queue is never empty: what it answers per second, and how long batches take.
+# A simulated device whose queue is never empty: its rate, and the latencies of its inputs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Saturated:
-    """What a run gave."""
+    """The figures of a run."""
 
     seconds: float
     latency_s_N: FloatArray
-    """From the beginning of an input's first batch to its answer."""
+    """Seconds from the begin of an input's first batch to its answer."""
     alone_share: float
-    """Of the batches, those that no other ran beside."""
+    """Share of batches that ran alone."""
 
     @property
     def per_s(self) -> float:
@@ -52,12 +52,12 @@ class Saturated:
         return len(self.latency_s_N) / self.seconds
 
     def late_share(self, limit_s: float) -> float:
-        """Of the inputs, those that took longer."""
+        """Returns the share of inputs that took longer."""
         return float((self.latency_s_N > limit_s * (1 + 1e-9)).mean())
 
 
 class Device:
-    """One device with everything queued at once."""
+    """One device with all inputs queued at the start."""
 
     def __init__(self, splits: Sequence[Split], table: LatencyTable, decisions: ByRamp, rows_N: IntArray) -> None:
         self._events = Events()
@@ -70,7 +70,7 @@ class Device:
         self._latency_s_N = np.full(len(rows_N), np.nan)
 
     def run(self) -> Saturated:
-        """Until all inputs are answered."""
+        """Runs until all inputs are answered."""
         members = [Member(sample_id="", payload=Item(number)) for number in range(len(self._rows_N))]
         self._engine.submit(0, members, 0.0)
         self._begin()
@@ -113,37 +113,37 @@ class Device:
         return Work(split, array("h", leaves_N.astype(np.int16).tobytes()), pace, SplitCounts(split.budget))
 
 
-# PAME, figure 18: the next batch begins beside one of which fewer than a threshold of inputs remain.
+# PAME, figure 18: the next batch begins while fewer than a threshold of the current batch's inputs remain.
 
 THRESHOLDS = (0, 2, 4, 6, 8)
-"""tau_b; 0: never two at once."""
+"""tau_b; with 0 two batches never run at once."""
 BATCHES = (16, 32)
 """PAME's small and medium batches of classification (section 7.1)."""
 LEAST_AGREEMENT = 0.99
 MOST_LATE = 0.02
-"""Of the inputs, later than a batch takes without exits (section 7.3)."""
+"""Allowed share of inputs that take longer than a batch without exits (section 7.3)."""
 NUM_INPUTS: Mapping[Effort, int] = {"full": 40_000, "quick": 4_000}
 CIFAR10 = records_file("cifar10")
-"""Of a jointly trained ResNet-32, where there is one."""
+"""Records of a jointly trained ResNet-32, if they exist."""
 PAPER_EXITS, PAPER_OVERLAPPING = 1.289, 1.313
-"""Times stock's throughput, without and with parallel batches."""
+"""Throughput relative to stock, without and with parallel batches."""
 PAPER_LATE = {4: 0.02, 6: 0.03, 8: 0.12}
-"""Late shares by threshold, at 4 no more than that."""
+"""Late shares by threshold; at 4 it is an upper bound."""
 SEED = 0
 
 
 class Row(NamedTuple):
-    """One way to run one exit at one batch."""
+    """One exit at one batch size, run in one way."""
 
     name: str
     times_stock: float
     mean: float
-    """Latency, in seconds of the batch without exits."""
+    """Mean latency, relative to the batch without exits."""
     late: float
     alone: float
 
     def cells(self) -> tuple[str | float, ...]:
-        """For a table, shares in percent."""
+        """Returns the cells of a table row, shares in percent."""
         return self.name, self.times_stock, self.mean, 100 * self.late, 100 * self.alone
 
 
@@ -157,34 +157,34 @@ class Case:
     rows_N: IntArray
 
     def row(self, name: str, splits: Sequence[Split], batch: int) -> Row:
-        """What these splits do, against the model without exits at the same batch."""
+        """Runs these splits, and compares with the model without exits at the same batch."""
         stock_s = float(self.table.blocks_at(np.array(float(batch))).sum())
         ran = Device(splits, self.table, self.decisions, self.rows_N).run()
         mean, late = float(ran.latency_s_N.mean()) / stock_s, ran.late_share(stock_s)
         return Row(name, ran.per_s * stock_s / batch, mean, late, ran.alone_share)
 
     def overlapping(self, ramp: int, batch: int, below: int) -> Row:
-        """One split with the exit inside."""
+        """Returns one split with the exit inside."""
         end = len(self.table.block_s_NB)
         name = f"fewer than {below}" if below else "one at a time"
         whole = Split(first=0, end=end, batch=batch, ramps=(ramp,), overlap_below=below or None)
         return self.row(name, (whole,), batch)
 
     def fused(self, ramp: int, batch: int) -> Row:
-        """Cut after the exit, whose survivors wait for a full batch."""
+        """Returns two splits with the cut after the exit; survivors wait for a full batch."""
         first = Split(first=0, end=ramp + 1, batch=batch, ramps=(ramp,))
         rest = Split(first=ramp + 1, end=len(self.table.block_s_NB), batch=batch)
         return self.row("fused, two splits", (first, rest), batch)
 
     def best_exit(self, batch: int) -> int:
-        """PAME's: the least mean latency of those that make few late (section 6.4); else the fewest late."""
+        """Returns PAME's exit: the least mean latency with few late inputs (section 6.4), else the fewest late."""
         found = {ramp: self.overlapping(ramp, batch, 0) for ramp in self.decisions.ramps}
         few = [ramp for ramp, row in found.items() if row.late <= MOST_LATE]
         return min(few, key=lambda ramp: found[ramp].mean) if few else min(found, key=lambda ramp: found[ramp].late)
 
 
 def surest(records: ExitRecords) -> ByRamp:
-    """Each exit, as if it were the only one, lets out as many as keep the agreement (section 6.2)."""
+    """Returns each exit's threshold, if it were the only exit, at which the agreement holds (section 6.2)."""
     sure_NR = np.zeros(records.scores_NR.shape, dtype=np.bool_)
     allowed = (1 - LEAST_AGREEMENT) * len(records)
     for column, ramp in enumerate(records.ramps):
@@ -199,14 +199,14 @@ def surest(records: ExitRecords) -> ByRamp:
 
 
 def case_of(words: str, records: ExitRecords, kind: Kind, effort: Effort) -> Case:
-    """Recorded inputs in random order, again and again."""
+    """Returns recorded inputs in random order, repeated."""
     rows_N = np.random.default_rng(SEED).integers(len(records), size=NUM_INPUTS[effort])
     table = v100(kind, records.num_blocks, len(records.ramps))
     return Case(words=words, table=table, decisions=surest(records), rows_N=rows_N)
 
 
 def cases(effort: Effort) -> list[Case]:
-    """Images where a model of them was trained, and sentences; made-up inputs with quick effort, which need nothing."""
+    """Returns images, if their model exists, and sentences; with quick effort random inputs."""
     if effort == "quick":
         rng = np.random.default_rng(SEED)
         ramps, survival_N = (4, 9), (*(1.0,) * 5, *(0.5,) * 5, *(0.3,) * 6)
@@ -221,7 +221,7 @@ def cases(effort: Effort) -> list[Case]:
 
 
 def _comparisons(where: str, by_below: Mapping[int, Row], fused: Row) -> Iterator[Comparison]:
-    """Beside the paper's, which are of images, averaged over its three data sets."""
+    """Compares with the paper, whose figures are means over three data sets of images."""
     in_bounds = [below for below, row in by_below.items() if row.late <= MOST_LATE] or [0]
     best = max(in_bounds, key=lambda below: by_below[below].times_stock)
     yield Comparison(f"throughput over stock, {where}", by_below[0].times_stock, PAPER_EXITS)
@@ -233,7 +233,7 @@ def _comparisons(where: str, by_below: Mapping[int, Row], fused: Row) -> Iterato
 
 
 def run(effort: Effort) -> StudyResult:
-    """By case and batch."""
+    """Runs by case and batch."""
     comparisons, tables = list[Comparison](), list[Table]()
     times: dict[str, tuple[float, ...]] = {}
     late: dict[str, tuple[float, ...]] = {}

@@ -1,4 +1,4 @@
-"""TCB, figures 11 to 14: schemes first come, first served, and slots; simulated, and computed on this CPU."""
+"""TCB, figures 11 to 14: schemes with first come, first served, and slots; simulated, and computed on this CPU."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from experiments.tcb_device import (
 from experiments.turns import Figures, in_turns
 from simulator.inputs import IntArray, truncated_normal
 
-# Batching schemes of TCB's evaluation, really computed: padded rows and rows of several inputs, by one encoder.
+# Batching schemes of TCB's evaluation, computed by one encoder: padded rows, and rows of several inputs.
 
 
 class Rows(Layout):
-    """Slots of one length as the whole of a batch: what belongs to no input is computed and thrown away."""
+    """Slots of one length make up a whole batch. Places of no input are computed, and their values are discarded."""
 
     def __init__(self, lengths_B: IntArray, slots: list[list[int]], slot_length: int) -> None:
         super().__init__(lengths_B.astype(np.int32))
         self.longest = slot_length
-        vars(self).update(slots=slots, scheme="slotted", _shares_rows=True)  # in the place of what Layout would choose
+        vars(self).update(slots=slots, scheme="slotted", _shares_rows=True)  # replaces the choice of Layout
 
     @property
     def uniform(self) -> bool:
@@ -55,39 +55,39 @@ class Rows(Layout):
 
     @cached_property
     def position_N(self) -> Tensor:
-        """Of every place; 0 where it belongs to no input."""
+        """The position of every place in its input; 0 for a place of no input."""
         return self.spread(torch.from_numpy(self._positions()))
 
     def spread(self, values_N: Tensor) -> Tensor:
-        """What belongs to tokens, at their places."""
+        """Moves values of tokens to their places."""
         places = values_N.new_zeros(len(self.slots) * self.longest)
         places[self.row_place_N] = values_N
         return places
 
     def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
-        """None where there is nothing to hide; where no two inputs share a slot, the padding alone."""
+        """Returns the attention masks: None without padding, only the padding's if no two inputs share a slot."""
         if self.uniform:
             return [bias_HTT]
         alone = len(self.slots) == self.num_inputs
         return [self._masked((self.owner_RT >= 0)[:, None, None, :] if alone else self.same_R1TT, bias_HTT)]
 
     def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
-        """Of rows that are already there."""
+        """Runs attention on values that are already in rows."""
         (mask,) = masks
         attended = attend(values_ND.view(len(self.slots), self.longest, -1), mask)
         return tuple(each.flatten(0, 1) for each in attended)
 
 
 def padded_rows(lengths: Sequence[int]) -> Rows:
-    """A row per input, as long as the longest (the paper's TNB)."""
+    """Returns a row per input, as long as the longest (the paper's TNB)."""
     return Rows(np.array(lengths), [[index] for index in range(len(lengths))], max(lengths))
 
 
 def concatenated_rows(lengths: Sequence[int], row: int, slots_per_row: int = 1) -> Rows:
-    """Rows of so many tokens with several inputs each (TCB's pure ConcatBatching), attention by slots of a row.
+    """Returns rows of `row` tokens with several inputs each (TCB's pure ConcatBatching), attention by slots.
 
-    Rows are divided evenly; what is left over of one, and empty slots of the last, are not computed. Raises ValueError
-    for an input longer than a slot.
+    Rows are divided evenly. The rest of a row, and empty slots of the last row, are not computed. Raises ValueError for
+    an input longer than a slot.
     """
     slot_length = row // slots_per_row
     return Rows(np.array(lengths), first_fit_decreasing(lengths, slot_length), slot_length)
@@ -95,7 +95,7 @@ def concatenated_rows(lengths: Sequence[int], row: int, slots_per_row: int = 1) 
 
 @torch.inference_mode()
 def outputs_of(model: EarlyExitModel, tokens_N: Tensor, layout: Layout) -> Tensor:
-    """The full model's outputs for inputs laid out so."""
+    """Returns the full model's outputs for inputs in this layout."""
     packed = Layout(layout.lengths_B)
     rows = isinstance(layout, Rows)
     values = (layout.spread(tokens_N),) if isinstance(layout, Rows) else (tokens_N,)
@@ -104,26 +104,26 @@ def outputs_of(model: EarlyExitModel, tokens_N: Tensor, layout: Layout) -> Tenso
     return model.exit_outputs(model.num_blocks - 1, (hidden_ND,), packed)
 
 
-# TCB's batching schemes really computed on this CPU: one encoder with random weights, one thread, by processor time.
+# TCB's batching schemes computed on this CPU: one encoder with random weights, one thread, processor time.
 
 MODELS = {
     "minilm": {"hidden_size": 384, "num_blocks": 6, "num_heads": 12, "intermediate_size": 1536, "max_length": 400},
     "bert": {"hidden_size": 768, "num_blocks": 3, "num_heads": 12, "intermediate_size": 3072, "max_length": 400},
 }
-"""MiniLM, and a quarter of BERT-base: all blocks are alike."""
+"""MiniLM, and a quarter of BERT-base; all blocks are alike."""
 TINY = MODELS["minilm"] | {"hidden_size": 48, "num_blocks": 2, "intermediate_size": 96}
 VOCABULARY = 1000
-"""Ids are drawn from so many; how many more there are costs nothing."""
+"""Number of ids from which tokens are drawn; more ids would cost nothing."""
 LONGEST, MEAN = 100, 20
 """Tokens (section 6.2.1)."""
 ROW, REAL_SLOTS = 400, (1, 2, 4, 5, 8, 10)
-"""Tokens of a row, and slots of it (section 6.2.3). At 10 slots the longest input just fits."""
+"""Tokens per row, and slots per row (section 6.2.3). With 10 slots the longest input just fits."""
 UNIFORM = ((1, 16), (8, 16), (64, 16), (4, 32), (32, 32), (64, 32), (1, 100), (16, 100))
-"""Inputs and tokens each of the padded batches that the dynamic program's costs are fitted to."""
+"""Numbers of inputs and tokens of the padded batches to which the dynamic program's costs are fitted."""
 OURS = "packed, attention apart"
 
 Runs = Sequence[tuple[Sequence[int], Layout]]
-"""What runs one after the other for a batch: inputs by position, and how they are laid out."""
+"""The runs of a batch in order: positions of the inputs, and their layout."""
 
 
 class Timed:
@@ -134,14 +134,14 @@ class Timed:
         torch_segments(self._model)
 
     def run(self, parts: Sequence[tuple[Sequence[int], Callable[[Sequence[int]], Runs]]]) -> Figures:
-        """Milliseconds of batches by their schemes, one after the other; laying out is part of it."""
+        """Returns milliseconds of batches by scheme, one after the other, including the layout."""
         began_s = time.thread_time()
         for lengths, scheme in parts:
             self.outputs(lengths, scheme)
         return {"ms": 1e3 * (time.thread_time() - began_s)}
 
     def outputs(self, lengths: Sequence[int], scheme: Callable[[Sequence[int]], Runs]) -> Tensor:
-        """In the order of the inputs."""
+        """Returns the outputs in the order of the inputs."""
         tokens = torch.split(_tokens(sum(lengths)), list(lengths))
         runs = scheme(lengths)
         found = [
@@ -152,7 +152,7 @@ class Timed:
         return torch.cat(found)[torch.from_numpy(order)]
 
     def cost(self, rounds: int) -> Cost:
-        """Of padded batches, as the dynamic program takes it."""
+        """Returns the cost of padded batches, for the dynamic program."""
         sides = {f"{size} x {length}": partial(self.run, [([length] * size, padded)] * 3) for size, length in UNIFORM}
         found = in_turns(sides, rounds)
         works = (Work(size * length, size * length**2) for size, length in UNIFORM)
@@ -164,29 +164,29 @@ def _tokens(num: int) -> Tensor:
 
 
 def packed(lengths: Sequence[int], attention: str = "auto") -> Runs:
-    """Ours."""
+    """Returns Offramp's layout."""
     layout = Layout(np.array(lengths, dtype=np.int32), attention=attention)  # type: ignore[arg-type] # of four names
     return [(range(len(lengths)), layout)]
 
 
 def padded(lengths: Sequence[int]) -> Runs:
-    """TNB."""
+    """Returns TNB's layout."""
     return [(range(len(lengths)), padded_rows(lengths))]
 
 
 def grouped_rows(cost: Cost, lengths: Sequence[int]) -> Runs:
-    """TTB: TurboTransformers' dynamic program, each group padded to its own longest."""
+    """Returns TTB's layout: TurboTransformers' dynamic program, each group padded to its longest input."""
     groups = [run.positions for run in grouped(lengths, cost)]
     return [(group, padded_rows([lengths[index] for index in group])) for group in groups]
 
 
 def concatenated(row: int, slots: int, lengths: Sequence[int]) -> Runs:
-    """TCB, pure where a row is one slot."""
+    """Returns TCB's layout, which is pure ConcatBatching if a row is one slot."""
     return [(range(len(lengths)), concatenated_rows(lengths, row, slots))]
 
 
 def schemes_of(cost: Cost) -> Mapping[str, Callable[[Sequence[int]], Runs]]:
-    """By what they are called."""
+    """Returns the schemes by name."""
     return {
         OURS: packed,
         "packed, attention padded": partial(packed, attention="padded"),
@@ -200,14 +200,14 @@ def schemes_of(cost: Cost) -> Mapping[str, Callable[[Sequence[int]], Runs]]:
 def compared(
     timed: Timed, parts: Sequence[Sequence[int]], schemes: Mapping[str, Callable[[Sequence[int]], Runs]], rounds: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of batches by every scheme, a round after the other, the sides in turns."""
+    """Returns milliseconds of batches by scheme, per round; schemes take turns."""
     _check(timed, parts[0], schemes.values())
     sides = {name: partial(timed.run, [(part, scheme) for part in parts]) for name, scheme in schemes.items()}
     return {name: figures["ms"] for name, figures in in_turns(sides, rounds).items()}
 
 
 def times_of(took_ms: Mapping[str, Sequence[float]], base: str) -> dict[str, Spread]:
-    """How many times longer than `base` every side took: ratios within rounds."""
+    """Returns every scheme's time relative to `base`, within rounds."""
     ratios = {
         name: spread(other / one for other, one in zip(took, took_ms[base], strict=True))
         for name, took in took_ms.items()
@@ -216,7 +216,7 @@ def times_of(took_ms: Mapping[str, Sequence[float]], base: str) -> dict[str, Spr
 
 
 def slotted_ms(timed: Timed, num_rows: int, rounds: int) -> dict[str, list[float]]:
-    """Of rows of 400 tokens with inputs of 20 (variance 20), by slots of a row, "1" and so on, and of `OURS`."""
+    """Returns milliseconds of rows of 400 tokens, inputs of 20 (variance 20), by slots per row and `OURS`."""
     drawn = truncated_normal(num_rows * ROW // MEAN, mean=MEAN, variance=20, low=3, high=ROW // REAL_SLOTS[-1], seed=0)
     schemes = {f"{slots}": partial(concatenated, ROW, slots) for slots in REAL_SLOTS} | {OURS: packed}
     return compared(timed, [drawn.tolist()], schemes, rounds)
@@ -228,7 +228,7 @@ def _check(timed: Timed, lengths: Sequence[int], schemes: Iterable[Callable[[Seq
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-# First come, first served: what the schemes alone are worth, in TCB's figures 11 and 12.
+# First come, first served: the gain from the schemes alone, in TCB's figures 11 and 12.
 
 ALL: Mapping[str, Side] = {
     **SIDES,
@@ -237,23 +237,23 @@ ALL: Mapping[str, Side] = {
     "slots, 64 inputs": replace(tcb_device.TNB, scheme="slots"),
 }
 READINGS = {"variance": 1, "deviation": 2}
-"""What the paper's "variance" may be, and the power that makes a variance of it."""
+"""Possible meanings of the paper's "variance", and the power that makes a variance of it."""
 PAPER_TNB, PAPER_TTB = 3.33, {20.0: 1.52, 100.0: 1.72}
 STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """The CPU's own figures, at one variance."""
+    """The CPU's figures at one variance."""
 
     cost: Cost
     over_packed: Mapping[str, Spread]
 
 
 def fcfs_study(variance: float, effort: Effort) -> StudyResult:
-    """Simulated at rising rates, full batches on three devices, and really computed.
+    """Simulates rising rates and full batches on three devices, and computes batches on this CPU.
 
-    The paper's two ratios stand first, as simulated, and as a device would have them whose time hardly grows.
+    The paper's two ratios come first: as simulated, and for a device whose time hardly grows with the batch.
     """
     drawn, device = tcb_device.lengths(tcb_device.DRAWN, variance), tcb_device.paper_device()
     found = by_rate(drawn, tcb_device.ARRIVAL, device, effort)
@@ -289,15 +289,15 @@ def fcfs_study(variance: float, effort: Effort) -> StudyResult:
 
 
 def capacities(drawn: IntArray, cost: Cost) -> dict[str, float]:
-    """Requests per second of every side, each batch full."""
+    """Returns requests per second of every side with full batches."""
     return {name: tcb_device.capacity(side, drawn, cost) for name, side in ALL.items()}
 
 
 def with_the_paper_s_ratio(device: Cost) -> Cost:
-    """The device with so long a fixed part per run that TCB has 3.33 times TNB's throughput at variance 20.
+    """Returns a device with a fixed cost per run such that TCB has 3.33 times TNB's throughput at variance 20.
 
-    A decoder that gives one token after another takes about as many steps for few requests as for many: its time is
-    of this kind. Found by halving between no such part and a hundred times a full batch of TNB's.
+    A decoder that generates one token after another takes about as many steps for few requests as for many, so its time
+    has a large fixed part. The cost is found by bisection between zero and a hundred times a full batch of TNB's.
     """
     drawn = tcb_device.lengths(tcb_device.DRAWN // 2, 20.0)
     low_s, high_s = 0.0, 100 * tcb_device.BATCH / tcb_device.SATURATED_PER_S
@@ -310,7 +310,7 @@ def with_the_paper_s_ratio(device: Cost) -> Cost:
 
 
 def bounds(drawn: IntArray) -> dict[str, float]:
-    """Tokens computed by batches of 64 in order of arrival, over the tokens that there are; and requests of a batch."""
+    """Returns computed tokens over real tokens for batches of 64 in order of arrival, and requests per batch."""
     flat = Cost(fixed_s=0.0, token_s=1.0, cell_s=0.0)
     parts = [drawn[at : at + tcb_device.BATCH].tolist() for at in range(0, len(drawn), tcb_device.BATCH)]
     padded = sum(run.work.tokens for part in parts for run in layout("padded", part, flat))
@@ -321,7 +321,7 @@ def bounds(drawn: IntArray) -> dict[str, float]:
 
 
 def compute(drawn: IntArray, effort: Effort) -> Computed:
-    """MiniLM's size in full, one thread."""
+    """Measures MiniLM's size with full effort, on one thread."""
     torch.set_num_threads(1)
     full = effort == "full"
     timed = Timed(MODELS["minilm"] if full else TINY)
@@ -355,36 +355,36 @@ def _readings_table(variance: float) -> Table:
     )
 
 
-# What slots of a row save (TCB's figures 13 and 14): by count, and really computed on this CPU.
+# The savings from slots of a row (TCB's figures 13 and 14): by operation count, and computed on this CPU.
 
 LENGTH, SLOTS_SLOTS = ROW, REAL_SLOTS
 WIDTHS = {"paper's model, 3072 wide": 3072, "BERT-base": 768, "MiniLM": 384}
 ONE_BLOCK = 1
-"""All blocks are alike, so one tells as much as six."""
+"""All blocks are alike, so one shows as much as six."""
 
 
 def work(rows: int, slots: int) -> Work:
-    """Of a batch of full rows."""
+    """Returns the work of a batch of full rows."""
     return Work(rows * LENGTH, rows * slots * (LENGTH // slots) ** 2)
 
 
 def by_count(width: int, slots: int) -> float:
-    """Operations of a layer in one slot over those in several.
+    """Returns operations of a layer in one slot over those in several.
 
-    Per token, 12 width^2 multiply-adds of linear layers (four projections, and four times as wide a middle, twice) and
-    2 width per place that attention sees.
+    A token needs 12 width^2 multiply-adds in linear layers (four projections, and two layers to and from four times the
+    width), and 2 width per place that its attention covers.
     """
     return (12 * width + 2 * LENGTH) / (12 * width + 2 * LENGTH / slots)
 
 
 def measured(timed: Timed, rows: int, rounds: int) -> dict[int, Spread]:
-    """How many times faster than in one slot, by number of slots: ratios within rounds."""
+    """Returns the speed-up over one slot, by number of slots, within rounds."""
     took_ms = slotted_ms(timed, rows, rounds)
     return {slots: times_of(took_ms, f"{slots}")["1"] for slots in SLOTS_SLOTS}
 
 
 def slots_study(rows: int, paper: float, effort: Effort) -> StudyResult:
-    """At one batch size; the largest speed-ups stand beside the paper's."""
+    """Runs one batch size, and compares the largest speed-ups with the paper's."""
     torch.set_num_threads(1)
     full = effort == "full"
     timed = Timed((MODELS["minilm"] if full else TINY) | {"num_blocks": ONE_BLOCK})
@@ -434,7 +434,7 @@ def slots_study(rows: int, paper: float, effort: Effort) -> StudyResult:
 
 FIG11_STUDY = declare("tcb_fig11_fcfs", partial(fcfs_study, 20.0))
 FIG12_STUDY = declare("tcb_fig12_fcfs_variance", partial(fcfs_study, 100.0))
-"""By the variance of the lengths; simulated, and really computed on this CPU."""
+"""By the variance of the lengths; simulated, and computed on this CPU."""
 FIG13_STUDY = declare("tcb_fig13_slots", partial(slots_study, 10, 1.18))
 FIG14_STUDY = declare("tcb_fig14_slots_large", partial(slots_study, 32, 2.31))
-"""By the rows of a batch, and the paper's largest speed-up; counted, by published times, and computed on this CPU."""
+"""By the rows of a batch, with the paper's largest speed-up; counted, by published times, and computed on this CPU."""

@@ -1,4 +1,4 @@
-"""What a picture shows, as plain data, and the picture as SVG: the same picture gives the same bytes."""
+"""Pictures as plain data, and their SVG files; equal pictures give equal bytes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Values = Mapping[str, tuple[float | None, ...]]
-"""Name (a strategy has a colour of its own) -> a value per place; None is a gap."""
+"""A value per place, by series name; None is a gap. Each strategy has its own colour."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
     title: str
     x_label: str
-    """With its unit, where it has one: "input batch", "SLO (ms)"."""
+    """Label with unit, such as "input batch" or "SLO (ms)"."""
     y_label: str
-    """The same: "goodput (inputs/s)"."""
+    """Label with unit, such as "goodput (inputs/s)"."""
     log_y: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Bars(_Axes):
-    """A group of bars per label, a bar of it per series; a gap says "none"."""
+    """A group of bars per label, with one bar per series; a gap shows "none"."""
 
     labels: tuple[str, ...]
-    """Under the groups, from left to right."""
+    """Labels of the groups, from left to right."""
     series: Values
     paper: Values = field(default_factory=dict)
-    """The paper's values of the same series, drawn over ours as diamonds; None where it gives none."""
+    """The paper's values of the same series, drawn as diamonds over ours; None without a value."""
     kind: Literal["bars"] = "bars"
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Lines(_Axes):
     x: tuple[float, ...]
     series: Values
     paper: Values = field(default_factory=dict)
-    """As in `Bars`."""
+    """The paper's values, as in `Bars`."""
     log_x: bool = False
     kind: Literal["lines"] = "lines"
 
@@ -62,7 +62,7 @@ class Lines(_Axes):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """How values are spread."""
+    """The distribution of values."""
 
     minimum: float
     quartile: float
@@ -78,12 +78,12 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Boxes(_Axes):
-    """A group of boxes per label, a box of it per series; whiskers end at minimum and maximum."""
+    """A group of boxes per label, with one box per series; whiskers end at minimum and maximum."""
 
     labels: tuple[str, ...]
     series: Mapping[str, tuple[Box | None, ...]]
     limit: float | None = None
-    """A line across, such as the SLO; None for no line."""
+    """A horizontal line, such as the SLO; None for no line."""
     kind: Literal["boxes"] = "boxes"
 
     def __post_init__(self) -> None:
@@ -114,9 +114,9 @@ def _check_lengths(title: str, length: int, series: Mapping[str, tuple[object, .
 # Pictures as SVG.
 
 COLORS = {"stock": "#7a7a7a", "early-exit": "#e69f00", "e3": "#0072b2", "serial": "#cc79a7", "best": "#009e73"}
-"""A strategy looks the same in every picture (Okabe and Ito's palette, told apart by colour-blind readers too)."""
+"""Each strategy has the same colour in all pictures (Okabe and Ito's palette, which suits colour-blind readers)."""
 OTHER_COLORS = ("#d55e00", "#56b4e9", "#8c6d1f", "#000000", "#b58fd6", "#8fb339")
-"""For series that are no strategies, in their order."""
+"""Colours of series that are not strategies, in order."""
 MARKERS = ("o", "s", "^", "v", "P", "X", "*")
 PAPER = "the paper"
 SETTINGS = {
@@ -129,15 +129,15 @@ SETTINGS = {
     "hatch.linewidth": 0.6,
 }
 WIDTH = 0.8
-"""Of a group of bars, whose labels are 1 apart."""
+"""Width of a group of bars; the distance of labels is 1."""
 BOX = ("whislo", "q1", "med", "q3", "whishi")
-"""What matplotlib calls the figures of a box, in their order."""
+"""Matplotlib's names of the figures of a box, in order."""
 MOST_MARKED = 30
-"""Points of a line that still get a marker each."""
+"""Largest number of points of a line with markers."""
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Write one SVG; raises InputError without matplotlib."""
+    """Writes one SVG; raises InputError without matplotlib."""
     pyplot = load_pyplot()
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(6.4, 3.6), constrained_layout=True)
@@ -150,7 +150,7 @@ def draw(picture: Picture, path: Path) -> None:
 
 
 def colors(names: Iterable[str]) -> dict[str, str]:
-    """Every series' colour."""
+    """Returns every series' colour."""
     others = [name for name in names if name not in COLORS]
     return COLORS | {name: OTHER_COLORS[index % len(OTHER_COLORS)] for index, name in enumerate(others)}
 
@@ -162,13 +162,13 @@ def _draw_on(axes: Axes, picture: Picture) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if picture.log_y:
         axes.set_yscale("log")
-    else:  # from 0: a bar that is twice as long is twice as much
+    else:  # from 0, so that the length of a bar is proportional to its value
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     _explain(axes)
 
 
 def _explain(axes: Axes) -> None:
-    """The legend stands beside the axes, where it hides nothing; every name once, the paper's last."""
+    """Puts the legend beside the axes, with every name once and the paper's last."""
     handles, names = axes.get_legend_handles_labels()
     once = dict(zip(names, handles, strict=True))
     ordered = sorted(once, key=PAPER.__eq__)
@@ -200,7 +200,7 @@ def _draw_lines(axes: Axes, picture: Lines) -> None:
         _mark_paper(axes, picture.x, picture.paper.get(name, ()), color_of[name])
     if picture.log_x:
         axes.set_xscale("log")
-    if picture.log_x and marked:  # few points are their own ticks: 25, 50, 100 rather than powers of ten
+    if picture.log_x and marked:  # few points are their own ticks: 25, 50, 100 instead of powers of ten
         axes.set_xticks(picture.x, [f"{value:g}" for value in picture.x])
         axes.minorticks_off()
 
@@ -224,7 +224,7 @@ def _draw_boxes(axes: Axes, picture: Boxes) -> None:
 
 
 def _places(series: Mapping[str, object], groups: int) -> dict[str, list[float]]:
-    """The x of every series in every group."""
+    """Returns the x positions of every series in every group."""
     step = WIDTH / len(series)
     left = -WIDTH / 2 + step / 2
     return {name: [group + left + index * step for group in range(groups)] for index, name in enumerate(series)}

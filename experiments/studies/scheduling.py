@@ -1,4 +1,4 @@
-"""TCB, figures 9, 10, 15 and 16: utility, throughput and the price of orders."""
+"""TCB, figures 9, 10, 15 and 16: utility, throughput and the cost of orders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VARIANCE = 20.0
 
 
 def simulated(effort: Effort, deadlines_s: tuple[float, float] = tcb_device.DEADLINES_S) -> ByRate:
-    """Every side scheduled by DAS at rising rates: figures 9 and 10."""
+    """Simulates every side, scheduled by DAS, at rising rates: figures 9 and 10."""
     drawn = tcb_device.lengths(tcb_device.DRAWN, VARIANCE)
     return by_rate(drawn, tcb_device.DAS, tcb_device.paper_device(), effort, deadlines_s=deadlines_s)
 
@@ -37,9 +37,9 @@ def simulated(effort: Effort, deadlines_s: tuple[float, float] = tcb_device.DEAD
 # TCB, figure 9: utility at rising rates.
 
 FIG09_PAPER = {"TNB": 2.20, "TTB": 1.29}
-"""TCB's total utility over theirs "after saturation" (section 6.2.1)."""
+"""TCB's total utility relative to the others' "after saturation" (section 6.2.1)."""
 HOLDS = {"TNB": 350.0, "TTB": 350.0, "TCB": 450.0}
-"""Requests per second that the paper says they handle."""
+"""Requests per second that each handles according to the paper."""
 MEASURED = (UTILITY, UTILITY_ANSWERED, SCHEDULED, ANSWERED)
 DEADLINES_S: Mapping[str, tuple[float, float]] = {
     "half as long": (0.5, 1.5),
@@ -49,7 +49,7 @@ DEADLINES_S: Mapping[str, tuple[float, float]] = {
 
 
 def fig09_run(effort: Effort) -> StudyResult:
-    """After saturation, by three kinds of deadlines."""
+    """Runs rates after saturation, with three kinds of deadlines."""
     others = {name: simulated(effort, deadlines_s) for name, deadlines_s in DEADLINES_S.items()}
     found = others["as taken"]
     holds = "rate of which 99 % is answered in time (requests/s)"
@@ -83,11 +83,11 @@ FIG09_STUDY = declare("tcb_fig09_utility", fig09_run)
 # TCB, figure 10: throughput at rising rates.
 
 FIG10_PAPER = {"TNB": 2.22, "TTB": 1.48}
-"""The largest ratio of TCB's throughput to theirs (section 6.2.1)."""
+"""The largest ratio of TCB's throughput to the others' (section 6.2.1)."""
 
 
 def fig10_run(effort: Effort) -> StudyResult:
-    """What is scheduled before its deadline, as the paper counts, and what is answered."""
+    """Counts requests that are scheduled before their deadline, as in the paper, and requests that are answered."""
     found, full = simulated(effort), "packed, 6400 tokens"
     return StudyResult(
         comparisons=(
@@ -125,10 +125,10 @@ FIG15_ORDERS: Mapping[str, OrderSpec] = {
 }
 """The paper's names: DAS, shortest job first, first come first served, earliest deadline first."""
 OVERLOAD = 1.5
-"""Of what the device can do: below it every order serves all requests. The paper does not say."""
+"""Rate relative to the device's capacity. Below it every order serves all requests. The paper does not state it."""
 BATCHES, VARIANCES, ROWS = (10, 16, 32, 64), (10.0, 20.0, 50.0, 100.0), (100, 200, 300, 400)
 MIDDLE = 16
-"""The batch where variance and row length change (section 6.2.4)."""
+"""The batch for which variance and row length vary (section 6.2.4)."""
 FIG15_REQUESTS: Mapping[Effort, int] = {"full": 12_000, "quick": 3000}
 PAPER_SJF = 1.4
 """DAS over SJF by row length: "about 40 % higher"."""
@@ -143,13 +143,13 @@ class Sweep(NamedTuple):
     """By measure, then by order: a value per x."""
 
     def das_over(self, measure: str, other: str) -> list[float]:
-        """The ratio at every point."""
+        """Returns the ratio at every point."""
         of = self.found[measure]
         return [das / theirs for das, theirs in zip(of["DAS"], of[other], strict=True)]
 
 
 def swept(name: str, sides: Mapping[float, tuple[Side, float]], cost: Cost, effort: Effort) -> Sweep:
-    """Every order at every point: a side and the variance of the lengths."""
+    """Runs every order at every point, which is a side and a variance of the lengths."""
     points: dict[str, list[tuple[float, ...]]] = {order: [] for order in FIG15_ORDERS}
     for side, variance in sides.values():
         drawn = tcb_device.lengths(tcb_device.DRAWN, variance)
@@ -165,12 +165,12 @@ def swept(name: str, sides: Mapping[float, tuple[Side, float]], cost: Cost, effo
 
 
 def rows_of(batch: int, row: int = tcb_device.ROW) -> Side:
-    """TCB's batch of so many rows."""
+    """Returns TCB's batch of this number of rows."""
     return Side(scheme="rows", inputs=tcb_device.ANY, tokens=batch * row, row=row)
 
 
 def fig15_run(effort: Effort) -> StudyResult:
-    """DAS over the others, counted as the paper counts and by answers."""
+    """Compares DAS with the others, by the paper's counts and by answers."""
     cost = tcb_device.paper_device()
     parts: Mapping[str, Mapping[float, tuple[Side, float]]] = {
         "batch size": {batch: (rows_of(batch), VARIANCE) for batch in BATCHES},
@@ -213,7 +213,7 @@ def fig15_run(effort: Effort) -> StudyResult:
 FIG15_STUDY = declare("tcb_fig15_orders", fig15_run)
 
 
-# TCB, figure 16: what choosing a batch by DAS costs, beside the batch.
+# TCB, figure 16: the time that DAS takes to choose a batch, relative to the batch.
 
 RATES: Mapping[Effort, tuple[float, ...]] = {"full": (50, 100, 200, 300, 400, 600, 800), "quick": (100, 400)}
 PAPERS_RATE = 400.0
@@ -224,12 +224,12 @@ FIG16_ORDERS = {"DAS": tcb_device.DAS, "SJF": tcb_device.SHORTEST, "deadline, th
 
 
 def share(served: Served) -> float:
-    """Percent of the batches' seconds that went into choosing them: sums, so a tick of the clock does not count."""
+    """Returns the time of choosing batches in percent of the batches' time; sums hide the clock's resolution."""
     return 100 * float(served.choosing_s.sum()) / float(served.batch_s.sum())
 
 
 def fig16_run(effort: Effort) -> StudyResult:
-    """Choices by the live engine on the simulated clock; their cost is real, beside a V100 as published."""
+    """Measures the live engine's choices on the simulated clock, relative to the batches of a published V100."""
     drawn, cost, rates = tcb_device.lengths(tcb_device.DRAWN, VARIANCE), tcb_device.paper_device(), RATES[effort]
     streams = [tcb_device.stream(rate, FIG16_REQUESTS[effort], drawn) for rate in rates]
     found: Mapping[str, Sequence[Served]] = {

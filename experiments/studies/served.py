@@ -1,4 +1,4 @@
-"""Apparate, figures 12 and 13, tables 1 to 3: recorded streams, served by several sides."""
+"""Apparate, figures 12 and 13, tables 1 to 3: recorded streams, served with several strategies."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ FIGURES: Mapping[str, Callable[[Answered], float]] = {
     MEAN: lambda each: 100 * each.mean_saved,
     P95: lambda each: 100 * each.saved(95),
 }
-"""Savings are of the model without ramps; below 0 ramps cost more than they save."""
+"""Savings are relative to the model without ramps; negative if ramps cost more than they save."""
 
 
 def run_sides(streams: Sequence[Case], sides: Sides) -> Found:
-    """Every side on every stream."""
+    """Runs every side on every stream."""
     return {case.name: {side: serve(case) for side, serve in sides.items()} for case in streams}
 
 
 def of_kind(found: Found, kind: Kind, side: str, figure: str) -> list[float]:
-    """A side's figure on every stream of a kind."""
+    """Returns a side's figure on every stream of a kind."""
     return [FIGURES[figure](sides[side]) for name, sides in found.items() if KINDS[name] == kind and side in sides]
 
 
 def mean(found: Found, kind: Kind, side: str, figure: str, paper: float | None = None) -> Comparison:
-    """Over the streams of a kind, beside the paper's."""
+    """Compares the mean over the streams of a kind with the paper's."""
     values = of_kind(found, kind, side, figure)
     return Comparison(f"{kind}, {side}: {figure}", fmean(values) if values else None, paper)
 
@@ -76,14 +76,14 @@ Range = tuple[float | None, float | None]
 
 
 def extremes(found: Found, kind: Kind, side: str, figure: str, paper: Range = (None, None)) -> list[Comparison]:
-    """The lowest and the highest of the streams of a kind, beside the paper's."""
+    """Compares the lowest and the highest value over the streams of a kind with the paper's."""
     ours = of_kind(found, kind, side, figure)
     pairs = zip(("lowest", "highest"), (min(ours), max(ours)), paper, strict=True)
     return [Comparison(f"{kind}, {side}: {word} {figure}", value, wanted) for word, value, wanted in pairs]
 
 
 def table(found: Found) -> Table:
-    """Everything, stream by stream."""
+    """Returns the table of all figures, stream by stream."""
     return Table(
         "Stream by stream",
         ("stream", "side", *FIGURES),
@@ -96,14 +96,14 @@ def table(found: Found) -> Table:
 
 
 def bars(title: str, found: Found, figure: str) -> Bars:
-    """A figure by stream and side."""
+    """Returns the picture of a figure by stream and side."""
     names = list(next(iter(found.values())))
     series = {side: tuple(FIGURES[figure](sides[side]) for sides in found.values()) for side in names}
     return Bars(title, "stream", figure, tuple(found), series)
 
 
 def _study(name: str, compare: Callable[[Sequence[Case]], StudyResult]) -> Study:
-    """On the recorded streams; with quick effort on two made-up ones."""
+    """Returns a study of the recorded streams; with quick effort of two random ones."""
     return declare(name, lambda effort: compare(cases(effort)), needs=NEEDS, makes_up_quick=True)
 
 
@@ -111,25 +111,25 @@ USUAL = Budgets()
 
 
 def by_mover(case: Case, budgets: Budgets = USUAL) -> Answered:
-    """Apparate's own way."""
+    """Serves with Apparate's strategy."""
     return with_moved_ramps(case, "apparate", budgets).answered
 
 
 def by_plan(case: Case, budgets: Budgets = USUAL) -> Answered:
-    """Offramp's."""
+    """Serves with Offramp's strategy."""
     return with_planned_ramps(case, "guarantee", budgets).answered
 
 
 def plan_with_apparate(case: Case) -> Answered:
-    """Planned ramps whose thresholds Apparate's tuner sets."""
+    """Serves with planned ramps whose thresholds Apparate's tuner sets."""
     return with_planned_ramps(case, "apparate").answered
 
 
-# Apparate, section 5.4 and figure 12: what adjusting ramps is worth, and ramps planned at once beside ramps moved.
+# Apparate, section 5.4 and figure 12: the gain from adjusting ramps; planned ramps compared with moved ones.
 
 EVEN, MOVED, PLANNED = "no adjustment", "mover", "planned"
 PAPER_LEAST = 20.8
-"""Of the median savings, without adjustment (%); up to 33.4."""
+"""Lowest median saving without adjustment (%); the highest is 33.4."""
 FIG12_SIDES: Sides = {
     EVEN: lambda case: with_even_ramps(case, "apparate").answered,
     MOVED: by_mover,
@@ -138,19 +138,19 @@ FIG12_SIDES: Sides = {
 
 
 class AtRest(NamedTuple):
-    """A stream's first inputs, over and over: ramps, and the share of the model's time that answers come earlier."""
+    """A stream's first inputs, repeated: the ramps, and the share of the model's time that they save."""
 
     planned: tuple[tuple[int, ...], float]
     solved: tuple[tuple[int, ...], float]
-    """What the planner of services chooses: it is told one threshold per ramp, found with all ramps active."""
+    """The planner's choice. It gets one threshold per ramp, found with all ramps active."""
     moved: tuple[tuple[int, ...], float]
-    """The best that the mover was at, though it may go on from there and come back."""
+    """The best ramps among those that the mover visited; it may leave them and return."""
     rounds: int
-    """Until the mover came back to where it was."""
+    """Rounds until the mover returned to earlier ramps."""
 
 
 def at_rest(case: Case) -> AtRest:
-    """Thresholds are found by Apparate's search on the inputs of one period."""
+    """Finds thresholds by Apparate's search on the inputs of one period."""
     served, times, tune = case.stream.served, case.times, greedily(case.times, BUDGET)
     records = served.subset(np.arange(min(STRATEGIES_PERIOD, len(served))))
     planned = best_ramps(records, times, RAMP_BUDGET, tune)
@@ -161,12 +161,12 @@ def at_rest(case: Case) -> AtRest:
 
 
 def saved_with(window: ExitRecords, times: ExitTimes, tune: Tune) -> tuple[tuple[int, ...], float]:
-    """The ramps of some records, and what they save once their thresholds are tuned."""
+    """Returns the ramps of some records, and their saving with tuned thresholds."""
     return window.ramps, times.saved(window.outcome(tune(window)), window.ramps) if window.ramps else 0.0
 
 
 def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, float]) -> tuple[int, ...]:
-    """Of the plan with the least mean answer time: one accelerator, half loaded, batches of one."""
+    """Returns the ramps of the plan with the least mean answer time: one accelerator, half loaded, batches of one."""
     whole_s, by_one = case.times.whole_s, case.table
     only_one = LatencyTable(batches=(1,), block_s_NB=by_one.block_s_NB[:, :1], ramp_s_EB=by_one.ramp_s_EB[:, :1])
     problem = PlanProblem(
@@ -187,7 +187,7 @@ def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, floa
 
 
 def fig12_compare(streams: Sequence[Case]) -> StudyResult:
-    """Live on the drifting streams, and at rest."""
+    """Compares live on the drifting streams, and at rest."""
     found = run_sides(streams, FIG12_SIDES)
     resting = {case.name: at_rest(case) for case in streams}
     later = {name: {side: each.since(STRATEGIES_PERIOD) for side, each in of.items()} for name, of in found.items()}
@@ -239,7 +239,7 @@ def fig12_compare(streams: Sequence[Case]) -> StudyResult:
 FIG12_STUDY = _study("apparate_fig12_ramp_adjustment", fig12_compare)
 
 
-# Apparate, figures 13 to 16: how much sooner answers come, beside the best that exits could do.
+# Apparate, figures 13 to 16: saved latency, compared with the optimum of exits.
 
 APPARATE, OURS = "Apparate", "Offramp"
 FIG13_PAPER: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
@@ -256,7 +256,7 @@ FIG13_SIDES: Sides = {
 
 
 def fig13_compare(streams: Sequence[Case]) -> StudyResult:
-    """Lowest and highest saving of every side over the streams of a kind."""
+    """Returns the lowest and highest saving of every side over the streams of a kind."""
     found = run_sides(streams, FIG13_SIDES)
     return StudyResult(
         comparisons=tuple(
@@ -274,10 +274,10 @@ def fig13_compare(streams: Sequence[Case]) -> StudyResult:
 FIG13_STUDY = _study("apparate_fig13_savings", fig13_compare)
 
 
-# Apparate, table 1: thresholds tuned once, on the beginning or on a sample, against thresholds that are tuned on.
+# Apparate, table 1: thresholds tuned once, on the beginning or on a sample, compared with continuous tuning.
 
 SAMPLE = 0.1
-"""Of the stream, drawn evenly: as much as the beginning."""
+"""Share of the stream, drawn evenly: as many inputs as the beginning has."""
 INITIAL, SAMPLED, CONTINUAL = "initial only", "uniformly sampled", "continual"
 TABLE1_PAPER: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
     "vision": {INITIAL: (84.5, 74.3), SAMPLED: (90.3, 64.2), CONTINUAL: (98.6, 43.5)},
@@ -287,18 +287,18 @@ TABLE1_PAPER: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
 
 
 def tuned_once(case: Case, records: ExitRecords) -> Answered:
-    """With the thresholds that these inputs allow."""
+    """Serves with the thresholds that these inputs allow."""
     ramps = spread_out(case.times, RAMP_BUDGET)
     return all_ramps(case, greedy_thresholds(records, BUDGET, case.times, ramps))
 
 
 def sample(case: Case) -> ExitRecords:
-    """Of what is to come."""
+    """Returns a sample of the served inputs."""
     return sampled(case.stream.served, SAMPLE, np.random.default_rng(0))
 
 
 def all_ramps(case: Case, thresholds: Mapping[int, float]) -> Answered:
-    """Every ramp with a threshold is evaluated, always."""
+    """Evaluates every ramp with a threshold on every input."""
     return answered(case.stream.served, thresholds, case.times)
 
 
@@ -312,7 +312,7 @@ TABLE1_SIDES: Sides = {
 
 
 def table1_compare(streams: Sequence[Case]) -> StudyResult:
-    """Agreement and savings by kind of stream, and in how many streams the budget was kept."""
+    """Returns agreement and savings by kind of stream, and the number of streams in which the budget was kept."""
     found = run_sides(streams, TABLE1_SIDES)
     kept = {side: sum(of[side].agreement >= 1 - BUDGET for of in found.values()) for side in TABLE1_SIDES}
     return StudyResult(
@@ -333,10 +333,10 @@ def table1_compare(streams: Sequence[Case]) -> StudyResult:
 TABLE1_STUDY = _study("apparate_table1_tuning", table1_compare)
 
 
-# Apparate, table 2: early-exit models as they were before it, all ramps always on and thresholds set once.
+# Apparate, table 2: early-exit models without Apparate, with all ramps always on and constant thresholds.
 
 EVERYWHERE = Budgets(ramps=10.0)
-"""A ramp budget that allows all of them, as the paper gives Apparate here."""
+"""A ramp budget that allows all ramps, as the paper gives Apparate in this table."""
 SAME, EACH, OPT = "one threshold", "a threshold each", "tuned on the stream"
 TABLE2_PAPER: Mapping[Kind, Mapping[str, tuple[Range, Range, Range]]] = {
     "vision": {
@@ -352,12 +352,12 @@ TABLE2_PAPER: Mapping[Kind, Mapping[str, tuple[Range, Range, Range]]] = {
         OPT: ((99.0, 99.0), (9.8, 36.1), (-1.4, 6.4)),
     },
 }
-"""Agreement, median and p95 saved, each the lowest and the highest over the paper's workloads: ResNet-50 against
-BranchyNet, BERT-base against DeeBERT."""
+"""Agreement, median and p95 saved: lowest and highest over the paper's workloads, for ResNet-50 (BranchyNet) and
+BERT-base (DeeBERT)."""
 
 
 def tuned_on_the_stream(case: Case) -> Answered:
-    """The better of one threshold and one each, chosen by what is to come."""
+    """Chooses the better of one common threshold and one per ramp, from the served inputs themselves."""
     served, ramps = case.stream.served, case.stream.records.ramps
     found = (tune(served, BUDGET, case.times, ramps) for tune in (same_threshold, greedy_thresholds))
     return max((all_ramps(case, thresholds) for thresholds in found), key=lambda each: each.mean_saved)
@@ -373,7 +373,7 @@ TABLE2_SIDES: Sides = {
 
 
 def table2_compare(streams: Sequence[Case]) -> StudyResult:
-    """Lowest and highest figure of every side over the streams of a kind."""
+    """Returns the lowest and highest figure of every side over the streams of a kind."""
     found = run_sides(streams, TABLE2_SIDES)
     return StudyResult(
         comparisons=tuple(
@@ -391,24 +391,24 @@ def table2_compare(streams: Sequence[Case]) -> StudyResult:
 TABLE2_STUDY = _study("apparate_table2_strategies", table2_compare)
 
 
-# Apparate, table 3 and figure 18: what a larger budget of ramps, or of answers that differ, is worth.
+# Apparate, table 3 and figure 18: the gain from a larger budget of ramps, or of answers that differ.
 
 TABLE3_PAPER: Mapping[Kind, tuple[float, ...]] = {"vision": (48.9, 49.6, 50.4), "text": (18.5, 22.2, 24.9)}
 """Median saved (%) by ramp budget, of ResNet-50 and GPT-2."""
 OF_LOSS = (Budgets(loss=0.02), Budgets(loss=0.05))
 BUDGETS = {
     APPARATE: (Budgets(), Budgets(ramps=0.05), Budgets(ramps=0.10), *OF_LOSS),
-    OURS: (Budgets(), *OF_LOSS),  # with ramps for 10 % there are 16,384 sets to look at
+    OURS: (Budgets(), *OF_LOSS),  # with 10 % of ramps, there would be 16,384 sets to evaluate
 }
 
 
 def label(name: str, budgets: Budgets) -> str:
-    """Of a side, such as "Offramp, 2 % of ramps, 1 % lost"."""
+    """Returns a side's label, such as "Offramp, 2 % of ramps, 1 % lost"."""
     return f"{name}, {100 * budgets.ramps:g} % of ramps, {100 * budgets.loss:g} % lost"
 
 
 def table3_compare(streams: Sequence[Case]) -> StudyResult:
-    """Median savings by ramp budget beside the paper's, then by what may be lost."""
+    """Compares median savings by ramp budget with the paper's, then by allowed loss."""
     serve = {APPARATE: by_mover, OURS: by_plan}
     found = run_sides(
         streams,

@@ -1,4 +1,4 @@
-"""What the studies of E3 compare: contenders on one problem and workload, and the simulated goodput of each."""
+"""The contenders of E3's studies on one problem and workload, and the simulated goodput of each."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ BATCHES: Mapping[Effort, tuple[int, ...]] = {"full": (1, 2, 4, 8), "quick": (8,)
 """Largest batches of E3's figures."""
 SEED = 0
 E3_SLOWER = 6.5
-"""TensorRT's V100 takes 1.23 ms for BERT-base at batch 1. E3 does not print its V100's time; 8 ms is an estimate."""
+"""TensorRT's V100 takes 1.23 ms for BERT-base at batch 1. E3 does not state its V100's time; 8 ms is an estimate."""
 NUM_ROWS = 20_000
-"""Inputs of a workload; then they come again."""
+"""Inputs of a workload; longer runs repeat them."""
 Length = Effort | Literal["short"]
 SHORT: Mapping[Effort, Length] = {"full": "short", "quick": "quick"}
-"""How long a study's short simulations last, which tell rates 1 % higher."""
+"""Length of a study's short simulations, whose rates are 1 % higher."""
 INPUTS: Mapping[Length, int] = {"full": 60_000, "short": 12_000, "quick": 2_000}
-"""Of one simulation."""
+"""Inputs per simulation."""
 WARM_UP_SLOS = 2
-"""Until then the queues are shorter than they will be."""
+"""Warm-up in SLOs, in which queues are still growing."""
 LEAST_SLOS: Mapping[Length, int] = {"full": 40, "short": 40, "quick": 4}
-"""A simulation is at least so many SLOs long: what cannot be sustained must have the time to show it."""
+"""Minimum length of a simulation in SLOs, so that an unsustainable load shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
-    """Inputs, where each leaves, and the survival that follows, which is what a planner is told."""
+    """Inputs with their exits, and their survival, which the planner gets."""
 
     words: str
     decisions: Decisions
@@ -55,19 +55,19 @@ class Workload:
 
 
 def equal_cluster(times: float = E3_SLOWER) -> PlanProblem:
-    """E3's 16 V100 (section 5.1.1), at published times stretched by `times`."""
+    """Returns E3's 16 V100 (section 5.1.1), at published times multiplied by `times`."""
     return stretched(read_problem(PROBLEMS / "bert_base_16_v100.yaml").problem, times)
 
 
 def mixed_cluster(times: float = E3_SLOWER) -> PlanProblem:
-    """E3's 6 V100, 8 P100 and 15 K80, at the same 0.013 USD/s (section 5.2)."""
+    """Returns E3's 6 V100, 8 P100 and 15 K80, which also cost 0.013 USD/s (section 5.2)."""
     return stretched(replace(read_problem(PROBLEMS / "bert_base_hetero.yaml").problem, most_chains=1), times)
 
 
 def sst2(easy_share: float | None = None, *, entropy: float = ENTROPY, seed: int = SEED) -> Workload:
-    """BERT-base's recorded exits on SST-2 dev, in random order; with `easy_share`, a mix of easy and hard inputs.
+    """Returns BERT-base's exits on SST-2 dev in random order; with `easy_share` a mix of easy and hard inputs.
 
-    Where the records are absent, SystemExit says so.
+    Raises SystemExit with a message if the records are missing.
     """
     rng = np.random.default_rng(seed)
     records = bert12_sst2("entropy")
@@ -82,28 +82,28 @@ def sst2(easy_share: float | None = None, *, entropy: float = ENTROPY, seed: int
 
 
 def workload(words: str, decisions: Decisions, rows_N: IntArray, problem: PlanProblem) -> Workload:
-    """With the survival that these rows have, all ramps active."""
+    """Returns a workload with the survival of these rows, all ramps active."""
     survival_N = survival_of(decisions, problem.ramps, problem.num_blocks, rows_N)
     return Workload(words=words, decisions=decisions, rows_N=rows_N, survival_N=survival_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """Shares of the whole model's seconds that exits save an input, where a batch is always full."""
+    """Shares of the whole model's time that exits save per input in full batches."""
 
     compute: float
-    """Of the blocks, as if ramps took nothing."""
+    """Saving of the blocks, if ramps took no time."""
     latency: float
-    """Less what the ramps take; below 0 where that is more than they save."""
+    """Saving after subtraction of the ramps' time; it may be negative."""
 
     @property
     def most_times(self) -> float:
-        """How many times the stock model's rate they allow, at the same batch and with all ramps active."""
+        """The rate relative to stock at the same batch, with all ramps active."""
         return 1 / (1 - self.latency)
 
 
 def savings(survival_N: Sequence[float], table: LatencyTable, ramps: Sequence[int], batch: int = 1) -> Savings:
-    """With all ramps active: a block, and the ramp after it, costs an input that reaches it its part of a batch."""
+    """Returns the savings with all ramps active. An input costs its part of each block and ramp that it reaches."""
     size = np.array(float(batch))
     block_s_N, ramp_s_E = table.blocks_at(size), table.ramps_at(size)
     whole_s = float(block_s_N.sum())
@@ -113,17 +113,17 @@ def savings(survival_N: Sequence[float], table: LatencyTable, ramps: Sequence[in
 
 
 def facing(problem: PlanProblem, inputs: Workload) -> PlanProblem:
-    """The problem of that workload."""
+    """Returns the problem with that workload's survival."""
     return replace(problem, survival_N=inputs.survival_N)
 
 
 def decide(problem: PlanProblem, strategies: Sequence[Strategy] = SIDES) -> dict[str, Decision]:
-    """Every strategy's decision."""
+    """Returns every strategy's decision."""
     return {strategy: solve(problem, strategy) for strategy in strategies}
 
 
 def plan_of(stages: tuple[Stage, ...], *, rate_per_s: float, latency_s: float) -> Plan:
-    """Stages as a service takes them. Thresholds are not read: where inputs leave is the workload's."""
+    """Returns a service's plan with these stages. Its thresholds are not used, because exits come from the workload."""
     return Plan(
         stages=stages,
         policy=PolicySpec(name="entropy", thresholds=ENTROPY),
@@ -142,7 +142,7 @@ def scenario(
     inputs_per_request: int = 1,
     admission: bool = False,
 ) -> Scenario:
-    """A plan on a workload; requests arrive when `arrivals_s` says."""
+    """Returns a plan on a workload; requests arrive at `arrivals_s`."""
     return Scenario(
         problem=problem,
         plan=plan_of(planned.stages, rate_per_s=planned.figures.rate_per_s, latency_s=planned.figures.latency_s),
@@ -158,7 +158,7 @@ def scenario(
 
 
 def poisson(problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, length: Length) -> Scenario:
-    """A plan under a Poisson rate, without admission."""
+    """Returns a plan under a Poisson rate, without admission."""
     slo_s = problem.slo.latency_s
     warm_up_s = WARM_UP_SLOS * slo_s
     duration_s = warm_up_s + max(INPUTS[length] / rate_per_s, LEAST_SLOS[length] * slo_s)
@@ -167,7 +167,7 @@ def poisson(problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s
 
 
 def serve(offered: Scenario) -> Outcome:
-    """Simulate it; Ctrl-C ends the study."""
+    """Simulates the scenario; Ctrl-C ends the study."""
     outcome = simulate(offered)
     if outcome.interrupted:
         raise KeyboardInterrupt
@@ -175,7 +175,7 @@ def serve(offered: Scenario) -> Outcome:
 
 
 def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, length: Length) -> Capacity:
-    """The highest Poisson rate of which 99 % is answered within the SLO, without admission."""
+    """Returns the highest Poisson rate with 99 % answered within the SLO, without admission."""
     return highest_rate(
         lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, length),
         planned.figures.rate_per_s,
@@ -183,11 +183,11 @@ def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, length: Le
     )
 
 
-# Contenders side by side: what each one's plan does on one problem and workload, row by row of a figure.
+# The contenders' plans on one problem and workload, by row of a figure.
 
 COLUMNS = ("", "side", "goodput", "over its plan's", "splits", "batch", "worst case (ms)", "busy", "last split full")
 Choose = Callable[[PlanProblem], Mapping[str, Decision]]
-"""From a problem to every contender's decision."""
+"""A function from a problem to every contender's decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class Point:
 
     decision: Decision
     capacity: Capacity | None
-    """None where there is no plan."""
+    """None without a plan."""
 
     @property
     def planned(self) -> Planned | None:
@@ -209,12 +209,12 @@ class Point:
 
     @property
     def ramps(self) -> tuple[int, ...]:
-        """Those that are active; none without a plan."""
+        """Active ramps; none without a plan."""
         stages = () if self.planned is None else self.planned.stages
         return tuple(ramp for stage in stages for split in stage.splits for ramp in split.ramps)
 
     def cells(self) -> tuple[str | float | None, ...]:
-        """A row of the table `plans`."""
+        """Returns a row of the table `plans`."""
         if self.planned is None or self.capacity is None:
             return ("no plan", *[None] * (len(COLUMNS) - 3))
         figures, splits = self.capacity.figures, [split for stage in self.planned.stages for split in stage.splits]
@@ -230,17 +230,17 @@ class Point:
 
 
 Case = tuple[PlanProblem, Workload]
-"""A cluster, and what it serves."""
+"""A cluster and its workload."""
 Row = Mapping[str, Point]
-"""By contender."""
+"""Points by contender."""
 Rows = Mapping[str, Row]
-"""By label: "batch 8", "SLO 50 ms"."""
+"""Rows by label, such as "batch 8" or "SLO 50 ms"."""
 
 
 def simulated(
     problem: PlanProblem, decisions: Mapping[str, Decision], inputs: Workload, length: Length
 ) -> dict[str, Point]:
-    """Every contender's goodput; equal plans are simulated once."""
+    """Simulates every contender's goodput; equal plans are simulated once."""
     known: dict[tuple[Stage, ...], Capacity] = {}
     row: dict[str, Point] = {}
     for name, decision in decisions.items():
@@ -256,39 +256,39 @@ def simulated(
 def by_batch(
     problem: PlanProblem, inputs: Workload, batches: Sequence[int], length: Length, choose: Choose = decide
 ) -> dict[str, Row]:
-    """A row per largest batch: "batch 8"."""
+    """Returns a row per largest batch, such as "batch 8"."""
     limited = {batch: with_batch_limit(facing(problem, inputs), batch) for batch in batches}
     return {f"batch {batch}": simulated(each, choose(each), inputs, length) for batch, each in limited.items()}
 
 
 def times(row: Row, one: str, other: str) -> float | None:
-    """How many times the other's goodput is the one's; None where either has no plan, or the other no goodput."""
+    """Returns the ratio of two goodputs; None without both plans, or if the other's goodput is 0."""
     if one not in row or other not in row:
         return None
     return ratio(row[one].rate_per_s, row[other].rate_per_s)
 
 
 def series_of(rows: Rows) -> dict[str, tuple[float | None, ...]]:
-    """Goodput by contender, row by row; None where a row is without it."""
+    """Returns goodput by contender, row by row; None if a row lacks the contender."""
     names = dict.fromkeys(name for row in rows.values() for name in row)
     return {name: tuple(row[name].rate_per_s if name in row else None for row in rows.values()) for name in names}
 
 
 def ratios_of(rows: Rows, side: str) -> Ratios:
-    """The largest of a side's ratios over all rows; none where it is in no row."""
+    """Returns the largest of a side's ratios over all rows; none if no row has it."""
     return largest_ratios(series_of(rows), side)
 
 
 def batch_bars(title: str, rows: Rows) -> Bars:
-    """Goodput by largest batch."""
+    """Returns the picture of goodput by largest batch."""
     labels = tuple(label.removeprefix("batch ") for label in rows)
     return Bars(title, "largest batch", "goodput (inputs/s)", labels, series_of(rows))
 
 
 def plans(rows: Rows) -> Table:
-    """What every contender's plan is, and what it does at its highest rate: a row each.
+    """Returns every contender's plan and its figures at the highest rate, a row each.
 
-    The planner counts on full batches and even arrivals, and takes exits for nested; so goodput differs from its rate.
+    The planner assumes full batches, even arrivals and nested exits, so goodput differs from its rate.
     """
     return Table(
         "Plans",
@@ -298,17 +298,17 @@ def plans(rows: Rows) -> Table:
 
 
 def with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
-    """Returns the same problem with another SLO."""
+    """Returns the problem with another SLO."""
     return replace(problem, slo=replace(problem.slo, latency_s=latency_s))
 
 
 def allowed(problem: PlanProblem, inputs: Workload, batch: int) -> Savings:
-    """Returns what exits save where batches are always full, all ramps active, on the first accelerator type."""
+    """Returns the savings of exits in full batches, all ramps active, on the first accelerator type."""
     return savings(inputs.survival_N, next(iter(problem.latency.values())), problem.ramps, batch)
 
 
 def allowed_table(cases: Mapping[str, Case], batch: int) -> Table:
-    """Returns a row per case of what its exits allow."""
+    """Returns a row per case with the savings of its exits."""
     saved = {name: allowed(*case, batch) for name, case in cases.items()}
     return Table(
         "What exits allow, all ramps active",

@@ -1,4 +1,4 @@
-"""What a study is, what it gives, and its result as a file, which the report reads."""
+"""The form of a study, of its result, and of the result's file, which the report reads."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from experiments.studies.picture import Picture
 from offramp.commands.progress import provenance
 
 Effort = Literal["full", "quick"]
-"""Quick: the same code on fewer points or shorter runs; its figures are not for quoting."""
+"""Quick: the same code on fewer points or shorter runs; its figures must not be quoted."""
 How = Literal["simulated", "computed", "emulated", "real"]
-"""Simulated: the live engine on a simulated clock. Computed: the cost model alone. Emulated: the live service, its
-accelerators replaced by known times. Real: measured on the machine that the report names."""
+"""Simulated: the live engine on a simulated clock. Computed: only the cost model. Emulated: the live service, with
+accelerators that take known times. Real: measured on the machine that the report names."""
 LONGEST_CLAIM = 120
-"""Characters of a claim that a table can hold."""
+"""Largest number of characters of a claim in a table."""
 
 SYSTEMS = ("Apparate", "PAME", "TCB", "Tabi")
-"""Whose figures' modules begin with the name; those of E3 have none."""
+"""Papers whose modules begin with their name; modules of E3 have no prefix."""
 
 Series = Mapping[str, Sequence[float | None]]
-"""By side, a value per point; None where a side has none."""
+"""A value per point by side; None if a side has no value."""
 
 
 def ratio(one: float | None, other: float | None) -> float | None:
-    """How many times the other the one is; None where either has no value or the other is 0."""
+    """Returns one value over the other; None if either is missing or the other is 0."""
     return None if one is None or not other else one / other
 
 
 def largest(values: Iterable[float | None]) -> float | None:
-    """Of those that there are."""
+    """Returns the largest of the values that are not None."""
     return max((value for value in values if value is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """How many times better a strategy is, at the point where it is most, as the paper quotes it ("up to").
+    """The largest improvement of a strategy over all points, as the paper quotes it ("up to").
 
-    Goodput over goodput, or the other's cost over its cost. None where the study has no such figure.
+    Goodput over goodput, or the other's cost over its cost. None if the study has no such figure.
     """
 
     over_stock: float | None = None
@@ -56,9 +56,9 @@ class Ratios:
 
 
 def largest_ratios(series: Series, strategy: str, *, lower_is_better: bool = False) -> Ratios:
-    """The largest of the strategy's ratios over the series `stock` and `early-exit`, point by point.
+    """Returns the largest ratios of the strategy to the series `stock` and `early-exit`, point by point.
 
-    None where one of the two series is missing; none at all where the strategy's own is.
+    A ratio is None if its series is missing. All are None if the strategy's series is missing.
     """
 
     def over(other: str) -> float | None:
@@ -70,14 +70,14 @@ def largest_ratios(series: Series, strategy: str, *, lower_is_better: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A figure of ours beside the paper's."""
+    """A figure of ours and the paper's."""
 
     name: str
-    """With its unit, where it has one: "e3 / early-exit, batch 8", "planning BERT-base (s)"."""
+    """With unit, such as "e3 / early-exit, batch 8" or "planning BERT-base (s)"."""
     ours: float | None
-    """None where there is none, such as the rate of a plan that does not exist."""
+    """None without a value, such as the rate of a plan that does not exist."""
     paper: float | None = None
-    """None where the paper gives no figure."""
+    """None if the paper gives no figure."""
 
     def __post_init__(self) -> None:
         if not all(value is None or math.isfinite(value) for value in (self.ours, self.paper)):
@@ -86,7 +86,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures of a run that have no counterpart in the paper."""
+    """Figures that have no counterpart in the paper."""
 
     title: str
     columns: tuple[str, ...]
@@ -94,57 +94,57 @@ class Table:
 
 
 def facts(rows: Mapping[str, str | float | None]) -> Table:
-    """Single figures, by their names with units."""
+    """Returns a table of single figures, by names with units."""
     return Table("Of this run", ("", ""), tuple(rows.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """What one run of a study gave."""
+    """The result of one run of a study."""
 
     comparisons: tuple[Comparison, ...]
-    """The first one stands in the report's table where a study has no ratios."""
+    """The first comparison is in the report's table if a study has no ratios."""
     pictures: tuple[Picture, ...] = ()
     e3: Ratios = Ratios()
-    """Of the strategy `e3`, which decides as the paper says."""
+    """Ratios of the strategy `e3`, which decides as in the paper."""
     best: Ratios = Ratios()
-    """Of the strategy `best`, which has Offramp's whole space."""
+    """Ratios of the strategy `best`, which has Offramp's whole space."""
     tables: tuple[Table, ...] = ()
-    """What a reader wants of it, beside the comparisons."""
+    """Further tables for readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a study says of itself before it runs; its words are in the Markdown file beside its module."""
+    """The description of a study. Its texts are in the Markdown file next to the module."""
 
     name: str
-    """Of its module: "fig07_homogeneous"."""
+    """Name of the module, such as "fig07_homogeneous"."""
     section: str
-    """Of the paper: "5.1.1"."""
+    """Section of the paper, such as "5.1.1"."""
     title: str
-    """In a few words: "BERT on 16 V100"."""
+    """A few words, such as "BERT on 16 V100"."""
     claim: str
-    """The paper's, with its figures, in our words, for a table."""
+    """The paper's claim with its figures, in our words, for a table."""
     detail: str = ""
-    """More of the claim, for the study's own section."""
+    """Further sentences on the claim, for the study's section."""
     paper: Ratios = Ratios()
-    """What the paper quotes for E3."""
+    """The ratios that the paper quotes for E3."""
     how: How
     exits: str
-    """What decides which inputs leave: "recorded: BERT-base on SST-2 dev, entropy 0.4"."""
+    """Source of the exits, such as "recorded: BERT-base on SST-2 dev, entropy 0.4"."""
     hardware: str
-    """What it stands for and what it runs on: "16 V100 (TensorRT's published times), simulated on one core"."""
+    """Hardware of the paper and of this run, such as "16 V100 (TensorRT's published times), simulated on one core"."""
     minutes: float
-    """About how long it takes in full, on the machine of the last report."""
+    """Approximate minutes of a full run, on the machine of the last report."""
     quick_s: float
-    """The same with quick effort, in seconds."""
+    """Approximate seconds of a quick run."""
     seed: int = 0
     needs: tuple[str, ...] = ()
-    """Files under OFFRAMP_DATA without which it is skipped."""
+    """Required files of OFFRAMP_DATA; without them the study is skipped."""
     makes_up_quick: bool = False
-    """Whether its inputs are made up with quick effort, which then needs no files."""
+    """Whether the quick run has random inputs, and so needs no files."""
     differs: str
-    """Why ours differs from the paper: model, times, prices, workload; several sentences."""
+    """The reasons why ours differs from the paper: model, times, prices, workload."""
 
     def __post_init__(self) -> None:
         if len(self.claim) > LONGEST_CLAIM:
@@ -152,12 +152,12 @@ class About:
 
     @property
     def system(self) -> str:
-        """Whose evaluation it is of, from the name."""
+        """The system whose evaluation the study repeats, from the name."""
         return next((system for system in SYSTEMS if self.name.startswith(f"{system.lower()}_")), "E3")
 
     @property
     def figure(self) -> str:
-        """Of the paper, from the name: "7", "table 2"; of a study of our own its name: "v100"."""
+        """The paper's figure, from the name: "7", "table 2"; for a study of our own its name: "v100"."""
         found = re.match(r"(?:apparate_|pame_|tcb_|tabi_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
         if found is None:
             return self.name.removeprefix("tabi_")
@@ -165,19 +165,19 @@ class About:
 
     @property
     def heading(self) -> str:
-        """The same where a line begins: "Figure 7", "Table 2"."""
+        """The figure as a heading: "Figure 7", "Table 2"."""
         named = self.figure.startswith("table ") or self.name.startswith("tabi_")
         return self.figure.capitalize() if named else f"Figure {self.figure}"
 
     @property
     def command(self) -> str:
-        """What a person runs to get it."""
+        """The command that runs the study."""
         return f"python -m experiments.studies {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A figure of the paper, and the code that gives ours."""
+    """A figure of the paper, and the code that computes ours."""
 
     about: About
     run: Callable[[Effort], StudyResult]
@@ -191,9 +191,10 @@ def declare(
     needs: tuple[str, ...] = (),
     makes_up_quick: bool = False,
 ) -> Study:
-    """The study of a module of this package, with the words of the Markdown file beside it.
+    """Returns the study of a module of this package, with the texts of the Markdown file next to it.
 
-    The file begins with what the report's tables show, as YAML between two lines `---`; the rest says why ours differs.
+    The file begins with the texts of the report's tables, as YAML between two lines `---`. The rest explains why ours
+    differs.
     """
     name = module.rpartition(".")[2]
     text = Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8")
@@ -208,31 +209,31 @@ def declare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a study."""
+    """The outcome of a study."""
 
     state: Literal["done", "skipped", "failed"]
-    """Skipped: it could not run here. Failed: it broke."""
+    """Skipped: its data or a library is missing. Failed: it raised an exception."""
     reason: str = ""
-    """Why it gave no result."""
+    """The reason why there is no result."""
     result: StudyResult | None = None
-    """Where it is done."""
+    """The result, if the state is `done`."""
     took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A study, what came of it, and where."""
+    """A study, its outcome, and its provenance."""
 
     about: About
     effort: Effort
     outcome: Outcome
     provenance: dict[str, Any]
-    """Where and when it was made (`offramp.commands.progress`)."""
+    """Machine, versions and date (`offramp.commands.progress`)."""
     schema_version: Literal[1] = 1
 
     @property
     def pictures(self) -> dict[str, Picture]:
-        """File name -> picture."""
+        """Pictures by file name."""
         drawn = () if self.outcome.result is None else self.outcome.result.pictures
         if len(drawn) == 1:
             return {f"{self.about.name}.svg": drawn[0]}
@@ -240,7 +241,7 @@ class Record:
 
 
 def perform(study: Study, effort: Effort, clock_s: Callable[[], float] = time.perf_counter) -> Record:
-    """Run a study, or say why it cannot run here; what it raises passes through."""
+    """Runs a study, or returns why it cannot run; its exceptions pass through."""
     made_up = effort == "quick" and study.about.makes_up_quick
     missing = () if made_up else missing_data(study.about.needs)
     if missing:
@@ -252,28 +253,28 @@ def perform(study: Study, effort: Effort, clock_s: Callable[[], float] = time.pe
 
 
 def record_of(about: About, effort: Effort, outcome: Outcome) -> Record:
-    """The outcome with the provenance of here and now."""
+    """Returns the outcome with the current provenance."""
     return Record(about=about, effort=effort, outcome=outcome, provenance=provenance())
 
 
 def missing_data(needs: tuple[str, ...]) -> tuple[str, ...]:
-    """Those files that OFFRAMP_DATA does not hold."""
+    """Returns the files that OFFRAMP_DATA lacks."""
     folder = data_folder()
     return tuple(name for name in needs if folder is None or not (folder / name).exists())
 
 
 def record_path(folder: Path, name: str) -> Path:
-    """The result of a study in a folder of results."""
+    """Returns the path of a study's result in a folder of results."""
     return folder / f"{name}.json"
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """One JSON file."""
+    """Writes the record as one JSON file."""
     return keep(record, record_path(folder, record.about.name))
 
 
 def read_record(folder: Path, name: str) -> Record:
-    """Raises DataError where there is no such file, or one of another schema."""
+    """Reads a record; raises DataError if the file is missing or has another schema."""
     path = record_path(folder, name)
     try:
         return TypeAdapter(Record).validate_json(path.read_bytes())
