@@ -70,9 +70,8 @@ KINDS: Mapping[str, Kind] = {
     "lsp": Kind(task="pose", batches=(16, 32, 64), published=("resnet50", 224), exit_share=0.279),
     "camvid": Kind(task="segmentation", batches=(2, 4, 8), published=("resnet50", 224), exit_share=0.346),
 }
-"""Sources of the shares: eleven exits take BERT from 16.75 to 20.03 ms (section 3.2). One exit takes 8.9 % in
-classification and 27.9 % in pose estimation (figure 17). OCRNet has 34.6 % of the backbone's operations (section
-3.2)."""
+"""Sources: eleven exits take BERT from 16.75 to 20.03 ms (section 3.2). An exit takes 8.9 % in classification, 27.9
+% in pose estimation (figure 17). OCRNet has 34.6 % of the backbone's operations (section 3.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,8 +95,7 @@ class Case:
     def checks(self) -> Checks:
         """Returns ten thresholds for each exit, with their precision against the truth.
 
-        Confidences of labels have the paper's thresholds. Confidences of maps have another range, so their thresholds
-        are its deciles.
+        For labels they are the paper's. Confidences of maps have another range, so theirs are its deciles.
         """
         tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
         grid = TEN_CONFIDENCES if self.search.zero_one else tenths

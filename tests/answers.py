@@ -1,4 +1,4 @@
-"""What tests read off answers."""
+"""Helpers that read values of answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from earlyexit.network.boundary import Answer, ExitResult
 
 
 def label_of(said: Answer | ExitResult) -> int:
-    """The index of the label, where answers are labels."""
+    """Returns the index of the label, if answers are labels."""
     assert isinstance(said.value, int)
     return said.value

@@ -1,4 +1,4 @@
-"""Two models of texts as a chain's codec finds them: their cards and tokenizers, and no weights."""
+"""Cards and tokenizers of two text models in a chain, without weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TOKEN_IDS = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True
 def chained(
     root: Path, *, max_lengths: tuple[int, ...] = (8, 8), firsts: tuple[int, ...] = (4, 14), halves: bool = True
 ) -> ChainCodec:
-    """A codec of several; network k knows the letter `a` as `firsts[k]`.
+    """Returns the codec of a chain of text models; network k maps the letter `a` to `firsts[k]`.
 
-    `halves`: the second splits a text at every letter, the first at white space.
+    With `halves`, the second model splits a text at every letter, the first at white space.
     """
     for k, (max_length, first) in enumerate(zip(max_lengths, firsts, strict=True)):
         folder = root / f"m{k}"
@@ -35,14 +35,14 @@ def chained(
 
 
 def chain_spec(max_lengths: tuple[int, ...]) -> dict[str, Any]:
-    """What the chain's card says of its codec."""
+    """Returns the codec of the chain's card."""
     members = [{"name": "text", "max_length": length} for length in max_lengths]
     models = [f"m{k}" for k in range(len(members))]
     return {"name": "chain", "members": members, "models": models, "max_length": min(max_lengths)}
 
 
 def text_card(name: str, max_length: int) -> ModelCard:
-    """Of two blocks."""
+    """Returns the card of a model with two blocks."""
     return ModelCard(
         name=name,
         family="encoder",
@@ -62,7 +62,7 @@ def text_card(name: str, max_length: int) -> ModelCard:
 
 
 def tokenizer_of(first: int, *, by_letter: bool) -> Tokenizer:
-    """Words, or letters, of one letter known, `[CLS]` and `[SEP]` around them."""
+    """Returns a tokenizer of words or letters that knows one letter, with `[CLS]` and `[SEP]` around them."""
     vocabulary = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: first + k for k, letter in enumerate(LETTERS)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     letters = pre_tokenizers.Split(Regex("[a-z]"), behavior="isolated")

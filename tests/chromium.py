@@ -1,4 +1,4 @@
-"""A real browser for tests; where there is none they skip, and say so."""
+"""A real browser for tests. Without a browser the tests are skipped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERIOUS = {"serious", "critical"}
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's, with a fresh profile."""
+    """Starts Debian's chromium with a fresh profile."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="there is no playwright: install the extra `browser`"
     )
@@ -47,16 +47,16 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Opened:
-    """A page that is open, and what went wrong in it."""
+    """An open page, and the errors that occurred in it."""
 
     page: Page
     troubles: list[str] = field(default_factory=list)
-    """Errors and warnings of the console, errors of the page's own code, and requests that failed."""
+    """Errors and warnings of the console, errors of the page's own code, and failed requests."""
     asked: list[str] = field(default_factory=list)
-    """Every URL that the page asked for."""
+    """Every URL that the page requested."""
 
     def hear(self, message: ConsoleMessage) -> None:
-        """Keep what the console was told."""
+        """Keeps a message of the console."""
         if message.type in ("error", "warning"):
             self.troubles.append(message.text)
 
@@ -64,14 +64,14 @@ class Opened:
         return self.page.locator(selector).inner_text()
 
     def figure(self, name: str) -> str:
-        """One of the figures on top, without its unit."""
+        """Returns one of the figures at the top, without its unit."""
         return self.text(f"[data-figure={name}] dd b")
 
     def serial(self) -> int:
         return int(self.page.locator("#main").get_attribute("data-serial") or 0)
 
     def wait(self, condition: str, timeout_ms: float = PATIENCE_MS) -> None:
-        """For a condition in the page's own words; polled, because the policy of the page forbids `eval`."""
+        """Waits for a condition, given as JavaScript. It polls, because the page's policy forbids `eval`."""
         self.page.wait_for_function(f"() => {condition}", timeout=timeout_ms, polling=100)
 
     def wait_for_connection(self, connection: str) -> None:
@@ -81,7 +81,7 @@ class Opened:
         self.wait(f"Number(document.getElementById('main').dataset.serial) >= {self.serial() + number}")
 
     def findings(self) -> list[str]:
-        """What axe finds that is serious or critical."""
+        """Returns axe's serious and critical findings."""
         from axe_playwright_python.sync_playwright import Axe
 
         found: dict[str, Any] = Axe().run(self.page).response
@@ -95,7 +95,7 @@ class Opened:
 
 @contextmanager
 def opened(browser: Browser, url: str, *, width: int = WIDE, scheme: Any = "light") -> Iterator[Opened]:
-    """A tab of its own, without anything that other tabs have stored."""
+    """Opens a tab without anything that other tabs have stored."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)

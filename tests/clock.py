@@ -2,7 +2,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """A clock that stands still until it is told to advance."""
+    """A clock that only `advance` moves."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
@@ -11,6 +11,6 @@ class ManualClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Move time forward; `seconds` must not be negative."""
+        """Moves time forward; `seconds` must not be negative."""
         assert seconds >= 0
         self._now_s += seconds

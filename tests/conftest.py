@@ -1,4 +1,4 @@
-"""What tests of every folder may ask for."""
+"""Fixtures and hooks for the tests of all folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make test` has it: torch reads it when it is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in `make test`; torch reads it at its import
 
 ON_RAY = (
     "test_answers_on_ray.py",
@@ -28,16 +28,16 @@ ON_RAY = (
 )
 """Files whose tests start Ray, in the order in which one process runs them.
 
-Neighbours share a service where they can, and the one that kills Ray is the last that needs it.
+Neighbours share a service if they can. The file that kills Ray comes last among those that need it.
 """
 
 LONG = ("test_page_in_chromium.py", "test_simulation.py")
-"""Files that take minutes: they start early. Tests of the last run in whichever process is free."""
+"""Files that take minutes, so they start early. Any free process may run tests of the last one."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Millions of objects are made meanwhile, all to stay: to look for garbage among them takes a fifth of the time."""
+    """Collection creates millions of objects that stay, and garbage collection would take a fifth of the time."""
     gc.disable()
     try:
         return (yield)
@@ -48,14 +48,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs on Ray comes first: it takes longest, one after the other, and mostly waits."""
+    """Tests on Ray come first, because they take longest, run one after the other, and mostly wait."""
     early = (*ON_RAY, *LONG)
     items.sort(key=lambda item: early.index(item.path.name) if item.path.name in early else len(early))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have one process of several run a whole file, whose tests share what is made once, or all files on Ray."""
+    """Distributes whole files to processes, because their tests share fixtures. One process runs all files on Ray."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc] # it ships no types
@@ -69,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Processes that a test starts take Ctrl-C; in a background job of a shell they would inherit to ignore it."""
+    """Lets processes of a test receive Ctrl-C, which background jobs of a shell would ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -10,6 +10,6 @@ BERT12_SST2 = "exit_traces/bert12_sst2dev_exit_confidences.csv"
 
 
 def data_folder() -> Path | None:
-    """Returns the folder that OFFRAMP_DATA names, or None where it is absent; tests that need it skip."""
+    """Returns the folder that OFFRAMP_DATA names, or None if it does not exist; tests that need it are skipped."""
     folder = Path(os.environ.get("OFFRAMP_DATA", "../shared/data"))
     return folder if folder.is_dir() else None

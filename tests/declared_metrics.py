@@ -1,6 +1,6 @@
-"""Prints name, kind and labels of every instrument that some process of a service makes, as JSON.
+"""Prints name, kind and labels of every instrument that a process of a service creates, as JSON.
 
-A process of its own, because Serve cannot be imported where warnings are errors.
+It is a separate process, because Serve cannot be imported if warnings are errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DESCRIBED: dict[str, Any] = {
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    """Uses all metrics once, since each is created when it is first used."""
+    """Records all metrics once, because each instrument is created with its first value."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(None)
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     kept: dict[str, Any] = {name: {0: 1} for name in COUNT_FIELDS} | {"drops": {"late": 1}}

@@ -1,4 +1,4 @@
-"""Exit records of which a test says what matters to it."""
+"""Builds exit records for tests from only the values that matter."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def exit_records(
     answers_NE: npt.NDArray[Any] | None = None,
     **facts: Any,
 ) -> ExitRecords:
-    """Confidences of ramps after the first blocks, of which one more follows; `facts` may say otherwise.
+    """Returns records with confidences of ramps after the first blocks, of which one more follows; `facts` override.
 
-    No answer is wrong where neither losses nor answers are given.
+    By default no answer is wrong.
     """
     scores_NR = np.array(scores_NR, dtype=np.float32)
     num_inputs, num_ramps = scores_NR.shape
@@ -33,7 +33,7 @@ def exit_records(
 
 
 def share_card(second: float) -> CalibrationCard:
-    """A calibration by the score `share` with two ramps; `second`: the confidence of the second one."""
+    """Returns a calibration by the score `share` with two ramps; `second` is the confidence of the second one."""
     return CalibrationCard(
         policy="share",
         thresholds={0: 0.5, 1: 0.5},

@@ -1,4 +1,4 @@
-"""A latency profile of which a test says what matters to it."""
+"""Builds latency profiles for tests from only the values that matter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profiles.table import LatencyTable
 
 
 def latency_profile(*, num_blocks: int = 3, ramps: tuple[int, ...] = (0, 1), **changes: Any) -> LatencyProfile:
-    """Measured on a V100 for 32 tokens: 1 ms a block, a tenth of that a ramp; `changes` may say otherwise."""
+    """Returns a V100's profile for 32 tokens: 1 ms per block, a tenth of that per ramp; `changes` override fields."""
     block_s_NB, ramp_s_EB = np.full((num_blocks, 2), 0.001), np.full((len(ramps), 2), 1e-4)
     facts: dict[str, Any] = {
         "model": "m",

@@ -1,4 +1,4 @@
-"""What a test must know of metrics: the table that documents them, and a page of Prometheus' text format."""
+"""Helpers for tests of metrics: the table that documents them, and a page in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 DOCUMENT = Path(__file__).parents[1] / "docs" / "operate.md"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 EVERY_METRIC = "Every metric"
-"""Begins the paragraph that names the labels which Ray and Serve add."""
+"""Begins the paragraph with the labels that Ray and Serve add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,13 @@ class Documented:
     """A row of the table."""
 
     name: str
-    """As on the page; of a histogram without its three suffixes."""
+    """Name on the page; of a histogram without the three suffixes."""
     kind: str
     labels: frozenset[str]
 
     @property
     def declared(self) -> str:
-        """What the source calls it: Ray puts `ray_` before it, and `_total` behind a counter."""
+        """The name in the source. Ray adds `ray_` before it, and `_total` after a counter."""
         return self.name.removeprefix("ray_").removesuffix("_total" if self.kind == "counter" else "")
 
     @property
@@ -42,7 +42,7 @@ class Documented:
 
 
 def documented() -> list[Documented]:
-    """Every row of docs/operate.md, in its order."""
+    """Returns the rows of docs/operate.md in order."""
     rows = re.findall(
         r"^\| `(ray_offramp_\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| [^|]+ \| [^|]+ \|$",
         DOCUMENT.read_text(encoding="utf-8"),
@@ -55,18 +55,18 @@ def documented() -> list[Documented]:
 
 
 def documented_series() -> dict[str, frozenset[str]]:
-    """Labels of our own, by every name that is on the page."""
+    """Returns Offramp's own labels by name on the page."""
     return {name: labels for row in documented() for name, labels in row.series.items()}
 
 
 def added_labels() -> frozenset[str]:
-    """Those that every metric carries besides."""
+    """Returns the labels that Ray and Serve add to every metric."""
     [paragraph] = re.findall(rf"^{EVERY_METRIC}.*?\n\n", DOCUMENT.read_text(encoding="utf-8"), flags=re.M | re.S)
     return frozenset(re.findall(r"`(\w+)`", paragraph))
 
 
 def labels_on_page(page: str) -> dict[str, set[frozenset[str]]]:
-    """By name, the label sets that its series have; those without labels have an empty one."""
+    """Returns the label sets of the series by name; a series without labels has an empty set."""
     found: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     for line in page.splitlines():
         named = re.match(r"(\w+)(?:\{(.*)\})? ", line)
@@ -78,7 +78,7 @@ def labels_on_page(page: str) -> dict[str, set[frozenset[str]]]:
 def once_on_page(
     port: int, wanted: set[str], patience_s: float, application: str = "offramp"
 ) -> dict[str, set[frozenset[str]]]:
-    """A service's series on a node's page, by name, with their labels but Ray's own; once all `wanted` are there."""
+    """Waits until all `wanted` series are on a node's page; returns the service's series without Ray's labels."""
     until_s = time.monotonic() + patience_s
     while True:
         page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20.0).text
@@ -89,11 +89,11 @@ def once_on_page(
                 for name, each in found.items()
                 if name.startswith("ray_offramp_")
             }
-        time.sleep(0.5)  # Ray hands metrics on every few seconds, by its own clock
+        time.sleep(0.5)  # Ray exports metrics every few seconds
 
 
 def check_series(found: dict[str, set[frozenset[str]]], wanted: set[str]) -> None:
-    """Whether all `wanted` are there, and everything that is there is documented with exactly its labels."""
+    """Checks that all `wanted` series exist, and that every series is documented with exactly its labels."""
     assert wanted - set(found) == set()
     expected = documented_series()
     assert found == {name: {expected.get(name, frozenset({"not documented"}))} for name in found}

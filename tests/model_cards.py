@@ -10,7 +10,7 @@ from earlyexit.network.store import CARD_FILE, ModelCard
 
 
 def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelCard:
-    """Of a model of texts and labels, two blocks of eight numbers a token and a ramp between them."""
+    """Returns the card of a text classifier with two blocks of eight numbers per token and a ramp between them."""
     num_blocks = changes.get("num_blocks", 2)
     facts: dict[str, Any] = {
         "name": "intents",
@@ -31,7 +31,7 @@ def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelC
 
 
 def chain_of(folder: Path, **first: Any) -> Path:
-    """The folder of a chain of two networks of two blocks each; `first`: what the first one's card has otherwise."""
+    """Returns the folder of a chain of two networks of two blocks each; `first` overrides fields of the first card."""
     write_card(folder / "small", name="small", **first)
     write_card(folder / "large", name="large")
     backbone = {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [2, 2]}
@@ -39,7 +39,7 @@ def chain_of(folder: Path, **first: Any) -> Path:
 
 
 def write_card(folder: Path, **facts: Any) -> Path:
-    """Write a card into a new folder; returns the folder."""
+    """Writes a card into a new folder; returns the folder."""
     folder.mkdir()
     (folder / CARD_FILE).write_text(a_card(**facts).model_dump_json(), encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's for tests: it keeps the spans that it is sent."""
+"""An OpenTelemetry collector for tests, which keeps the spans that it receives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 ERROR = 2
-"""Of a span's status, as the protocol numbers it."""
+"""The protocol's number of a span's error status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A span that was sent, and those inside it in the order of their begin."""
+    """A received span, and the spans inside it, ordered by their begin."""
 
     name: str
     trace_id: str
@@ -41,13 +41,13 @@ class Received:
         return [child.name for child in self.children]
 
     def named(self, name: str) -> list[Received]:
-        """Those inside with that name, at any depth."""
+        """Returns the spans inside with this name, at any depth."""
         below = [found for child in self.children for found in child.named(name)]
         return [child for child in self.children if child.name == name] + below
 
 
 class Receiver:
-    """Takes what an OTLP/HTTP exporter sends."""
+    """Receives the requests of an OTLP/HTTP exporter."""
 
     def __init__(self, port: int = 0) -> None:
         self._spans: list[Received] = []
@@ -69,7 +69,7 @@ class Receiver:
             thread.join()
 
     def requests(self) -> list[Received]:
-        """The root of every trace so far, with what lies inside; in the order of their begin."""
+        """Returns the roots of all traces so far, with the spans inside them, ordered by their begin."""
         with self._lock:
             spans = sorted(self._spans, key=lambda span: span.begin_s)
         inside: defaultdict[str, list[Received]] = defaultdict(list)
@@ -82,7 +82,7 @@ class Receiver:
         return [span for span in spans if span.parent_id not in known]
 
     def wait_for(self, count: int, patience_s: float) -> list[Received]:
-        """At least so many traces, if they come in time; what there is else."""
+        """Waits for at least this number of traces; returns those that arrived in time."""
         until_s = time.monotonic() + patience_s
         while len(found := self.requests()) < count and time.monotonic() < until_s:
             time.sleep(0.1)  # another process sends them
@@ -109,7 +109,7 @@ class Receiver:
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 # the base class calls it so
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 # the name in the base class
                 pass
 
         return Handler

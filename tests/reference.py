@@ -34,24 +34,24 @@ from offramp.spec import model as service
 from optimizer.problem_shape import BudgetDocument, ObjectiveDocument, SloDocument
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
-"""Routes and statuses are those of every model that does not generate."""
+"""A model for the routes and statuses that all models without generation share."""
 THAT_GENERATES = Signature(PromptCodec(max_length=2), TokenTask(2))
 
 Rows = Callable[[], Iterator[str]]
 HEAD = ("| option | default | meaning |", "|---|---|---|")
 SHARED = 2
-"""An option that so many commands take alike stands once, before them; of several with one name, the most frequent."""
+"""Options that so many commands share stand once, before them; of several with one name, the most frequent."""
 
 
 def routes() -> Iterator[str]:
-    """Rows of Markdown: a route and what it does."""
+    """Yields a Markdown table of routes and their summaries."""
     yield from ("| route | what it does |", "|---|---|")
     for method, path, operation in _operations():
         yield f"| `{method.upper()} {path}` | {operation['summary']} |"
 
 
 def statuses() -> Iterator[str]:
-    """Rows of Markdown: a status, what gRPC says in its place, and what it means."""
+    """Yields a Markdown table of statuses, their gRPC statuses, and their meanings."""
     grpc: dict[str, set[str]] = defaultdict(set)
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, errors.OfframpError):
@@ -68,7 +68,7 @@ def statuses() -> Iterator[str]:
 
 
 def policies() -> Iterator[str]:
-    """Rows of Markdown: an exit policy, when an input leaves, and which fields it takes."""
+    """Yields a Markdown table of exit policies, their rules, and their fields."""
     yield from ("| exit policy | an input leaves when | takes |", "|---|---|---|")
     for name, kind in POLICIES.items():
         takes = [*sorted(kind.takes), *["weights"] * kind.mixes, *["decay"] * kind.decays]
@@ -76,7 +76,7 @@ def policies() -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    """Markdown: every command of `offramp` with its help, and a table of its options."""
+    """Yields Markdown of every command of `offramp`: its help, and a table of its options."""
     commands = {name: build(name, command) for name, command in COMMANDS.items()}
     rows = {name: [*_options(command)] for name, command in commands.items()}
     counted = Counter(row for of_one in rows.values() for row in of_one)
@@ -122,7 +122,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 
 
 def fields() -> Iterator[str]:
-    """Markdown: every field of a service file, by section, with its default and meaning."""
+    """Yields Markdown of every field of a service file, by section, with default and meaning."""
     for section, document in SECTIONS.items():
         yield from (f"### {section}", "", _flat(document.__doc__ or ""), "")
         yield from ("| field | default | meaning |", "|---|---|---|")
@@ -141,7 +141,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _meanings(document: type[BaseModel]) -> dict[str, str]:
-    """The string below each field, of a model and of the models that it extends."""
+    """Returns the string below each field, of a model and of its base classes."""
     found: dict[str, str] = {}
     for model in reversed(document.__mro__):
         if model is BaseModel or not issubclass(model, BaseModel):
@@ -171,7 +171,7 @@ TABLES: Mapping[str, Mapping[str, Rows]] = {
 
 
 def renewed(text: str, tables: Mapping[str, Rows]) -> str:
-    """A document with its tables as they are now; raises ValueError where one has no place."""
+    """Returns a document with current tables; raises ValueError if one has no place."""
     for name, rows in tables.items():
         place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", text, flags=re.DOTALL)
         if place is None:

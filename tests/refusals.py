@@ -1,4 +1,4 @@
-"""Golden tables of refusals: named cases, one per rule, and a file beside them with every message, word for word."""
+"""Golden tables of refusals: named cases, one per rule, and a file with every message, word for word."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import pytest
 
 Case = Callable[[], object]
 FileCase = tuple[Callable[[Path], object], str, str | bytes | None]
-"""A reader, the name of the file that it is given, and what the file holds; None: there is no such file."""
+"""A reader, the name of its file, and the file's contents; None if the file does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusals:
-    """The cases of a test module, whose messages `refusals.txt` beside it holds."""
+    """The cases of a test module; `refusals.txt` next to the module has their messages."""
 
     module: Path
     name: str
-    """The module's `__name__`, which depends on how it is run: messages say HERE."""
+    """The module's `__name__`, which depends on how it is run, so messages contain HERE in its place."""
     cases: Mapping[str, Case]
     files: Mapping[str, FileCase]
     folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
-    """Readers that write what they read into the folder that they are given."""
+    """Readers that write into the folder that they get."""
 
     @property
     def names(self) -> list[str]:
         return [*self.cases, *self.files, *self.folders]
 
     def said(self, name: str, folder: Path) -> str:
-        """Returns the class and the message of the error of a case; `folder` is an empty one."""
+        """Returns the class and the message of a case's error; `folder` is an empty one."""
         try:
             if name in self.cases:
                 self.cases[name]()
@@ -47,19 +47,19 @@ class Refusals:
             message = str(error).replace(str(folder), "FOLDER").replace(str(self.module), "THIS FILE")
             message = message.replace(str(self.module.parent), "TESTS")
             message = re.sub(r"FOLDER/tmp\w+", "FOLDER/TEMPORARY", message)
-            message = re.sub(r"(?s)(does not fit model\.json: ).*", r"\1WHY", message)  # torch's or safetensors' words
+            message = re.sub(r"(?s)(does not fit model\.json: ).*", r"\1WHY", message)  # text of a library
             return f"{type(error).__name__}: {message}".replace("\n", " ").replace(self.name, "HERE")
         return "nothing is refused"
 
     def recorded(self) -> dict[str, str]:
-        """Returns the messages of the golden file by their cases."""
+        """Returns the messages of the golden file by case."""
         lines = self.module.with_name("refusals.txt").read_text(encoding="utf-8").splitlines()
         return dict(line.split(" => ", 1) for line in lines)
 
     def tests(self, *, but_for: str | None = None) -> tuple[Callable[[str, Path], None], Callable[[], None]]:
-        """Returns the tests of the module: one of every message, and one that exactly these cases are recorded.
+        """Returns the tests of the module: one per message, and one that exactly these cases are recorded.
 
-        `but_for`: how the cases begin that need a library which is not installed.
+        `but_for`: prefixes of cases that need a library which is not installed.
         """
         recorded = {
             name: said for name, said in self.recorded().items() if but_for is None or not name.startswith(but_for)
@@ -76,7 +76,7 @@ class Refusals:
         return has_its_message, are_all_refusals
 
     def write(self) -> None:
-        """Write the golden file anew."""
+        """Writes the golden file again."""
         with tempfile.TemporaryDirectory() as made:
             lines = list[str]()
             for name in self.names:

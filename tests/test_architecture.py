@@ -26,13 +26,13 @@ MAY_IMPORT = {
     "experiments": set(FOLDERS),
 }
 FOR_EVERYONE = {"earlyexit.errors"}
-"""Imports nothing, so that every folder can refuse in the same words."""
+"""Imports nothing, so that every folder can raise the same errors."""
 NO_RAY = ("earlyexit", "profiles", "cluster", "optimizer", "simulator", "offramp", "deployments/ingress/core")
 NO_TORCH = ("optimizer", "simulator", "deployments/ingress/core")
 NO_ASYNCIO = ("earlyexit", "profiles", "optimizer", "deployments/ingress/core")
 PURE = "deployments/ingress/core"
 MAY_IMPORT_FROM_DEPLOYMENTS = {"deployments.wire.messages", "deployments.settings"}
-"""What the core of the ingress knows of its own folder: what is said between processes, and what users set."""
+"""The modules of `deployments` that the core of the ingress may import: messages and settings."""
 MOST_LINES_OF_A_FUNCTION = 60
 
 BODIES = ("body", "orelse", "handlers", "finalbody", "cases")
@@ -42,27 +42,27 @@ Graph = Mapping[str, set[str]]
 
 @cache
 def sources() -> Mapping[str, Path]:
-    """Every module of ours, by its dotted name."""
+    """Returns the path of every module of the project, by its dotted name."""
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 class Module(NamedTuple):
-    """What is asked of a module. Its syntax is not kept: to look for garbage in all of it takes seconds."""
+    """Facts about a module. Its syntax tree is not kept, because garbage collection of all trees takes seconds."""
 
     imports: frozenset[str]
-    """Dotted names of the modules that it imports, anywhere in it and for types too."""
+    """Dotted names of the imported modules, anywhere in the module, including imports for types."""
     functions: dict[str, int]
-    """The lines of each."""
+    """Number of lines by function."""
     classes: list[str]
-    """Those that are inside of nothing else."""
+    """Classes at the top level."""
 
 
 @cache
 def read(module: str) -> Module:
     syntax = ast.parse(sources()[module].read_text(encoding="utf-8"))
     imports, functions, statements = set[str](), dict[str, int](), list[ast.AST]([syntax])
-    for node in statements:  # which grow meanwhile
+    for node in statements:  # the list grows meanwhile
         statements += (part for name in BODIES for part in getattr(node, name, ()))
         if isinstance(node, ast.Import):
             imports |= {alias.name for alias in node.names}
@@ -81,14 +81,14 @@ def top(module: str) -> str:
 
 
 def modules_in(*folders: str) -> Iterator[str]:
-    """Those of some folders, subfolders included."""
+    """Yields the modules of some folders, including subfolders."""
     for module, path in sources().items():
         if any(path.is_relative_to(ROOT / folder) for folder in folders):
             yield module
 
 
 def circle(graph: Graph) -> list[str]:
-    """Some way round in a graph, its first node again at the end; empty where there is none."""
+    """Returns a cycle of a graph, with its first node again at the end; empty if there is none."""
     done: set[str] = set()
 
     def search(node: str, way: list[str]) -> list[str]:
@@ -104,7 +104,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def side_by_side(parent: str) -> Graph:
-    """Which subfolders of a folder import which. Modules of the folder itself are shared by all, or import all."""
+    """Returns the imports between subfolders of a folder. Modules of the folder itself may be shared, or import all."""
     graph: dict[str, set[str]] = {}
     depth = parent.count(".") + 2
     for module in modules_in(parent.replace(".", "/")):
@@ -153,7 +153,7 @@ def test_what_everyone_may_import_imports_nothing_of_ours() -> None:
 
 
 def outside(folders: Iterable[str], package: str) -> set[str]:
-    """Modules of the folders that import a package."""
+    """Returns the modules of the folders that import a package."""
     return {module for module in modules_in(*folders) if package in {top(name) for name in read(module).imports}}
 
 
@@ -185,7 +185,7 @@ def test_every_file_of_tests_that_starts_ray_has_its_place_among_them() -> None:
 
 
 def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
-    """But in experiments, each of which stands for itself."""
+    """Except in experiments, which are independent of each other."""
     modules = [module for module in sources() if top(module) != "experiments"]
     named = Counter((top(module), name) for module in modules for name in read(module).classes)
     assert [name for name, count in named.items() if count > 1] == []
@@ -209,7 +209,7 @@ LIGHT: dict[str, list[tuple[str, set[str]]]] = {
     ],
     "the replica": [("earlyexit.engine.device, earlyexit.network.model", {"transformers", "ray"})],
 }
-"""Of one process each: modules that it imports, one group after the other, and what is not loaded by then."""
+"""For each process: modules that it imports in groups, and the modules that each group must not load."""
 
 
 @pytest.mark.parametrize("groups", LIGHT.values(), ids=LIGHT)

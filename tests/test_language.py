@@ -1,6 +1,6 @@
-"""Documents, comments, docstrings and messages use words of persons for persons only, and sentences stay short.
+"""Tests that texts use words of persons only for persons, and that sentences of user documents are short.
 
-`python -m tests.test_language` prints every place, per folder.
+`python -m tests.test_language` prints every occurrence, per folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OF_PEOPLE = frozenset(
         "**For whom:** teams",
     }
 )
-"""Phrases that speak of people; a place inside one of them is not counted."""
+"""Phrases that speak of people; words inside of them are not counted."""
 FOLDERS = (
     *("README.md", "CHANGELOG.md", "docs", "examples", "experiments", "tests"),
     *("profiles", "cluster", "simulator", "offramp", "earlyexit", "deployments", "optimizer"),
@@ -40,7 +40,7 @@ MOST_WORDS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A word of persons: where, and in which line."""
+    """A word of persons, with its file and line."""
 
     path: Path
     line: int
@@ -52,7 +52,7 @@ class Place:
 
 
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
-    """Comments and string constants of a module, with the line that each starts at; not names."""
+    """Yields the comments and string constants of a module with their first lines, but not names."""
     source = path.read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -63,7 +63,7 @@ def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The prose of a file: of Markdown every line, of Python comments and strings."""
+    """Yields the prose of a file with line numbers: every line of Markdown, comments and strings of Python."""
     if path.suffix == ".py":
         yield from texts_of_python(path)
     else:
@@ -78,7 +78,7 @@ def files_of(name: str) -> list[Path]:
 
 
 def places(name: str) -> list[Place]:
-    """Every word of persons in a file or folder."""
+    """Returns every word of persons in a file or folder."""
     return [
         Place(path=path, line=start + index, word=found[0], text=line)
         for path in files_of(name)
@@ -92,7 +92,7 @@ def places(name: str) -> list[Place]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Sentences of Markdown's paragraphs, list items and cells; code, links' targets and generated tables left out."""
+    """Yields sentences of Markdown text, list items and cells; not code, link targets and generated tables."""
     text = re.sub(r"<!-- (\w+) -->.*?<!-- end -->|^```.*?^```|^    .*?$", "\n", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "code", text)
@@ -121,4 +121,4 @@ def test_comments_strings_and_docstrings_are_counted_and_names_are_not(tmp_path:
 if __name__ == "__main__":
     for folder in FOLDERS:
         found = places(folder)
-        print(*found, f"{folder}: {len(found)}", sep="\n")  # noqa: T201 - that is what it is for
+        print(*found, f"{folder}: {len(found)}", sep="\n")  # noqa: T201 - prints by design

@@ -1,4 +1,4 @@
-"""What `examples/monitoring/` asks of the metrics is documented, as Grafana takes it, and is what is declared."""
+"""Tests that `examples/monitoring/` uses only documented and declared metrics, in Grafana's form."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import yaml
 from tests.metrics_page import added_labels, documented, documented_series
 
 CALLED = {"sum", "min", "max", "rate", "increase", "changes", "histogram_quantile", "scalar", "by"}
-"""Aggregations, functions, and what else stands before a parenthesis."""
+"""Aggregations, functions, and other words before a parenthesis."""
 CLOSING = {")": "(", "}": "{", "]": "["}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """A metric of an expression, and the labels that are asked of it."""
+    """A metric of an expression, and the labels that the expression uses."""
 
     metric: str
     labels: frozenset[str]
 
 
 def uses(expression: str) -> list[Used]:
-    """Every metric of ours, with the labels that it is selected by, or that anything in the expression is grouped by.
+    """Returns every metric of Offramp with the labels by which it is selected or the expression is grouped.
 
-    Raises ValueError where brackets do not match, and for a function that is not known.
+    Raises ValueError for unbalanced brackets, and for an unknown function.
     """
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
     _check_brackets(bare)
@@ -69,7 +69,7 @@ UNITS = {"cps", "reqps", "s", "short", "none", "percentunit"}
 
 
 def expressions() -> list[str]:
-    """Every one once, in order."""
+    """Returns every expression once, in order."""
     annotations = DASHBOARD["annotations"]["list"]
     return sorted(
         {each["expr"] for each in [*annotations, *(target for panel in GRAPHS for target in panel["targets"])]}
@@ -166,7 +166,7 @@ Declared = list[tuple[str, str, frozenset[str]]]
 
 @pytest.fixture(scope="module")
 def declared() -> Declared:
-    """Name, kind and labels of every instrument that some process of a service makes."""
+    """Returns name, kind and labels of every instrument that a process of a service creates."""
     command = [sys.executable, "-m", "tests.declared_metrics"]
     printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=60).stdout
     return [(name, kind, frozenset(labels)) for name, kind, labels in json.loads(printed)]

@@ -1,4 +1,4 @@
-"""What the README and the documents name exists, and what they show is accepted."""
+"""Tests that names in the README and the documents exist, and that shown files are accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_IN_THE_REPOSITORY = "runs/"
-"""Where a reader's own runs go."""
+"""Folder of a reader's own runs."""
 
 
 def read(path: Path) -> str:
@@ -36,20 +36,20 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    """What stands between single backticks, unbroken."""
+    """Returns the texts between single backticks, on one line."""
     outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", outside)]
 
 
 def code(text: str) -> list[str]:
-    """Code spans, and the lines of indented blocks without their comments."""
+    """Returns code spans, and the lines of indented blocks without their comments."""
     blocks = [line[4:].partition("#")[0] for line in text.splitlines() if line.startswith("    ")]
     return [*spans(text), *blocks]
 
 
 @cache
 def commands() -> dict[str, set[str]]:
-    """Options by command, as the command line itself knows them."""
+    """Returns the options of each command of the command line."""
     return {
         name: {
             option
@@ -64,7 +64,7 @@ def commands() -> dict[str, set[str]]:
 
 @cache
 def options_of_the_app() -> set[str]:
-    """Those that stand before any command."""
+    """Returns the options that stand before any command."""
     return {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
 
 
@@ -102,7 +102,7 @@ def paths(text: str) -> Iterator[str]:
 
 
 def anchors(document: Path) -> set[str]:
-    """What links may point at behind #, as GitHub makes it of headings."""
+    """Returns the anchors of a document's headings, as GitHub derives them."""
     headings = re.findall(r"^#+ (.*)$", read(document), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -158,7 +158,7 @@ def test_the_problems_on_the_page_of_planning_are_accepted(tmp_path: Path) -> No
     assert (problem.num_blocks, problem.ramps, problem.devices["V100"].count) == (3, (0, 1), 4)
     document, added = yaml.safe_load(text), yaml.safe_load(with_lengths)
     (tmp_path / added["lengths"]).write_text("12\n40\n", encoding="utf-8")
-    # The profile on the page is the reader's: here the first problem's table has its length.
+    # The reader has the profile of the page. The test replaces it by the first problem's table.
     document["latency"]["V100"]["length"] = added["latency"]["V100"]["length"]
     path.write_text(yaml.safe_dump(document | {"lengths": added["lengths"]}), encoding="utf-8")
     lengths = read_problem(path).problem.lengths
@@ -173,7 +173,7 @@ def test_the_problems_on_the_page_of_planning_are_accepted(tmp_path: Path) -> No
     assert generation is not None
     assert generation.num_steps == 25
     models = yaml.safe_load(of_a_chain)
-    for model in models["models"]:  # these profiles are the reader's as well
+    for model in models["models"]:  # the reader has these profiles as well
         rows = {"block_s": [[0.001]] * model["blocks"], "ramp_s": [[0.001]] * len(model.get("ramps", ()))}
         model["latency"]["V100"] = {"batch": [1], **rows}
     rest = {name: document[name] for name in ("devices", "link", "slo", "objective")}

@@ -1,4 +1,4 @@
-"""The code has a size budget: `[tool.offramp.size-budget]` in pyproject.toml has the most Python lines per folder."""
+"""The code has a size budget: `[tool.offramp.size-budget]` in pyproject.toml limits the Python lines per folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_no_folder_has_more_lines_than_its_budget() -> None:
     budgets = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["offramp"]["size-budget"]
     lines = {name: lines_of(ROOT / name) for name in budgets}
     table = "\n".join(ROW.format(name, lines[name], most, lines[name] - most) for name, most in budgets.items())
-    print(f"\n{'folder':<14}{'lines':>8}{'budget':>8}{'over':>8}\n{table}")  # noqa: T201 # -s and failures show it
+    print(f"\n{'folder':<14}{'lines':>8}{'budget':>8}{'over':>8}\n{table}")  # noqa: T201 # shown by -s and in failures
     above = [name for name, most in budgets.items() if lines[name] > most]
     assert not above, f"more lines than budgeted in {', '.join(above)}: remove some, or raise the budget and say why"
 

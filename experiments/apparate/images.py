@@ -1,8 +1,7 @@
 """Image streams that drift: frames of two videos, and CIFAR-10 under changing corruptions (Apparate section 5.1).
 
 Apparate classifies objects in eight hours of traffic video. These streams use 30 s of cars and 139 s of people. No
-available network was trained on either video, so CIFAR-10's network classifies tiles of the frames. Its ramps imitate
-its answers.
+available network was trained on them, so CIFAR-10's network classifies tiles of the frames, and ramps imitate it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ SIDE = 32
 LEARNT = 3000
 """Number of images that train the ramps, if the beginning of the stream does not."""
 CAR_TILES, PEOPLE_TILES = (4, 6), (2, 3)
-"""Rows and columns of tiles per frame. Each tile is an input; the tiles of a frame arrive together, in a fixed order.
-"""
+"""Rows and columns of tiles per frame. Each tile is an input; those of a frame arrive together, in fixed order."""
 DAYS = 3
 """Number of day and night cycles in a stream."""
 

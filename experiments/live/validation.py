@@ -255,8 +255,7 @@ def compare(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driv
 def figures(due_s_R: FloatArray, latency_s_R: FloatArray, slo_s: float, until_s: float) -> dict[str, float | None]:
     """Returns the figures of a run after its warm-up; the latency of a failed request is NaN.
 
-    Goodput counts inputs by the time of their answer; the other figures count requests by the time at which they were
-    due.
+    Goodput counts inputs by the time of their answer. The other figures count requests by their due time.
     """
     since_s, done_s_R = WARM_SLOS * slo_s, due_s_R + latency_s_R
     good_R = (since_s <= done_s_R) & (done_s_R < until_s) & (latency_s_R <= slo_s)

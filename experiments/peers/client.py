@@ -77,8 +77,7 @@ class ClientOptions(BaseModel):
 class LoadResult(BaseModel):
     """Figures of the counted requests, which were due after the warm-up.
 
-    Latency starts at the time when a request was due. Mean and percentiles (linear interpolation) are None without
-    answers.
+    Latency starts at a request's due time. Mean and percentiles (linear interpolation) are None without answers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -63,8 +63,7 @@ class Prepared:
 def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: BackendName) -> Prepared:
     """Measures the model on one thread, and plans; raises PlanError if a strategy has no plan.
 
-    The SLO is `SLO_FACTOR` times the time of one text alone. Replicas and dispatch are those that `offramp serve`
-    chooses.
+    The SLO is `SLO_FACTOR` times the time of one text alone. `offramp serve` chooses replicas and dispatch.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s

@@ -1,8 +1,7 @@
 """Plans five models on 20 accelerators of three types, with several chains per model and with one.
 
-Each model gets the same share of its weight. Blocks take published times (`profiles.catalogue`) and are repeated if a
-model has more of them. Ramps, survival and weights are invented; each seed gives another problem. The cost model checks
-all plans.
+Each model gets the same share of its weight. Blocks take published times (`profiles.catalogue`) and repeat if a model
+has more of them. Ramps, survival and weights are invented, per seed. The cost model checks all plans.
 
     python -m experiments.planning.fleet [--json]
 """

@@ -2,10 +2,9 @@
 
     OFFRAMP_DATA=... python -m experiments.planning.replay [--problem resnet50_hetero] [--rate 8000] [--chains 1,3]
 
-Runs on virtual time. The problem is one of examples/problems, with exits drawn to its survival. The objective is the
-least cost at the upper end of the forecast rate. The time scale multiplies the times of accelerators, network and SLO
-and divides the rate. The trace, the controller and the start of replicas are not scaled. Writes
-runs/planning/replay.json. Minutes: 10.
+Runs on virtual time: a problem of examples/problems with exits drawn to its survival, at the least cost for the upper
+end of the forecast rate. The time scale multiplies times of accelerators, network and SLO and divides the rate; trace,
+controller and starts of replicas are not scaled. Writes runs/planning/replay.json. Minutes: 10.
 """
 
 from __future__ import annotations

@@ -251,8 +251,7 @@ FIG10_PAPER = 2.84
 def fig10_run(effort: Effort) -> StudyResult:
     """Runs the paper's exits, which have the picture.
 
-    Full effort also runs exits that would explain the paper's figure, a vocabulary head that takes time, and computed
-    fills.
+    Full effort adds exits that would explain the paper's figure, a vocabulary head with its time, and computed fills.
     """
     cases = {"one exit": t5(ONE_EXIT)}
     if effort == "full":

@@ -189,8 +189,7 @@ def distilled_savings(runs: Sequence[ImdbRun], table: LatencyTable) -> dict[str,
     """Returns the mean over the runs, with all ramps active; Apparate had about one at a time.
 
     `compute` and `latency` as in `Savings`; `printed`: latency saved, as printed by Apparate; `disagreement`: share of
-    answers that differ from the full model's, an upper bound of lost accuracy; `spread`: standard deviation of
-    `compute`.
+    answers that differ from the full model's, at least the lost accuracy; `spread`: standard deviation of `compute`.
     """
     each = [savings(run.survival_N, table, RAMPS) for run in runs]
     return {

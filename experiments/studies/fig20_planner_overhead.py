@@ -1,7 +1,6 @@
 """E3, figure 20: the time that planning takes.
 
-Measured in process, on the machine that runs the study. `best` searches Offramp's whole space of plans, `e3` the
-paper's.
+Measured in process, on the machine that runs it. `best` searches Offramp's whole space of plans, `e3` the paper's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """E3, figures 7, 8, 18 and 23 to 26: goodput of several contenders on 16 accelerators of one type.
 
-Simulated: E3's 16 V100 at its speed, Poisson arrivals, 99 % of inputs within 100 ms unless the figure states another
-SLO.
+Simulated: E3's 16 V100 at its speed, Poisson arrivals, 99 % of inputs within 100 ms unless a figure varies it.
 """
 
 from __future__ import annotations

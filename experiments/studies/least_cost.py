@@ -173,8 +173,7 @@ class FixedRate:
 def fixed_rate(cluster: PlanProblem, published: PlanProblem, inputs: Workload, effort: Effort) -> FixedRate:
     """Returns the need of every side at each batch limit; full effort adds other cases at the largest.
 
-    The cases are accelerators as fast as published; E3's, which a batch of 8 does not fill; and also its exits and
-    ramps.
+    The cases are accelerators as fast as published; E3's, which a batch of 8 does not fill; also its exits and ramps.
     """
     cases = {
         "published speed": (published, inputs),

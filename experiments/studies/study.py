@@ -193,8 +193,8 @@ def declare(
 ) -> Study:
     """Returns the study of a module of this package, with the texts of the Markdown file next to it.
 
-    The file begins with the texts of the report's tables, as YAML between two lines `---`. The rest explains why ours
-    differs.
+    The file begins with the texts of the report's tables, as YAML between two lines `---`. The rest has the
+    differences.
     """
     name = module.rpartition(".")[2]
     text = Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8")

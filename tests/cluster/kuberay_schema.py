@@ -1,4 +1,4 @@
-"""The fields of KubeRay's RayService that a manifest of ours may use, with their types.
+"""The fields of KubeRay's RayService that our manifests may use, with their types.
 
 From ray-project/kuberay, ray-operator/apis/ray/v1: rayservice_types.go @ 834fe3a876c5b5631ffc2e33f82dca3a6f31137d and
 raycluster_types.go @ 3275ee09f6a6c899c37e82ea6349785536de6bd4; `labels` of a worker group from KubeRay 1.5
@@ -13,12 +13,12 @@ from pydantic import ConfigDict, Field, create_model
 
 
 def strict(**fields: Any) -> Any:
-    """A model of exactly these fields: a type each, or a type and its default."""
+    """Returns a model of exactly these fields: each a type, or a type and its default."""
     return create_model("Strict", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 def many(kind: Any) -> Any:
-    """The type of lists of a model."""
+    """Returns the type of lists of a model."""
     return list.__class_getitem__(kind)
 
 

@@ -1,4 +1,4 @@
-"""Exit records of four inputs, a runner of them, and batches for it."""
+"""Exit records of four inputs, a runner for them, and its batches."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WHOLE = Split(first=0, end=4, batch=4, ramps=RAMPS)
 
 
 def make_records(score: Score = "confidence") -> ExitRecords:
-    """Four inputs of a model of four blocks: a is sure from ramp 0 on, b from ramp 1, c from ramp 2, d never.
+    """Returns records of four inputs: a is sure from ramp 0 on, b from ramp 1, c from ramp 2, d never.
 
-    What ramp r says of them is 10 * r, 10 * r + 1, ...; the full model says 100, 101, ...
+    Ramp r answers 10 * r, 10 * r + 1, ...; the full model answers 100, 101, ...
     """
     sure = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32)
     rows, columns = np.indices((4, 3))
@@ -55,7 +55,7 @@ def batch_of(
     started_s: float = 0.0,
     tokens: Sequence[int] = (),
 ) -> Batch[EmulatedPiece]:
-    """`tokens` left out: 1 each."""
+    """Returns a batch of these inputs, by default with 1 token each."""
     singles = piece_of(ids, split.first).singles()
     members = tuple(
         Member(sample_id=single.sample_ids[0], payload=single, tokens=length, probe=probe, since_s=queued_s)

@@ -22,22 +22,22 @@ from tests.clock import ManualClock
 from tests.cluster.recorded_batches import HALF, RAMPS, WHOLE, batch_of, piece_of, recorded
 
 EVERYWHERE = [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
-"""What is told where a leaves at the first ramp, b at the second, c at the third and d nowhere."""
+"""The steps if a leaves at the first ramp, b at the second, c at the third and d at none."""
 
 
-def answer(sample_id: str, label: int, exit: int, score: float = 1.0) -> Answer:  # noqa: A002 - the answer's own word
+def answer(sample_id: str, label: int, exit: int, score: float = 1.0) -> Answer:  # noqa: A002 - the field's name
     return Answer(sample_id=sample_id, value=label, score=score, exit=exit)
 
 
 def ran(
     runner: RecordedRunner, ids: Sequence[str], split: Split = WHOLE, *, probe: bool = False
 ) -> list[tuple[str, str, int | None]]:
-    """See `told`."""
+    """Runs a batch; returns its steps in the form of `told`."""
     return told(list(runner.run(batch_of(ids, split, probe=probe))))
 
 
 def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | None]]:
-    """Per step, which inputs left, which are inside, and what block they wait for."""
+    """Returns for each step the inputs that left, the inputs inside, and the block for which they wait."""
     return [
         (
             "".join(each.sample_id for each in step.answers),
@@ -173,7 +173,7 @@ TABLE = LatencyTable(
 
 
 class Stage:
-    """A paced runner of recorded decisions on a manual clock, whose sleep advances it."""
+    """A paced runner of recorded decisions on a manual clock, which its sleep advances."""
 
     def __init__(self, *, table: LatencyTable = TABLE, length: int | None = None, time_scale: float = 1.0) -> None:
         self.clock = ManualClock()
@@ -188,7 +188,7 @@ class Stage:
         )
 
     def moments(self, batch: Batch[EmulatedPiece]) -> list[tuple[str, object]]:
-        """Which inputs left, and when, to rounding."""
+        """Returns the inputs that left, and their rounded times."""
         return [
             ("".join(said.sample_id for said in step.answers), pytest.approx(self.clock.now_s()))
             for step in self.runner.run(batch)
@@ -203,8 +203,8 @@ TIMED: dict[str, tuple[dict[str, Any], Batch[EmulatedPiece], list[tuple[str, flo
     "active ramps": ({}, batch_of("abcd", replace(RAMP_1, ramps=(2,))), [("abc", 333.3), ("d", 1333.3)]),
     "probes": ({}, batch_of("abcd", RAMP_1, probe=True), [("", 3.3), ("ab", 33.6), ("", 333.9), ("abcd", 3333.9)]),
     "stay": ({}, batch_of("abcd", replace(RAMP_1, after_answer="stay")), [("ab", 33.3), ("abcd", 3333.3)]),
-    # The profile is of inputs of 10 tokens. Forty tokens are four of them: 3 + 0.3. Without a's 20 two are left, 20 +
-    # 0.2, without b's 5 one and a half, 150 + 0.15, and without c's 10 half a one, which takes as long as one: 1000.
+    # The profile is of inputs of 10 tokens. Forty tokens count as four inputs: 3 + 0.3. Without a's 20 two remain, 20 +
+    # 0.2. Without b's 5, one and a half: 150 + 0.15. Without c's 10, a half, which takes as long as one: 1000.
     "tokens inside": (
         {"length": 10},
         batch_of("abcd", tokens=(20, 5, 10, 5)),
@@ -229,7 +229,7 @@ def test_a_batch_starts_when_the_device_is_free_and_its_last_input_queued() -> N
     stage = Stage()
     split = Split(first=0, end=2, batch=1)
     stage.moments(batch_of("a", split))
-    stage.clock.advance(0.5)  # Python, between two batches
+    stage.clock.advance(0.5)  # Python's time between two batches
     assert stage.moments(batch_of("d", split, queued_s=3.0, started_s=11.5)) == [("", 22.0)]
     stage = Stage()
     split = Split(first=0, end=2, batch=2)
@@ -309,8 +309,8 @@ def test_a_paced_device_answers_with_the_engine() -> None:
     device = Device(engine, stage.runner, stage.clock, deliver)
     engine.submit(0, batch_of(("a", "c#1", "b", "c#2")).members, 0.0)
     device.run_until_idle()
-    # First batch: a leaves at 2.2, c#1 stays until 2.2 + 10.1. Second: b leaves with two in blocks 0 and 1. Then both c
-    # fill the second split: 200.2 more.
+    # First batch: a leaves at 2.2, c#1 stays until 2.2 + 10.1. Second: b leaves, with two inputs in blocks 0 and 1.
+    # Then both c fill the second split, in another 200.2.
     assert log == [("a", 2.2), ("b", 12.3 + 2.2 + 20.2), ("c#1", 34.7 + 200.2), ("c#2", 34.7 + 200.2)]
 
 
@@ -355,7 +355,7 @@ def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over_or_given_up() 
     first, second = (batch_of(name, split, queued_s=0.0, started_s=0.0) for name in ("d", "a"))
     runs.later = [replace(second, lane=1)]
     runs.run(first)
-    # Of 0.1 s a block alone. Together 0.2 s: then a leaves, and d has three blocks to itself.
+    # A block takes 0.1 s alone and 0.2 s beside another batch. Then a leaves, and d runs three blocks alone.
     assert runs.log == {"a": pytest.approx(0.2), "d": pytest.approx(0.5)}
     runs = SharedRuns()
     given_up = runs.runner.run(replace(batch_of("bc", split, queued_s=0.0), lane=1))
@@ -367,7 +367,7 @@ def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over_or_given_up() 
 
 
 def test_a_step_that_begins_in_what_is_counted_already_has_done_its_share_since() -> None:
-    block_s_NB = np.array([[4.0, 4.0, 8.0]] * 4)  # flat up to four inputs, then a second for each
+    block_s_NB = np.array([[4.0, 4.0, 8.0]] * 4)  # constant up to four inputs, then a second per input
     pace = Pace(LatencyTable(batches=(1, 4, 8), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((0, 3))), (), 1.0)
     sharing = Sharing()
     sharing.step(0, pace, 0, 1, (), inside=6, at_s=0.0)

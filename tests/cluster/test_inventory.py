@@ -24,7 +24,7 @@ LINK = ClusterLink(bandwidth_bytes_per_s=1.0)
 
 
 def node(resources: dict[str, float], labels: dict[str, str] | None = None, *, alive: bool = True) -> dict[str, Any]:
-    """One of those that `ray.nodes()` returns, without what is not read."""
+    """Returns a node in the form of `ray.nodes()`, with only the fields that are read."""
     return {"Alive": alive, "Resources": resources, "Labels": labels or {}}
 
 

@@ -1,4 +1,4 @@
-"""An exit policy that judges a token only once a test permits it; every process that serves can import it."""
+"""An exit policy that decides about a token only when a test permits it. Every process of a service can import it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from earlyexit.policies.base import Opinion, Verdict
 from earlyexit.policies.threshold import ConfidencePolicy
 
 PERMITS = "OFFRAMP_TEST_PERMITS"
-"""Names a file with a byte for every batch that may be judged; where there is no file, all may."""
+"""Environment variable with the path of a file of one byte per permitted batch. Without a file all are permitted."""
 RAMP = 1
-"""Where it waits: once a token."""
+"""The ramp at which the policy waits, once per token."""
 THRESHOLD = 0.9
 LOOK_S = 0.002
 PATIENCE_S = 60.0
 
 
 class Permitted(ConfidencePolicy):
-    """Leaves where the exit is sure enough."""
+    """Inputs leave if the exit is sure enough."""
 
     name = "own"
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a small model of texts, and one Ray."""
+"""Fixtures that the tests of this folder share: a small text model, and one Ray."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Holds a running service to its own description, by cases that schemathesis makes of it.
+"""Checks a running service against its own OpenAPI description, with cases that schemathesis generates.
 
-A problem is an answer that the description does not allow, a 5xx that is neither 503 nor the 504 of a deadline that the
-case itself asked for, or no answer in time.
+A problem is an answer that the description does not allow, a 5xx other than 503 and than 504 for the case's own
+deadline, or no answer in time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
 ANSWER_S = 20.0
-"""A case without an answer after this hangs."""
+"""A case without an answer after this time hangs."""
 CHECKS = [
     checks.status_code_conformance,
     checks.content_type_conformance,
@@ -31,15 +31,15 @@ CHECKS = [
     checks.unsupported_method,
 ]
 ENDLESS = "/dashboard/events"
-"""A stream, which ends when its reader does."""
+"""A stream that ends only when its reader does."""
 TIMES = {"post": 4}
-"""Routes that take bodies get so many times the cases of those that take none."""
+"""Factor on the number of cases, for routes with bodies."""
 MOST_ROUNDS = 50
 
 
 @dataclass(kw_only=True)
 class Findings:
-    """What came of a run."""
+    """The result of a run."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Findings:
 
 
 def fuzz(url: str, num_cases: int) -> Findings:
-    """Send at least so many cases."""
+    """Sends at least this number of cases."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     ending = schema.exclude(path=ENDLESS)
     operations = [result.ok() for result in ending.get_all_operations() if isinstance(result, Ok)]
@@ -87,7 +87,7 @@ def _try_operation(
 
     try:
         send()
-    except hypothesis.errors.Unsatisfiable:  # a route without parameters cannot be asked wrongly
+    except hypothesis.errors.Unsatisfiable:  # a route without parameters has no invalid cases
         return
 
 
@@ -107,5 +107,5 @@ def _try_case(case: Any, session: requests.Session, findings: Findings) -> None:
 
 
 def _is_allowed(status: int, body: object) -> bool:
-    """503 always; 504 where the case asked for its own deadline."""
+    """503 is always allowed, 504 if the case set its own deadline."""
     return status == 503 or (status == 504 and ("timeout" in str(body)))

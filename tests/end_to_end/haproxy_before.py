@@ -1,6 +1,6 @@
-"""An HAProxy before ingresses, configured as Serve does it; run by tests, whose Ray has Serve's own proxy.
+"""Runs an HAProxy before ingresses, configured as by Serve, for tests whose Ray has Serve's own proxy.
 
-Arguments: the ports of the ingresses. Its own is written to standard output; it ends with standard input.
+The arguments are the ports of the ingresses. It prints its own port, and ends at the end of standard input.
 """
 
 from __future__ import annotations

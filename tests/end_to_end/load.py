@@ -1,4 +1,4 @@
-"""Clients that ask a service until a test is over, and keep what it answers."""
+"""Clients that send requests until a test ends, and keep the answers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import httpx
 from tests.end_to_end.one_ray import URL
 
 PAUSE_S = 0.05
-"""Between two requests of a client: replicas that start need the processors too."""
+"""Pause between two requests of a client, because starting replicas need processor time too."""
 PATIENCE_S = 280.0
-"""On a busy machine a replica takes most of a minute to come back; what is lost never does."""
+"""On a busy machine a replica takes most of a minute to restart. A lost answer never comes."""
 Answers = list[tuple[int, dict[str, Any]]]
-"""Each with the index of its text."""
+"""Answers with the index of their text."""
 
 
 @dataclass
 class Load:
-    """What the clients ask, and what they got, in the order in which it came."""
+    """The requests of the clients, and their answers in order of arrival."""
 
     texts: Sequence[str]
     clients: int
@@ -34,7 +34,7 @@ class Load:
     over: threading.Event = field(default_factory=threading.Event)
 
     def more(self, number: int) -> Answers:
-        """The answers to what is asked from now on, so many at least."""
+        """Waits for at least this number of answers to later requests, and returns them."""
         before, until_s = len(self.answers) + self.clients * self.per_request, time.monotonic() + PATIENCE_S
         while len(self.answers) < before + number and time.monotonic() < until_s:
             assert self.refused == []
@@ -43,7 +43,7 @@ class Load:
         return self.answers[before:]
 
     def ask(self, first: int) -> None:
-        """One request after the other, the first of the text with this index."""
+        """Sends one request after the other, the first with the text of this index."""
         with httpx.Client(base_url=URL, timeout=PATIENCE_S) as client:
             while not self.over.is_set():
                 asked = [(first + step) % len(self.texts) for step in range(self.per_request)]
@@ -53,13 +53,13 @@ class Load:
                     self.refused.append(reply.text)
                     return
                 self.answers += zip(asked, reply.json()["outputs"], strict=True)
-                first += self.per_request + (self.per_request > 1)  # in other company each time
+                first += self.per_request + (self.per_request > 1)  # in other batches each time
                 self.over.wait(PAUSE_S)
 
 
 @contextmanager
 def under_load(texts: Sequence[str], *, clients: int, per_request: int = 1, timeout_s: float = 50.0) -> Iterator[Load]:
-    """No request may be refused."""
+    """Sends load until the end of the block; no request may be refused."""
     load = Load(texts, clients, per_request, timeout_s)
     threads = [threading.Thread(target=load.ask, args=(7 * client,)) for client in range(clients)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""One Ray for the tests of this folder: to start it takes longer than to start a service, so services take turns."""
+"""One Ray for the tests of this folder. Starting Ray takes longer than starting a service, so services take turns."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from tests.end_to_end.by_permits import PERMITS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MODALITY = ROOT / "examples" / "own_modality"
-"""Every process can import the example's modules, and those of this folder."""
+"""Every process can import the example's modules, and the modules of this folder."""
 PORT = 8123
 METRICS_PORT, GRPC_PORT, COLLECTOR_PORT = PORT + 1, PORT + 2, PORT + 3
 URL = f"http://127.0.0.1:{PORT}"
 ORDER_S = 240.0
-"""For Ray to start, a service to take the place of another, or a plan that of another."""
+"""Seconds in which Ray starts, a service replaces another, or a plan replaces another."""
 READY_S = 120.0
 STOP_S = 120.0
 MARK = "OFFRAMP_TEST_RUN"
 MAPPED = "::ffff:"
-"""Of an address that a socket of both protocols listens on."""
+"""Prefix of the addresses of sockets that listen on both protocols."""
 
 
 class OneRay:
-    """A process with a Ray, started when it is first needed, that serves one service at a time."""
+    """A process with a Ray, started at its first use, that serves one service at a time."""
 
     def __init__(self, folder: Path, first: ServeSettings) -> None:
-        """`first` needs at least the CPUs of the others."""
+        """Sets the first service, which must need the most CPUs."""
         self.log = folder / "service.log"
         self.permits = folder / "permits"
-        """What `by_permits` goes by."""
+        """The permits of `by_permits`."""
         self._mark = uuid.uuid4().hex
         self._first = first.model_dump_json()
         self._settings = folder / "settings.json"
@@ -54,7 +54,7 @@ class OneRay:
         self._served: str | None = None
 
     def serve(self, settings: ServeSettings) -> str:
-        """Have this service be the one that answers; gives its URL."""
+        """Replaces the current service by this one; returns its URL."""
         if self._process is None:
             self._start()
         document = settings.model_dump_json()
@@ -66,12 +66,12 @@ class OneRay:
         return URL
 
     def stop(self) -> None:
-        """End the service, and leave Ray to the next."""
+        """Ends the service, and keeps Ray for the next one."""
         self._served = None
         self.order("stop")
 
     def order(self, name: str, given: Any = None) -> Any:
-        """One of `serve_in_turn.ORDERS`; gives what came of it."""
+        """Sends an order of `serve_in_turn.ORDERS`; returns its result."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{json.dumps({name: given})}\n".encode())
@@ -79,17 +79,17 @@ class OneRay:
         return self._answer()
 
     def listening(self) -> dict[str, set[str]]:
-        """The addresses that its processes listen on, each with the processes that do."""
+        """Returns the listening addresses of its processes, each with the processes that listen there."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for pid, name in remaining(self._mark, patience_s=0.0).items():
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # it has ended
                 for connection in psutil.Process(pid).net_connections("tcp"):
                     if connection.status == psutil.CONN_LISTEN:
                         found[connection.laddr.ip.removeprefix(MAPPED)].add(name)
         return found
 
     def end(self) -> None:
-        """End Ray; afterwards no process that it led to is left. The next service has another."""
+        """Ends Ray and all of its processes. The next service gets another Ray."""
         process, self._process, self._served = self._process, None, None
         if process is None:
             return
@@ -102,7 +102,7 @@ class OneRay:
             kill_remaining(self._mark)
 
     def kill(self) -> dict[int, str]:
-        """End the process as `kill -9` does; gives what is left of it soon after. The next service has another Ray."""
+        """Kills the process by SIGKILL; returns its processes that remain. The next service gets another Ray."""
         process, self._process, self._served = self._process, None, None
         assert process is not None
         with process:
@@ -115,12 +115,12 @@ class OneRay:
     def _start(self) -> None:
         environment = os.environ | {
             MARK: self._mark,
-            "PYTHONPATH": f"{ROOT}:{MODALITY}:{HERE}",  # this copy of the sources, wherever another is installed
+            "PYTHONPATH": f"{ROOT}:{MODALITY}:{HERE}",  # these sources, even if others are installed
             PERMITS: str(self.permits),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_metrics_report_interval_ms": "1000",  # the tests wait for metrics: not for ten seconds
-            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1",  # services come and go all the time here
+            "RAY_metrics_report_interval_ms": "1000",  # instead of ten seconds, because tests wait for metrics
+            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1",  # because services start and end often
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -143,12 +143,12 @@ class OneRay:
             process, self._process, self._served = self._process, None, None
             process.kill()
             process.wait()
-            kill_remaining(self._mark)  # the next service has a Ray of its own
+            kill_remaining(self._mark)  # the next service has another Ray
             pytest.fail(f"the service said nothing:\n{self.log.read_text()}")
         return json.loads(line)
 
     def _wait_until_ready(self) -> None:
-        """Serve's proxy learns a little later than others which service there is."""
+        """Serve's proxy learns of a service slightly later than others."""
         until_s = time.monotonic() + READY_S
         while httpx.get(f"{URL}/v2/health/ready", timeout=READY_S).status_code != 200:
             assert time.monotonic() < until_s, self.log.read_text()
@@ -156,13 +156,13 @@ class OneRay:
 
 
 def kill_remaining(mark: str) -> None:
-    """End the processes that inherited the mark."""
+    """Ends the processes that inherited the mark."""
     for pid in remaining(mark, patience_s=0.0):
         os.kill(pid, signal.SIGKILL)
 
 
 def remaining(mark: str, *, patience_s: float) -> dict[int, str]:
-    """Processes that inherited the mark, once they had time to end."""
+    """Returns the processes with the mark that remain after they had time to end."""
     until_s = time.monotonic() + patience_s
     while (found := _marked(mark)) and time.monotonic() < until_s:
         time.sleep(0.1)
@@ -177,6 +177,6 @@ def _marked(mark: str) -> dict[int, str]:
         try:
             if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-        except OSError:  # it has ended, or is not ours to read
+        except OSError:  # it has ended, or must not be read
             continue
     return found

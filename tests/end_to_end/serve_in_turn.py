@@ -1,7 +1,7 @@
-"""Keeps a Ray on which services take turns; run by `one_ray.py`.
+"""Runs a Ray on which services take turns, for `one_ray.py`.
 
 Arguments: a file with the settings of the first service, and its port. Every line on standard input is an order, as
-JSON; what came of it is written to standard output, as JSON too.
+JSON. Its result is written to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(file: Path, port: int) -> None:
     settings = ServeSettings.model_validate_json(file.read_bytes())
     cluster = LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where Ray prints what it notices
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints its messages there
     with serving(settings, cluster) as url:
         answers.write(f"{json.dumps(url)}\n")
         for line in sys.stdin:
@@ -30,7 +30,7 @@ def main(file: Path, port: int) -> None:
 
 
 def serve_instead(settings: dict[str, Any]) -> str:
-    """Give the name of the application that took the place of all others."""
+    """Replaces all applications by this service; returns its name."""
     from ray import serve
 
     from deployments.app import build
@@ -42,7 +42,7 @@ def serve_instead(settings: dict[str, Any]) -> str:
 
 
 def stop(_: None) -> None:
-    """End every application."""
+    """Ends every application."""
     from ray import serve
 
     for name in serve.status().applications:
@@ -50,18 +50,18 @@ def stop(_: None) -> None:
 
 
 def put_in_force(given: dict[str, Any]) -> dict[str, Any]:
-    """Have the controller of an application follow a plan, and no other; gives what it says of that."""
+    """Makes an application's controller follow only this plan; returns the controller's answer."""
     from ray import serve
 
     handle: Any = serve.get_deployment_handle("controller", given["app"])
-    if not handle.is_initialized:  # no event loop here, which the throughput switches would want
+    if not handle.is_initialized:  # the throughput switches would need an event loop
         handle._init(_run_router_in_separate_loop=True)
     verdict: dict[str, Any] = handle.apply.remote(given["plan"], True).result(timeout_s=60)
     return verdict
 
 
 def find_logs(_: None) -> str:
-    """The folder of Ray's logs."""
+    """Returns the folder of Ray's logs."""
     from ray._private import worker
 
     node: Any = worker.global_worker.node

@@ -1,4 +1,4 @@
-"""A small model behind a real Ray Serve application."""
+"""Tests of a small model on a real Ray Serve application."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("url")]
 
 METRICS_S = 120.0
 STUCK_S = 1.0
-"""More than a request takes to reach a stage."""
+"""Longer than a request takes to reach a stage."""
 TRACES_S = 60.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -64,7 +64,7 @@ def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(tiny: Tiny, http:
 
 @pytest.fixture(scope="module")
 def triton(url: str, tiny: Tiny) -> Any:
-    """What Triton's own clients got."""
+    """Returns the answers that Triton's own clients got."""
     return {
         "http": ask_http(f"127.0.0.1:{PORT}", "tiny", tiny.texts),
         "grpc": ask_grpc(f"127.0.0.1:{GRPC_PORT}", "tiny", tiny.texts),
@@ -141,7 +141,7 @@ def test_the_services_own_port_tells_prometheus_what_ran(tiny: Tiny, http: httpx
 
 
 def split_inputs(http: httpx.Client) -> list[int]:
-    """Inputs that every split has run so far, over its stage's one replica."""
+    """Returns the number of inputs that every split has run, on its stage's one replica."""
     stats = http.get("/stats").json()
     assert (stats["model"], stats["unanswered"]) == ("tiny", 0)
     return [split["inputs"] for [replica] in stats["stages"] for split in replica["splits"]]
@@ -149,7 +149,7 @@ def split_inputs(http: httpx.Client) -> list[int]:
 
 @pytest.mark.parametrize("num_cases", [100, pytest.param(2000, marks=pytest.mark.slow)])
 def test_the_service_answers_as_its_description_says(url: str, num_cases: int) -> None:
-    from tests.end_to_end.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
+    from tests.end_to_end.fuzz import fuzz  # schemathesis takes a second to import
 
     findings = fuzz(url, num_cases)
     assert findings.problems == []
@@ -191,11 +191,11 @@ def test_a_request_with_a_trace_is_told_to_the_collector(tiny: Tiny, http: httpx
 
 
 def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(tiny: Tiny, http: httpx.Client) -> None:
-    """Late in the file: afterwards the stages' counts start anew."""
+    """Late in the file, because the stages' counts restart."""
     killed = [replica["pid"] for [replica] in http.get("/stats").json()["stages"]]
     with under_load(tiny.texts, clients=8) as load:
         for pid in killed:
-            os.kill(pid, signal.SIGSTOP)  # what is sent now stays inside until they die
+            os.kill(pid, signal.SIGSTOP)  # later inputs stay inside until the replicas die
         time.sleep(STUCK_S)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Two versions of a small model on one Ray: side by side, a canary, a promotion, and an end under load."""
+"""Tests of two versions of a small model on one Ray: side by side, a canary, a promotion, and an end under load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """A root service of version 1, the settings of version 2, and what each must say."""
+    """A root service of version 1, the settings of version 2, and the expected answers of each."""
 
     url: str
     texts: tuple[str, ...]
@@ -119,7 +119,7 @@ def test_the_promoted_version_answers_what_names_none(versions: Versions, http: 
 
 
 def test_a_version_ends_under_load_without_a_lost_request(versions: Versions, http: httpx.Client) -> None:
-    """Last in the file: version 2 is gone afterwards."""
+    """Last in the file, because it ends version 2."""
     http.put("/v2/models/tiny/default", json={"version": "1"}).raise_for_status()
     http.put("/v2/models/tiny/canary", json={"version": "2", "share": 0.5}).raise_for_status()
     over = threading.Event()
@@ -139,7 +139,7 @@ def test_a_version_ends_under_load_without_a_lost_request(versions: Versions, ht
 
 
 def ask_until(over: threading.Event, versions: Versions, worker: int) -> int:
-    """How many requests were answered, and rightly; any other is a failure."""
+    """Returns the number of right answers; every other outcome is a failure."""
     count = 0
     with httpx.Client(base_url=versions.url, timeout=20.0) as http:
         while not over.is_set():

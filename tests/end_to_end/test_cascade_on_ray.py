@@ -1,4 +1,4 @@
-"""A cascade behind a real Ray Serve application: its replicas are killed, its networks come and go, under load."""
+"""Tests of a cascade on Ray Serve under load: replicas are killed, networks are added and removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ray
 
 CLIENTS = 4
 SOME = 30
-"""Answers that show what a plan does."""
+"""Number of answers that show the effect of a plan."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> TinyCascade:
 
 
 def kill_all(http: httpx.Client) -> list[int]:
-    """Every stage's replicas, kill -9, with what is inside."""
+    """Kills every stage's replicas with the inputs inside, by kill -9."""
     pids = [replica["pid"] for replicas in http.get("/stats").json()["stages"] for replica in replicas]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -42,7 +42,7 @@ def apply(one_ray: OneRay, plan: Plan) -> None:
 
 
 def check(cascade: TinyCascade, seen: dict[str, Answers]) -> None:
-    """By the networks that the plan of the moment uses."""
+    """Checks answers against the networks of the current plan."""
     for networks, answers in seen.items():
         for index, answer in answers:
             cascade.check(index, answer, networks.split(",")[0].split()[0])
@@ -50,7 +50,7 @@ def check(cascade: TinyCascade, seen: dict[str, Answers]) -> None:
 
 @contextmanager
 def asked(one_ray: OneRay, cascade: TinyCascade) -> Iterator[tuple[httpx.Client, Load]]:
-    """The cascade's service under load, every answer to which must be right by some of its networks."""
+    """Serves the cascade under load; every answer must be right for some of its networks."""
     one_ray.serve(cascade.settings())
     with (
         httpx.Client(base_url=URL, timeout=PATIENCE_S) as http,
@@ -78,7 +78,7 @@ def test_networks_come_and_go_and_no_input_is_lost_or_answered_wrongly(one_ray: 
 
 
 def test_networks_die_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
-    """Also where both answer together."""
+    """Also with plans in which both networks answer together."""
     seen: dict[str, Answers] = {}
     with asked(one_ray, cascade) as (http, load):
         assert len(kill_all(http)) == 2

@@ -1,6 +1,6 @@
-"""However `offramp serve` ends, and whenever, no process is left that it led to.
+"""Tests that `offramp serve` leaves no process, however and whenever it ends.
 
-How SIGTERM ends a service that is ready is in `test_quickstart.py`.
+`test_quickstart.py` tests SIGTERM for a service that is ready.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.end_to_end.tiny_service import Tiny, text_service
 pytestmark = pytest.mark.ray
 START_S, END_S, AGENTS_S = 120.0, 60.0, 5.0
 MOMENTS = {"Ray starts": {"gcs_server"}, "Ray connects": {"gcs_server", "raylet"}}
-"""What `offramp serve` has started by then."""
+"""Processes that `offramp serve` has started by then."""
 
 
 def names_below(process: subprocess.Popen[bytes]) -> set[str]:
@@ -31,13 +31,13 @@ def names_below(process: subprocess.Popen[bytes]) -> set[str]:
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
             names.add(child.name())
-        except psutil.NoSuchProcess:  # it has ended meanwhile
+        except psutil.NoSuchProcess:  # it has ended
             continue
     return names
 
 
 def test_a_service_that_is_killed_leaves_no_process(one_ray: OneRay, tiny: Tiny) -> None:
-    """First in the file: what comes behind has the processors to itself."""
+    """First in the file, because later tests need all processors."""
     one_ray.serve(text_service(tiny))
     before = len(one_ray.log.read_bytes())
     assert one_ray.kill() == {}

@@ -1,4 +1,4 @@
-"""A service behind keys, and what its logs hold afterwards: nothing that a caller sent."""
+"""Tests of a service with API keys, and of its logs, which must hold nothing that a caller sent."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ MARKED: list[tuple[str, str, dict[str, Any], int]] = [
 
 
 def test_nothing_that_callers_send_is_in_the_logs(url: str, one_ray: OneRay, http: httpx.Client) -> None:
-    """Last in the file: every way to fail, with a mark in whatever a caller can write; then all that was logged."""
+    """Last in the file. It fails requests in every way, with a mark in every field of a caller, then reads all logs."""
     http.headers.update(bearer(BOB))
     for method, path, arguments, status in MARKED:
         response = http.request(method, path, **arguments)

@@ -1,6 +1,6 @@
-"""Services of other kinds than texts, behind real Ray Serve applications: images, class maps, the example's spectra.
+"""Tests of services with other inputs than texts on Ray Serve: images, class maps, the example's spectra.
 
-What crosses between the two stages of the first is rounded to half precision.
+Hidden states between the first service's stages are rounded to half precision.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Answer = tuple[Any, float, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A running service, what it is asked, and what it must say."""
+    """A running service, its inputs, and the expected answers."""
 
     url: str
     folder: Path
@@ -55,10 +55,10 @@ class Served:
     task: Task
     answers: list[Answer]
     rounding: float
-    """Of scores of inputs that crossed the hop."""
+    """Tolerance of the scores of inputs that crossed the hop."""
 
     def check(self, way: str, answers: Sequence[Answer]) -> None:
-        """Hardly a pixel of a class map may turn on the order of a sum."""
+        """Checks answers; in class maps a few pixels may differ, because they depend on the order of a sum."""
         for (value, score, left), (expected, its_score, exit_block) in zip(answers, self.answers, strict=True):
             assert (way, left) == (way, exit_block)
             assert score == pytest.approx(its_score, abs=self.rounding if left else 2e-5), way
@@ -71,7 +71,7 @@ class Served:
 def serve(
     one_ray: OneRay, folder: Path, model: EarlyExitModel, inputs: npt.NDArray[Any], hop_dtype: HopDtype = "same"
 ) -> Served:
-    """A plan of two stages by which half of the inputs leave in the first; the answers of the uncut model."""
+    """Serves a plan of two stages in which half of the inputs leave in the first; expects the uncut model's answers."""
     outputs = exit_outputs(model, [Encoded(1, (each[None],)) for each in inputs])
     said = {block: Opinion(model.task, given) for block, given in outputs.items()}
     ramp, last = model.ramp_indices[0], model.num_blocks - 1
@@ -101,7 +101,7 @@ def post_file(served: Served, content: bytes, content_type: str) -> httpx.Respon
 
 @pytest.fixture(scope="module")
 def images(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """A small ResNet; every image is there as a JPEG file and as a PNG file of the same pixels."""
+    """Serves a small ResNet; every image exists as JPEG and as PNG with the same pixels."""
     folder = tmp_path_factory.mktemp("images")
     model = random_model(
         {"depth": 8, "side": SIDE},
@@ -140,7 +140,7 @@ def test_an_image_is_answered_by_every_way_as_its_pixels_are_by_the_uncut_model(
 
 @pytest.fixture(scope="module")
 def street(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """A small segmentation network."""
+    """Serves a small segmentation network."""
     model = segmentation_model(45, 60)
     pixels = np.stack([each.tensors[0][0] for each in noise_for(model, 4)])
     return serve(one_ray, tmp_path_factory.mktemp("street"), model, pixels)
@@ -162,7 +162,7 @@ def test_class_maps_are_those_of_the_uncut_model(street: Served, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def spectra(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """The network and the task of the example, untrained."""
+    """Serves the untrained network and the task of the example."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(MODALITY))
         pretrained, family = load_pretrained("fruit:build")

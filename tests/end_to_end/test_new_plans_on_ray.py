@@ -1,6 +1,6 @@
-"""A small model behind a real Ray Serve application with a controller: its plan changes under load.
+"""Tests of a service with a controller on Ray Serve: its plan changes under load.
 
-At last to and from one that bounds batches by tokens, under which replicas die.
+The last changes are to and from a plan with token budgets, under which replicas die.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ OTHERS_SHOW = (
     "ray_offramp_pruned_agreement",
     *GENERATING,
 )
-"""Metrics that other services of these tests have, and what tuned ones, chains, and batches that tokens bound, have
-beside."""
+"""Metrics that tests of other services check: tuning, chains, and token budgets."""
 TOKENS = 10
-"""Less than the longest text has, so that some run alone."""
+"""Fewer than the longest text has, so that some run alone."""
 
 
 def plans(first: Plan) -> list[Plan]:
-    """The same ramps throughout, so every input must get the same answer under each.
+    """Returns plans with the same ramps, so that every input must get the same answer under each.
 
-    Inputs stay, over a hop, then stop: in one stage that is cut elsewhere, on two replicas, and where they began.
+    In the first plan inputs stay over a hop. In the others they stop: in one stage with another cut, on two replicas,
+    and with the first plan's cut.
     """
     cut_elsewhere = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=4, batch=8, ramps=(1, 2)))
     one_stage = (Stage(device="cpu", replicas=2, splits=cut_elsewhere),)
@@ -93,12 +93,12 @@ def test_plans_change_under_load_and_all_answers_stay(one_ray: OneRay, tiny: Tin
 
 
 def num_asked(history: list[dict[str, Any]]) -> int:
-    """Plans that an operator asked for."""
+    """Returns the number of plans that an operator requested."""
     return len([row for row in history if row["reason"] == "asked"])
 
 
 def once_probes_are_seen(http: httpx.Client) -> dict[str, Any]:
-    """What the service says of its plan, when the controller has looked at it under load."""
+    """Returns the service's plan after the controller has observed probes under load."""
     until_s = time.monotonic() + PROBES_S
     while True:
         described: dict[str, Any] = http.get("/plan").json()

@@ -1,4 +1,4 @@
-"""The same input by every way that there is, in one process and without Ray: one answer."""
+"""Tests that every interface returns the same answer to the same input, in one process without Ray."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROW = tensors({"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "d
 
 @dataclass
 class Encoding(FakeBackend):
-    """Answers by the numbers that reach the network: their sum, and the mean of the last tensor."""
+    """Answers with the numbers that reach the network: their sum, and the mean of the last tensor."""
 
     of: Signature = IMAGE
     max_body_bytes: int = 100_000

@@ -1,4 +1,4 @@
-"""The live page of a real service, in a real browser: under load, when the service ends, and when it is back."""
+"""Tests of the live page in a real browser: under load, when the service ends, and after its restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 
 def load(texts: tuple[str, ...], seconds: float) -> Counter[int]:
-    """Ask for so long, one at a time; how many answers left after each block."""
+    """Sends requests one at a time for this time; returns the number of answers by block."""
     exits: Counter[int] = Counter()
     until_s = time.monotonic() + seconds
     with httpx.Client(base_url=URL, timeout=20.0) as client:
@@ -65,7 +65,7 @@ def test_the_page_follows_the_service_through_load_a_change_its_end_and_a_new_be
         page.wait_for_connection("live")
         page.page.locator("#exits-table summary").click()
         began, answered, left = page.serial(), int(page.figure("answered").replace(",", "")), exits_in_table(page)
-        before = in_time(page)  # requests sent while replicas died, or plans changed, may not have been
+        before = in_time(page)  # requests during deaths and plan changes may be late
         exits = load(tiny.texts, LOAD_S)
         assert page.serial() - began >= LOAD_S - 2, "about one update a second"
         page.wait_for_updates(2)
@@ -87,7 +87,7 @@ def test_the_page_follows_the_service_through_load_a_change_its_end_and_a_new_be
 
 
 def check_change(page: Opened, verdict: dict[str, Any]) -> None:
-    """The plan that was asked for is the one that the page shows, and the last of its changes."""
+    """The page shows the requested plan, also as the last of its changes."""
     epoch = verdict["epoch"]
     page.wait(f"document.getElementById('plan-of').textContent.includes('epoch {epoch} ')", SOON_MS)
     page.wait(f"document.querySelector('#changes tbody tr')?.textContent.includes('epoch {epoch}')", SOON_MS)

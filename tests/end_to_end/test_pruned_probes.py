@@ -1,4 +1,4 @@
-"""A cascade that prunes words, on replicas in this process: probes go both ways, and callers are none the wiser."""
+"""Tests of probes in a cascade that prunes words, on replicas in this process. Callers notice no difference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.end_to_end.tiny_cascade import NETWORKS, RAMPS, TIMEOUT_S, TinyCascad
 
 END = NETWORKS[0] - 1
 ALPHA = 1.0
-"""Words go that got less than the mean attention: of the tiny model, half of them."""
+"""Words with less than the mean attention are pruned: about half of them in the tiny model."""
 SHAPE = StreamShape(score="entropy", num_blocks=NETWORKS[-1], ramps=RAMPS)
 
 
@@ -40,7 +40,7 @@ SHAPE = StreamShape(score="entropy", num_blocks=NETWORKS[-1], ramps=RAMPS)
 async def served(
     cascade: TinyCascade, plan: Plan, probe_share: float
 ) -> AsyncIterator[tuple[InferService, IngressCore]]:
-    """Every stage on a replica of its own."""
+    """Runs every stage on its own replica."""
     card = read_card(cascade.folder)
     settings, placed = cascade.settings().model_copy(update={"plan": plan}), PlacedPlan(plan=plan)
     codec: Any = find_codec(card.codec, cascade.folder)
@@ -52,7 +52,7 @@ async def served(
 
 
 def ends_of(cascade: TinyCascade) -> tuple[list[int], list[int]]:
-    """What the large model alone says of every text, without the words that go, and of the whole of it."""
+    """Returns the large model's answers to every text without its pruned words, and to the whole text."""
     network = load_network(cascade.folder)
     codec = find_codec(read_card(cascade.folder).codec, cascade.folder)
     assert isinstance(network, ChainNetwork)
@@ -69,7 +69,7 @@ def ends_of(cascade: TinyCascade) -> tuple[list[int], list[int]]:
 
 
 async def all_seen(core: IngressCore, number: int) -> Observations:
-    """Whole texts are still on their way when every caller has an answer."""
+    """Waits for all probes: whole texts still run after every caller has an answer."""
     parts = [empty(SHAPE)]
     async with asyncio.timeout(30):
         while sum(map(len, parts)) < number:

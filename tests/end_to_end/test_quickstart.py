@@ -1,7 +1,7 @@
-"""The first hour as docs/quickstart.md tells it: its own commands, typed as a reader would, from the clone to answers.
+"""Runs the commands of docs/quickstart.md in order, from the clone to answers.
 
-By default the environment that runs the tests stands for `make setup`, which takes minutes; with OFFRAMP_TEST_INSTALL=1
-the reader makes one.
+By default the environment of the tests replaces `make setup`, which takes minutes. With OFFRAMP_TEST_INSTALL=1 the test
+runs `make setup`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from offramp.client.client import Client
 from tests.end_to_end.one_ray import MARK, kill_remaining, remaining
 
 KEPT = ("cd ", "export ", "source ")
-"""What a shell remembers; it stands before every command behind it."""
+"""Commands whose effect a shell keeps. They are repeated before every later command."""
 ELIDED = "..."
 START_S = 300.0
-"""A service that is not up by then hangs. An idle machine takes 20 s; two slow cores, beside other tests, 120."""
+"""A service that is not ready by then hangs. An idle machine takes 20 s; two slow cores, beside other tests, 120 s."""
 COMMAND_S = 600.0
 STOP_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command, and the lines that the document shows below it."""
+    """A command, and the output that the document shows."""
 
     command: str
     shown: tuple[str, ...]
 
 
 def read_steps(document: Path, title: str | None = None) -> list[Step]:
-    """The commands of the console blocks below a heading, or of the whole document, in order."""
+    """Returns the commands of the console blocks below a heading, or of the whole document, in order."""
     text = document.read_text(encoding="utf-8")
     if title is not None:
         found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
@@ -59,9 +59,9 @@ def read_steps(document: Path, title: str | None = None) -> list[Step]:
 
 
 def normalised(line: str) -> str:
-    """A line without what differs from run to run: numbers, how many stand in a list, and how wide a table is.
+    """Returns a line without its varying parts: numbers, lengths of lists, and widths of tables.
 
-    Measured times decide which backend and which dispatch are chosen, and the splits of a chosen plan.
+    Backend, dispatch and the splits of a chosen plan depend on measured times, so they are removed too.
     """
     line = re.sub(r"(0: 0, )+0: 0", "0: 0", re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line))
     line = re.sub(r"(blocks? 0( to 0)? in batches of 0, )+", "splits, ", re.sub(r"(0, )+0", "0", line))
@@ -71,18 +71,18 @@ def normalised(line: str) -> str:
 
 @dataclass
 class Reader:
-    """Types the commands, one after the other, in a folder."""
+    """Runs the commands, one after the other, in a folder."""
 
     folder: Path
     environment: dict[str, str]
     change: Callable[[str], str | None]
-    """What is typed instead of a command; None for nothing."""
+    """Returns the command to run in place of a command; None to skip it."""
     remembered: list[str] = field(default_factory=list)
     service: subprocess.Popen[str] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def follow(self, steps: list[Step]) -> None:
-        """Do them all but what was done before; a service runs on until `stop`."""
+        """Runs all commands that have not run yet; a service runs until `stop`."""
         for step in steps:
             typed = self.change(step.command)
             if typed is None or step.command in self.seconds:
@@ -99,7 +99,7 @@ class Reader:
             _hold(step, said)
 
     def stop(self, by: signal.Signals = signal.SIGINT) -> str:
-        """End the service, by Ctrl-C or by another signal to its process alone; returns what it said last."""
+        """Ends the service by Ctrl-C or by a signal to its process alone; returns its last output."""
         assert self.service is not None
         ending, self.service = self.service, None
         send = os.killpg if by is signal.SIGINT else os.kill
@@ -126,7 +126,7 @@ class Reader:
         return done.stdout
 
     def _served(self, command: str) -> str:
-        """Until it says how to ask it."""
+        """Waits until the service prints that it is ready."""
         if self.service is not None:
             self.stop()
         self.service = subprocess.Popen(
@@ -142,7 +142,7 @@ class Reader:
         return self._until_asked_for()
 
     def lose_head(self) -> str:
-        """Kill Ray's head under the service, which starts anew; what it says until it can be asked again."""
+        """Kills Ray's head under the service, which restarts; returns the output until it is ready again."""
         assert self.service is not None
         [head] = [each for each in psutil.Process(self.service.pid).children() if each.name() == "gcs_server"]
         head.kill()
@@ -160,7 +160,7 @@ class Reader:
 
 
 def _until(file: IO[str], wanted: str) -> str:
-    """What is said up to a line."""
+    """Returns the output up to a line."""
     said: list[str] = []
     for line in file:
         said.append(line)
@@ -170,7 +170,7 @@ def _until(file: IO[str], wanted: str) -> str:
 
 
 def _hold(step: Step, said: str) -> None:
-    """Every line that the document shows was said, but for its numbers."""
+    """Checks that every line of the document was printed, apart from numbers."""
     lines = {normalised(line) for line in said.splitlines()}
     missing = [line for line in step.shown if normalised(line) not in lines]
     assert missing == [], f"$ {step.command}\nsaid:\n{said}"
@@ -186,11 +186,11 @@ SERVING = ("offramp serve", "offramp predict")
 READY_S, END_S = 20.0, 5.0
 INSTALLS = os.environ.get("OFFRAMP_TEST_INSTALL") == "1"
 ROWS_PER_LABEL = {"runs/mine.csv": 80, "runs/words.csv": 30}
-"""Of the first the calibration gets a few more than the 306 rows that it needs."""
+"""Few rows, but for calibration more than the 306 rows that it needs."""
 
 
 def change(command: str) -> str | None:
-    """A port and a front that disturb no other process, few rows, and nothing that installs."""
+    """Changes commands to a port and a front of their own and few rows, and skips installations."""
     if command.startswith("git clone"):
         return f"git clone --quiet --local --no-hardlinks {ROOT} offramp"
     if command == "make setup" or command.startswith("source"):
@@ -201,7 +201,7 @@ def change(command: str) -> str | None:
     if command.startswith("offramp predict"):
         return f"{command} --url http://127.0.0.1:{PORT}"
     if command.startswith("offramp doctor"):
-        return f"{command} --json --port {PORT} || true"  # what is wrong with this machine is not the document's
+        return f"{command} --json --port {PORT} || true"  # the document does not depend on problems of this machine
     if command.startswith("export PYTHONPATH="):
         return f"{command}:$PYTHONPATH"
     if "make_csv.py" in command:
@@ -211,7 +211,7 @@ def change(command: str) -> str | None:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A reader with the environment that runs the tests, all of whose processes are ended."""
+    """Returns a reader in the environment of the tests; ends all of its processes."""
     folder = tmp_path_factory.mktemp("reader")
     mark = str(folder)
     environment = os.environ | {
@@ -253,7 +253,7 @@ def test_a_lost_head_only_interrupts_the_service_and_sigterm_ends_all_of_it(read
 
 @pytest.mark.slow
 def test_the_examples_commands_do_what_they_say(reader: Reader) -> None:
-    """In the newcomer's clone: what was typed there already is not typed again."""
+    """Runs in the newcomer's clone; commands that ran before are skipped."""
     examples = ROOT / "examples"
     reader.follow(read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER))
     own_csv = read_steps(examples / "own_csv/README.md")
@@ -262,7 +262,7 @@ def test_the_examples_commands_do_what_they_say(reader: Reader) -> None:
     reader.follow(read_steps(examples / "own_network/README.md"))
     reader.stop()
     for command, seconds in reader.seconds.items():
-        print(f"{seconds:6.1f} s  {command}")  # noqa: T201 - pytest -s shows it
+        print(f"{seconds:6.1f} s  {command}")  # noqa: T201 - shown by pytest -s
     assert (reader.folder / "offramp/runs/words/answers.csv").is_file()
 
 

@@ -1,6 +1,6 @@
-"""Streams of a small decoder on a real Ray: token by token through every kind of front, and through kill -9.
+"""Tests of streams of a small decoder on a real Ray: token by token, through every front, and through kill -9.
 
-And one that is a probe, of which the controller learns.
+One of the streams is a probe, which the controller observes.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ pytestmark = pytest.mark.ray
 HOST = "127.0.0.1"
 MAX_LENGTH, MAX_TOKENS, NUM_PROMPTS = 256, 60, 4
 FIRST_SYMBOL = 0x4E00
-"""Every token is a character, so that a text says which tokens it is of."""
+"""Every token is a character, so that a text shows its tokens."""
 RAMPS = (by_permits.RAMP, 2)
 OWN_POLICY = PolicySpec(name="own", own="by_permits:policy")
 INGRESS_PORTS = range(30_000, 32_000)
-"""Serve's, of ingresses."""
+"""Serve's ports of ingresses."""
 PATIENCE_S = 60.0
 LOOK_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tales:
-    """A decoder in its folder, prompts, and what it says of each alone."""
+    """A decoder in its folder, prompts, and its answer to each alone."""
 
     folder: Path
     prompts: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     exits: tuple[list[int], ...]
     probed: Generated
-    """What the full model says of the first, every ramp looking."""
+    """The full model's answer to the first prompt, with every ramp evaluated."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def text_of(generated: Generated) -> str:
 
 
 class Permits:
-    """How many batches may still be judged; all, unless a test says otherwise."""
+    """The number of batches that may still be decided; unlimited by default."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -121,7 +121,7 @@ def settings(tales: Tales, *stages: Stage, policy: PolicySpec = OWN_POLICY, **ch
 
 @dataclass(kw_only=True)
 class Reader:
-    """Asks for a tale, and keeps what came."""
+    """Requests a stream, and keeps its chunks."""
 
     url: str
     tales: Tales
@@ -154,13 +154,13 @@ class Reader:
         self.exits += (chunk.model_extra or {}).get("offramp", {}).get("token_exits", [])
 
     def check(self) -> None:
-        """No token is missing, and none was said twice."""
+        """Checks that no token is missing or repeated."""
         assert self.text == self.tales.texts[self.index]
         assert len(self.exits) == MAX_TOKENS
 
 
 async def first_chunk_comes_alone(url: str, tales: Tales, permits: Permits) -> None:
-    """While the second token is held back in the replica, the first is here; then its reader leaves."""
+    """Holds the second token back in the replica until the first arrives; then the reader disconnects."""
     reader = Reader(url=url, tales=tales, index=0)
     permits.give(1)
     async with reader.asking() as chunks:
@@ -172,7 +172,7 @@ async def first_chunk_comes_alone(url: str, tales: Tales, permits: Permits) -> N
 
 
 async def all_read(url: str, tales: Tales, permits: Permits, disturb: Callable[[], Any]) -> None:
-    """Every tale is read to its end, although something is disturbed when a few tokens have come."""
+    """Reads every stream to its end, and disturbs the service after a few tokens."""
     readers = [Reader(url=url, tales=tales, index=index) for index in range(NUM_PROMPTS)]
     permits.give(NUM_PROMPTS)
     reading = asyncio.gather(*(reader.read() for reader in readers))
@@ -188,7 +188,7 @@ async def all_read(url: str, tales: Tales, permits: Permits, disturb: Callable[[
 
 
 async def kill_one(http: httpx.AsyncClient, stage: int) -> None:
-    """Kill -9 the replica of a stage that has most sequences."""
+    """Kills the replica of a stage with most sequences, by kill -9."""
     replicas = (await stages_of(http))[stage]
     killed = max(replicas, key=lambda replica: int(replica["memory"]["sequences"]))
     assert killed["memory"]["pages"] > 0
@@ -196,7 +196,7 @@ async def kill_one(http: httpx.AsyncClient, stage: int) -> None:
 
 
 async def no_page_is_held(http: httpx.AsyncClient, *num_replicas: int) -> None:
-    """Soon, in any of so many replicas a stage."""
+    """Waits until no replica of a stage holds a page."""
 
     async def is_free() -> bool:
         stages = await stages_of(http)
@@ -223,7 +223,7 @@ async def once(holds: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def one_stage(one_ray: OneRay, tales: Tales) -> Iterator[tuple[str, str]]:
-    """The URL of the ingress itself, as where nothing stands before it, and that of Serve's proxy."""
+    """Yields the URL of the ingress itself, without a proxy, and the URL of Serve's proxy."""
     splits = (Split(first=0, end=2, batch=4, ramps=RAMPS[:1]), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=RAMPS[1:]))
     port = free_port()
     with holding(HOST, port) as listener:
@@ -234,7 +234,7 @@ def one_stage(one_ray: OneRay, tales: Tales) -> Iterator[tuple[str, str]]:
 
 async def test_one_stage_streams_token_by_token(tales: Tales, permits: Permits, one_stage: tuple[str, str]) -> None:
     async with httpx.AsyncClient(base_url=one_stage[0], timeout=PATIENCE_S) as http:
-        await no_page_is_held(http, 2)  # and no replica warms up any more, which takes permits too
+        await no_page_is_held(http, 2)  # and no replica warms up, which would need permits too
         for url in one_stage:
             await first_chunk_comes_alone(url, tales, permits)
             await no_page_is_held(http, 2)
@@ -250,7 +250,7 @@ async def test_one_stage_loses_no_token_by_a_kill(tales: Tales, permits: Permits
 
 @pytest.fixture
 def two_stages(one_ray: OneRay, tales: Tales) -> None:
-    """Two ingresses before them."""
+    """Serves two stages, with two ingresses."""
     stages = (
         Stage(device="cpu", replicas=1, splits=(Split(first=0, end=2, batch=4, ramps=RAMPS[:1]),)),
         Stage(device="cpu", replicas=1, splits=(Split(first=2, end=NUM_BLOCKS, batch=4, ramps=RAMPS[1:]),)),
@@ -280,7 +280,7 @@ async def test_a_killed_ingress_ends_its_own_stream_and_leaves_no_page_held(tale
 
 
 async def an_ingress_is_killed(url: str, tales: Tales, permits: Permits, ingresses: dict[int, int]) -> None:
-    """With a tale that it is telling, whose pages no other process could give back."""
+    """Kills an ingress during a stream, whose pages only the replica can free."""
     reader = Reader(url=url, tales=tales, index=0)
     permits.give(2)
     async with reader.asking() as chunks:
@@ -298,7 +298,7 @@ async def an_ingress_is_killed(url: str, tales: Tales, permits: Permits, ingress
 
 
 async def ingresses_of() -> dict[int, int]:
-    """By process, the port on which Serve has it listen."""
+    """Returns each ingress's port by process."""
     found: dict[int, int] = {}
     async with httpx.AsyncClient(base_url=URL, timeout=PATIENCE_S) as http:
         until_s = time.monotonic() + PATIENCE_S
@@ -312,7 +312,7 @@ async def ingresses_of() -> dict[int, int]:
 
 @contextmanager
 def behind_haproxy(ports: Iterable[int]) -> Iterator[str]:
-    """As Serve configures it; gives its URL."""
+    """Runs HAProxy as Serve configures it; yields its URL."""
     command = [sys.executable, str(HERE / "haproxy_before.py"), *map(str, ports)]
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as haproxy:
@@ -324,7 +324,7 @@ def behind_haproxy(ports: Iterable[int]) -> Iterator[str]:
 
 
 async def test_of_a_sequence_that_is_a_probe_controllers_learn_what_ramps_say(one_ray: OneRay, tales: Tales) -> None:
-    """Its reader gets the full model's text."""
+    """The caller gets the full model's text."""
     policy = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, by_permits.THRESHOLD))
     one_stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=RAMPS),))
     control = ControlSettings(
@@ -350,7 +350,7 @@ async def test_of_a_sequence_that_is_a_probe_controllers_learn_what_ramps_say(on
 
 
 def agreement_of(probed: Generated) -> float:
-    """Share of tokens that the plan's ramps would have let out as the full model's, or not at all."""
+    """Returns the share of tokens for which the plan's ramps would give the full model's token or no exit."""
     agreeing = 0
     for look in probed.looks:
         leaves = [ramp for ramp in RAMPS if look[ramp].score >= by_permits.THRESHOLD]

@@ -1,4 +1,4 @@
-"""Two small models of texts as one chain, with tokenizers of their own, and what each must answer."""
+"""Two small text models with their own tokenizers as one chain, and the expected answers."""
 
 from __future__ import annotations
 
@@ -36,60 +36,60 @@ BLOCKS = (2, 4)
 NETWORKS = (2, 6)
 TIMEOUT_S = 250.0
 RAMPS = (0, 1, 3)
-"""Of the plans: one inside each model, and the end of the small one."""
+"""Ramps of the plans: one inside each model, and the end of the small one."""
 WEIGHTS = {1: 0.4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinyCascade:
-    """A chain's folder, texts, and what must be said of them by whichever networks they go through."""
+    """A chain's folder, texts, and the expected answers for each set of networks."""
 
     folder: Path
     thresholds: dict[int, float]
     texts: tuple[str, ...]
     both: tuple[Answer, ...]
-    """Of the cascade."""
+    """Answers of the cascade."""
     alone: tuple[Answer, ...]
-    """Of the large model, entered at once."""
+    """Answers of the large model alone."""
     mixed: tuple[Answer, ...]
-    """Of the cascade whose models answer together."""
+    """Answers of the cascade as an ensemble."""
 
     @property
     def policy(self) -> PolicySpec:
         return PolicySpec(name="entropy", thresholds=self.thresholds)
 
     def check(self, index: int, answer: dict[str, Any], networks: str = "either") -> None:
-        """By the path that an input took: the small model answers as in the cascade, the large one as alone."""
+        """Checks an answer by its path: the small model answers as in the cascade, the large one as alone."""
         expected = self.mixed if networks == "mixed" else self.both if networks == "both" else self.alone
         expected = self.both if answer["exit"] < NETWORKS[0] else expected
         label = expected[index].value
         assert (answer["label"], answer["exit"]) == (LABELS[int(label)], expected[index].exit)  # type: ignore[arg-type] # a label
-        # Probabilities travel in half precision.
+        # Probabilities are sent in half precision.
         assert answer["score"] == pytest.approx(expected[index].score, abs=5e-4 if networks == "mixed" else 2e-5)
 
     def plan(self, *stages: tuple[Split, ...]) -> Plan:
-        """Each on one replica."""
+        """Returns a plan with each stage on one replica."""
         made = tuple(Stage(device="cpu", replicas=1, splits=splits) for splits in stages)
         return Plan(stages=made, policy=self.policy, networks=NETWORKS)
 
     @property
     def cascade(self) -> Plan:
-        """A stage for each model."""
+        """Returns a plan with a stage for each model."""
         return self.plan((Split(first=0, end=2, batch=4, ramps=(0, 1)),), (self.large,))
 
     @property
     def ensemble(self) -> Plan:
-        """The cascade, in which the small model has a say in what the large one answers."""
+        """Returns the cascade's plan with an ensemble of both models."""
         return replace(self.cascade, policy=replace(self.policy, weights=WEIGHTS))
 
     @property
     def single(self) -> Plan:
-        """The large model, the small one left out."""
+        """Returns a plan of the large model alone."""
         return self.plan((self.large,))
 
     @property
     def together(self) -> Plan:
-        """Both on the same replicas, each cut in two."""
+        """Returns a plan with both models on the same replicas, each cut in two."""
         small = Split(first=0, end=1, batch=8, ramps=(0,)), Split(first=1, end=2, batch=2, ramps=(1,))
         return self.plan((*small, Split(first=2, end=4, batch=2, ramps=(3,)), Split(first=4, end=6, batch=4)))
 
@@ -98,7 +98,7 @@ class TinyCascade:
         return Split(first=2, end=6, batch=4, ramps=(3,))
 
     def settings(self) -> ServeSettings:
-        """Under a controller that never plans by itself."""
+        """Returns the settings of a service whose controller never plans by itself."""
         of_one = Tiny(folder=self.folder, thresholds={**self.thresholds, 2: 0.0}, texts=(), answers=())
         as_of_one = controlled_service(of_one)
         problem = tiny_problem(RAMPS, [1.0, 0.8, 0.6, 0.6, 0.4, 0.4], networks=list(NETWORKS))
@@ -115,14 +115,14 @@ class TinyCascade:
 
 
 def make_cascade(root: Path) -> TinyCascade:
-    """Untrained models, whose exits are spread so that inputs leave everywhere."""
+    """Makes untrained models, with thresholds at which inputs leave everywhere."""
     folders = [_member(root / f"m{place}", place, blocks) for place, blocks in enumerate(BLOCKS)]
     chain_models(folders, root / "cascade", name="tiny-cascade")
     return _expected(root / "cascade", some_texts(24))
 
 
 def _member(folder: Path, place: int, num_blocks: int) -> Path:
-    """Each knows other numbers for the same words."""
+    """Makes a model of the chain; each maps the same words to other ids."""
     model = random_text_model(f"m{place}", num_blocks, seed=5 + place, hidden_size=32 + 16 * place, vocab_size=128)
     save_model(spread(model.requires_grad_(False)), folder)
     save_words(folder, WORDS if place == 0 else (WORDS[0], *reversed(WORDS[1:])))
@@ -152,7 +152,7 @@ def _expected(folder: Path, texts: tuple[str, ...]) -> TinyCascade:
 
 
 def _middle_entropies(network: ChainNetwork, inputs: Inputs) -> dict[int, float]:
-    """Between two inputs each, so that none is on the edge: a third leaves at every ramp."""
+    """Returns thresholds at which a third of the inputs leaves at every ramp, each halfway between two inputs."""
     unsure = EntropyPolicy(dict.fromkeys(RAMPS, 0.0))
     _, said = offline(network, unsure, inputs, (), (0, 1))
     thresholds = {}

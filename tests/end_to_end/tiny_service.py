@@ -1,4 +1,4 @@
-"""A model small enough to be served in a test, and what it must answer."""
+"""A model that is small enough to be served in a test, and its expected answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEVER_S = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What an input must be answered with."""
+    """The expected answer to an input."""
 
     label: str
     score: float
@@ -51,7 +51,7 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """A model in its folder, texts, and what must be said of them by any plan with these thresholds."""
+    """A model in its folder, texts, and the expected answers under any plan with these thresholds."""
 
     folder: Path
     thresholds: dict[int, float]
@@ -74,7 +74,7 @@ def make_tiny(folder: Path, *, seed: int = 3) -> Tiny:
 
 
 def text_service(tiny: Tiny, **changes: Any) -> ServeSettings:
-    """In two stages, as version 1, beside which others may be loaded; requests are traced whose caller asks for it."""
+    """Returns a service of two stages, as version 1; it may load others, and traces requests with a traced parent."""
     return ServeSettings(
         model=str(tiny.folder),
         plan=two_stages(tiny.thresholds),
@@ -88,7 +88,7 @@ def text_service(tiny: Tiny, **changes: Any) -> ServeSettings:
 
 
 def controlled_service(tiny: Tiny) -> ServeSettings:
-    """Under a controller that never plans by itself."""
+    """Returns the settings of a service whose controller never plans by itself."""
     control = ControlSettings(
         problem=tiny_problem(RAMPS, [1.0, 0.7, 0.5, 0.3]),
         policy=PolicySpec(name="entropy", thresholds=tiny.thresholds),
@@ -101,7 +101,7 @@ def controlled_service(tiny: Tiny) -> ServeSettings:
 
 
 def tiny_problem(ramps: Sequence[int], survival: Sequence[float], **changes: Any) -> PlanProblem:
-    """Of a model with as many blocks as there are shares, on four processors."""
+    """Returns the problem of a model with one block per share, on four CPU devices."""
     table = {
         "batch": [1, 8],
         "block_s": [[0.001, 0.004]] * len(survival),
@@ -149,7 +149,7 @@ def random_text_model(
 
 
 def save_words(folder: Path, words: Sequence[str] = WORDS) -> Tokenizer:
-    """A tokenizer of whole words, numbered in their order."""
+    """Writes a tokenizer of whole words, numbered in order."""
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -157,7 +157,7 @@ def save_words(folder: Path, words: Sequence[str] = WORDS) -> Tokenizer:
 
 
 def median_entropies(model: EarlyExitModel, codec: Codec[str], texts: tuple[str, ...]) -> dict[int, float]:
-    """Thresholds that let about half of the inputs leave at every ramp, none of them on the edge."""
+    """Returns thresholds at which about half of the inputs leaves at every ramp, none of them near a threshold."""
     logits = exit_outputs(model, codec.encode(texts))
     thresholds = {}
     for ramp in RAMPS:
@@ -181,7 +181,7 @@ def one_stage(thresholds: dict[int, float]) -> Plan:
 
 
 def answer_alone(model: EarlyExitModel, codec: Codec[str], text: str, thresholds: dict[int, float]) -> Expected:
-    """The uncut model's answer to one text."""
+    """Returns the uncut model's answer to one text."""
     policy = EntropyPolicy(thresholds)
     wire = entry_piece([""], codec.encode([text]))
     steps = Cut(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))

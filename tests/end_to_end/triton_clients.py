@@ -1,4 +1,4 @@
-"""Asks over both transports of the Open Inference Protocol with Triton's own clients."""
+"""Calls both transports of the Open Inference Protocol with Triton's own clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refusals(infer: Any, client: Any, model: str, texts: Sequence[str]) -> dict[
 
 
 def metadata_of_refusal(stub: Any, request: Any, **options: Any) -> list[Any]:
-    """Status, details, and the metadata that came behind."""
+    """Returns status, details, and the trailing metadata."""
     try:
         stub.ModelInfer(request, **options)
     except grpc.RpcError as error:
@@ -58,7 +58,7 @@ def metadata_of_refusal(stub: Any, request: Any, **options: Any) -> list[Any]:
 
 
 def only_labels(stub: Any, model: str, texts: Sequence[str]) -> Sequence[str]:
-    """One output, for a tensor whose texts are in the message itself."""
+    """Requests one output, for a tensor whose texts are in the message itself."""
     request = service_pb2.ModelInferRequest(model_name=model)
     tensor = request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     tensor.contents.bytes_contents.extend(text.encode() for text in texts)
@@ -69,7 +69,7 @@ def only_labels(stub: Any, model: str, texts: Sequence[str]) -> Sequence[str]:
 
 
 def health(client: Any, model: str) -> list[bool]:
-    """Of the server and the model, and of one that is not there."""
+    """Returns the health of the server, of the model, and of a missing model."""
     return [
         client.is_server_live(),
         client.is_server_ready(),

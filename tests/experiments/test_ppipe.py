@@ -1,4 +1,4 @@
-"""PPipe's problems: plans beside the published ones, and plans with a wrong figure."""
+"""Tests of PPipe's problems: plans compared with the published ones, and plans with a wrong figure."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ def test_a_series_with_momentum_is_carried_on() -> None:
 
 
 def test_a_drift_far_above_the_noise_is_as_unsure_as_it_is() -> None:
-    # Steps of 300 standard deviations of the noise: a variance of 90,000 a window.
+    # Steps of 300 standard deviations of the noise: a variance of 90,000 per window.
     walk_W = np.cumsum(np.random.default_rng(12).normal(0, 300, 100))
     found = forecast_noisy(walk_W[:, None], np.ones(100), 1)
     assert found.variance_HX[0, 0] == pytest.approx(90_000, rel=0.5)
 
 
 def test_a_few_windows_are_not_taken_for_a_drift_with_momentum() -> None:
-    """AICc: four windows of pure noise must not pay for two parameters."""
+    """AICc: four windows of pure noise must not justify two parameters."""
     noise = np.random.default_rng(13).normal(0, 1, (40, 4))
     found = [forecast_noisy(series_W[:, None], np.ones(4), 1).how_X[0] for series_W in noise]
     assert found.count("arima(0,0,0)") >= 38

@@ -93,7 +93,7 @@ def test_every_profile_can_be_saved_and_its_seconds_never_fall_with_the_batch(tm
 
 
 def quoted() -> Iterator[tuple[str, ...]]:
-    """Model, accelerator, framework, precision, length, commit, line, batch and milliseconds of every quoted number."""
+    """Returns model, accelerator, framework, precision, length, commit, line, batch and milliseconds of every quote."""
     document = read_catalogue()
     plain = ("line", "latency_ms")
     tables = [(each, each["device"], table, *plain) for each in document["whole"] for table in each["tables"]]
@@ -107,7 +107,7 @@ def quoted() -> Iterator[tuple[str, ...]]:
 
 
 def published(path: Path) -> Iterator[tuple[str, ...]]:
-    """The same of every row of the collected tables, where ResNet-50 is `resnet50v1.5` and has no length."""
+    """Returns the same fields of the collected tables, in which ResNet-50 is `resnet50v1.5` without a length."""
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             at = row["model"].removesuffix("v1.5"), row["gpu"], row["framework"], row["precision"]

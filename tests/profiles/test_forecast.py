@@ -24,7 +24,7 @@ def history_of(reach_WK: list[list[float]] | FloatArray) -> SurvivalHistory:
 
 
 def drawn(go_on_WR: FloatArray, num_inputs: int, seed: int) -> SurvivalHistory:
-    """Windows of so many inputs, each going on at each ramp with the given chance."""
+    """Returns windows of inputs that continue at each ramp with the given probabilities."""
     rng = np.random.default_rng(seed)
     reach_WK = np.full((len(go_on_WR), go_on_WR.shape[1] + 1), num_inputs)
     for ramp in range(go_on_WR.shape[1]):
@@ -50,7 +50,7 @@ def test_where_little_was_seen_the_last_value_the_pooled_share_or_the_prior_is_f
         ("last value", "only one window was seen")
     ] * 2
     assert_possible(found)
-    # After block 0 all go on, after block 1 none do.
+    # After block 0 all continue, after block 1 none does.
     found = forecast_survival(history_of([[200, 200, 0, 0]] * 10))
     assert list(found.next_survival) == [1, 1, 0, 0]
     assert [method.how for method in found.methods_R] == ["pooled share", "pooled share", "assumed"]
@@ -121,19 +121,19 @@ def test_intervals_hold_about_as_often_as_they_promise(level: float, drift: floa
 
 
 def test_few_inputs_do_not_push_the_share_from_the_middle() -> None:
-    # 24 inputs of which 0.8 go on: unless it is corrected, the logit puts 0.812 on average.
+    # 24 inputs of which 0.8 continue: without a correction the logit gives 0.812 on average.
     found = [forecast_survival(drawn(np.full((30, 1), 0.8), 24, seed)) for seed in range(30)]
     assert all(each.methods_R[0].how.startswith("arima(") for each in found)
     assert np.mean([each.survival_HK[0, 1] for each in found]) == pytest.approx(0.8, abs=0.008)
 
 
 def test_the_pooled_share_has_the_interval_of_jeffreys_open_above_where_all_left() -> None:
-    # 798 of 800 go on: Beta(798.5, 2.5) has its 10 % and 90 % quantiles here.
+    # 798 of 800 continue: Beta(798.5, 2.5) has its 10 % and 90 % quantiles here.
     found = forecast_survival(history_of([[200, 200], [200, 199], [200, 199], [200, 200]]))
     assert found.go_on_low_HR[0, 0] == pytest.approx(0.99425, abs=1e-4)
     assert found.go_on_high_HR[0, 0] == pytest.approx(0.99900, abs=1e-4)
     found = forecast_survival(history_of([[1, 0, 0]]))
-    # Beta(0.5, 1.5) stays below 0.6558 in 90 % of cases; of those that get there, hardly anything is known.
+    # Beta(0.5, 1.5) stays below 0.6558 in 90 % of cases; little is known of inputs beyond.
     assert found.survival_HK.tolist() == [[1, 0, 0]]
     assert found.survival_low_HK.tolist() == [[1, 0, 0]]
     assert found.survival_high_HK[0, 1] == pytest.approx(found.go_on_high_HR[0, 0])
@@ -178,24 +178,24 @@ def test_shares_of_a_coming_window_lie_in_its_interval_as_often_as_promised() ->
 
 
 def test_ramps_that_move_together_make_survival_less_sure() -> None:
-    """Four ramps with the same drift err alike: the widths of their logarithms add up, almost."""
+    """Four ramps with the same drift have equal errors, so the widths of their logarithms almost add up."""
     walk_W1 = 1.5 + np.cumsum(np.random.default_rng(17).normal(0, 0.1, (60, 1)), axis=0)
     go_on_WR = np.tile(1 / (1 + np.exp(-walk_W1)), (1, 4))
     reach_WK = np.asarray(2000 * np.cumprod(np.hstack([np.ones((60, 1)), go_on_WR]), axis=1), dtype=np.float64)
     found = forecast_survival(history_of(reach_WK))
 
     def width(low_X: FloatArray, share_X: FloatArray, high_X: FloatArray) -> FloatArray:
-        """Of a share's logarithm, to the first order in its logit."""
+        """Returns the width of a share's logarithm, to the first order in its logit."""
         logit_width_X = np.log(high_X / (1 - high_X)) - np.log(low_X / (1 - low_X))
         return np.asarray(logit_width_X * (1 - share_X))
 
     ramps_R = width(found.go_on_low_HR[0], found.go_on_HR[0], found.go_on_high_HR[0])
     [last] = width(found.survival_low_HK[0, 4:], found.survival_HK[0, 4:], found.survival_high_HK[0, 4:])
-    assert 0.7 < last / ramps_R.sum() <= 1  # errors that had nothing to do with each other would give 1/2
+    assert 0.7 < last / ramps_R.sum() <= 1  # independent errors would give 1/2
 
 
 def log_width(rates: object, horizon: int = 1) -> float:
-    """Width of the last window's interval, as a factor's logarithm."""
+    """Returns the width of the last window's interval, as a factor's logarithm."""
     found = forecast_rate(np.array(rates), horizon)
     return float(np.log(found.high_rps_H[-1] / found.low_rps_H[-1]))
 
@@ -258,7 +258,7 @@ def test_few_requests_lie_in_the_interval_as_often_as_promised(mean_count: float
         rates_W = rng.poisson(mean_count, 61) / 120
         found = forecast_rate(rates_W[:60])
         inside.append(found.low_rps_H[0] <= rates_W[60] <= found.high_rps_H[0])
-    assert np.mean(inside) >= 0.68  # counts are whole: 80 % is a lower bound where there are few
+    assert np.mean(inside) >= 0.68  # counts are integers: 80 % is a lower bound if there are few
 
 
 @pytest.mark.parametrize("drift", ["noise", "rise", "constant"])
@@ -275,7 +275,7 @@ def test_the_interval_never_narrows_with_more_missing_windows(drift: str) -> Non
 
 
 def test_a_random_walk_widens_with_the_root_of_the_windows_ahead() -> None:
-    # Steps of ln 2 up and down, as a last value: the fourth window ahead is twice as unsure as the first.
+    # Steps of ln 2 up and down; by the last value, the fourth window ahead has twice the width of the first.
     rates = [10.0, 20, 10, 20, 10]
     assert log_width(rates, 4) == pytest.approx(2 * log_width(rates))
     assert log_width([*rates, np.nan, np.nan, np.nan]) == pytest.approx(2 * log_width(rates))
@@ -292,7 +292,7 @@ WINDOWS = np.arange(60)
 
 
 def breaks(go_on_WR: FloatArray, num_inputs: int, seed: int) -> int:
-    """The last break of windows where so many inputs reach each ramp."""
+    """Returns the last break of windows with these numbers of inputs at each ramp."""
     go_on = np.random.default_rng(seed).binomial(num_inputs, go_on_WR).astype(float)
     return last_break(np.full(go_on_WR.shape, float(num_inputs)), go_on)
 
@@ -317,7 +317,7 @@ def still(_: np.random.Generator) -> FloatArray:
 @pytest.mark.parametrize("num_ramps", [1, 3, 11])
 @pytest.mark.parametrize("level", [still, line, half_cycle, walk])
 def test_drift_is_no_jump(level: Callable[[np.random.Generator], FloatArray], num_ramps: int, num_inputs: int) -> None:
-    """Of 40 histories hardly one: all ramps drift together."""
+    """All ramps drift together; hardly one of 40 histories may show a jump."""
     found = [
         breaks(np.tile(level(np.random.default_rng(seed))[:, None], (1, num_ramps)), num_inputs, 1000 + seed)
         for seed in range(40)
@@ -328,7 +328,7 @@ def test_drift_is_no_jump(level: Callable[[np.random.Generator], FloatArray], nu
 @pytest.mark.parametrize("num_inputs", [240, 12_000])
 @pytest.mark.parametrize("before", [3, 15, 30])
 def test_a_jump_is_found_wherever_it_is(before: int, num_inputs: int) -> None:
-    # Of easy inputs 0.4 go on at each of three ramps, of hard ones 0.9; their mix goes from 80:20 to 50:50.
+    # At each of three ramps, 0.4 of easy and 0.9 of hard inputs continue; their mix goes from 80:20 to 50:50.
     go_on_W1 = np.repeat([0.5, 0.65], [before, 31 - before])[:, None]
     found = [breaks(np.tile(go_on_W1, (1, 3)), num_inputs, seed) for seed in range(20)]
     assert found.count(before) >= 18
@@ -342,7 +342,7 @@ def test_of_several_jumps_the_last_is_found_and_none_in_too_few_windows() -> Non
 
 
 def test_a_window_is_compared_with_several_taken_together() -> None:
-    """Against one window alone this change would be lost in its noise: 240 inputs from 0.70 to 0.56, two ramps."""
+    """In one window this change would be lost in the noise: 240 inputs from 0.70 to 0.56, two ramps."""
     go_on_W1 = np.repeat([0.70, 0.56], [30, 1])[:, None]
     found = [breaks(np.tile(go_on_W1, (1, 2)), 240, seed) for seed in range(40)]
     assert found.count(30) >= 28

@@ -15,7 +15,7 @@ from tests.exit_records import exit_records
 
 
 def table(scale: float, batches: tuple[int, ...] = (1, 2, 4)) -> LatencyTable:
-    """Two blocks of 1 and 2 ms an input, one ramp of 0.1 ms, all times the scale."""
+    """Returns two blocks of 1 and 2 ms per input, and one ramp of 0.1 ms, all times the scale."""
     sizes = np.array(batches) * 1e-3 * scale
     return LatencyTable(batches=batches, block_s_NB=np.array([sizes, 2 * sizes]), ramp_s_EB=0.1 * sizes[None])
 
@@ -60,7 +60,7 @@ TEXT = """\
 
 
 def facts(profile: LatencyProfile) -> dict[str, Any]:
-    """All that a profile says, as plain data."""
+    """Returns all fields of a profile as plain data."""
     return {
         "shape": (profile.model, profile.num_blocks, profile.ramps),
         "ran": (profile.device, profile.backend, profile.dtype, profile.kind),
@@ -109,7 +109,7 @@ def test_small_numbers_of_json_are_numbers(tmp_path: Path) -> None:
     assert profile.tables[32].ramp_s_EB.tolist() == [[1]]
 
 
-# Two blocks, then one, then two: the first network has a ramp inside, the second has not, nor has the reference.
+# Networks of two blocks, one block and two blocks: only the first has a ramp inside.
 CHAIN = Chain(names=("s", "m", "l"), lengths=(2, 1, 2), ramps=(0, 1, 2, 3))
 RECORDS = exit_records([[0.9, 0.0, 0.0, 0.0], [0.0, 0.9, 0.9, 0.0], [0.0, 0.0, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0]])
 HALF = dict.fromkeys(RECORDS.ramps, 0.5)

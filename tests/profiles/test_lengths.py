@@ -10,7 +10,7 @@ from profiles.lengths import GROUPS, Lengths, grouped, read_lengths, read_sequen
 
 
 def mean_filled(lengths_N: list[int], budget: int) -> float:
-    """Of batches filled one after the other."""
+    """Returns the mean fill of batches that are filled one after the other."""
     batches, held = [], 0
     for tokens in lengths_N:
         if held and held + tokens > budget:
@@ -36,12 +36,12 @@ def test_lengths_know_their_mean_their_ends_and_can_be_stretched() -> None:
 def test_one_or_two_lengths_fill_a_budget_as_counted_by_hand() -> None:
     lengths = Lengths.of([30])
     assert [lengths.filled(budget) for budget in (10, 30, 89, 90)] == [30.0, 30.0, 60.0, 90.0]
-    # Of 1 and 2 in equal parts, budget 2. After a first 1: another fits (2) or not, and a 2 begins the next; after a
-    # first 2: anything.
+    # Of 1 and 2 in equal parts, budget 2. After a first 1, another 1 fits, or a 2 begins the next batch. After a first
+    # 2, anything begins the next.
     filled = Lengths.weighted({1: 0.5, 2: 0.5}).filled(2)
     first = np.linalg.matrix_power(np.array([[0.25, 0.75], [0.5, 0.5]]), 50)[0]
     assert filled == pytest.approx(first @ [0.5 * 2 + 0.5 * 1, 2.0])
-    # Every other input runs alone. Between two of them there are n short ones with chance 1 / 2^(n + 1), at most 170.
+    # Every other input runs alone. Between two of them are n short inputs, at most 170, with probability 1 / 2^(n + 1).
     lengths = Lengths.weighted({12: 0.5, 1_000_000: 0.5})
     short = sum((12 * n) / 2 ** (n + 1) for n in range(1, 60))
     assert lengths.filled(2048) == pytest.approx((1_000_000 + short) / 1.5, rel=1e-9)
@@ -56,7 +56,7 @@ def test_batches_are_filled_as_batches_of_drawn_lengths_are(budget: int) -> None
 
 
 def test_lengths_with_a_common_divisor_fill_far_larger_budgets_as_their_quotients_do() -> None:
-    # Sums of 70 and 126 are multiples of 14, so of 18,009 tokens 5 are never filled.
+    # Sums of 70 and 126 are multiples of 14, so 5 of 18,009 tokens are never filled.
     filled = Lengths.weighted({70: 0.3, 126: 0.7}).filled(18_009)
     assert filled == pytest.approx(14 * Lengths.weighted({5: 0.3, 9: 0.7}).filled(1286))
     drawn = np.random.default_rng(5).choice([70, 126], 400_000, p=[0.3, 0.7]).tolist()

@@ -109,14 +109,14 @@ def test_tables_share_what_a_call_adds_among_blocks_and_ramps_and_never_fall() -
         2,
         [0],
     )
-    # The median of what the ramp adds round by round: it adds 4, 1 and 1; of the medians, 5 - 2 = 3 would come out.
+    # The ramp adds 4, 1 and 1 in the rounds, so the median is 1. The difference of medians would be 5 - 2 = 3.
     assert table.ramp_s_EB.tolist() == [[1.0]]
-    # More inputs never cost less.
+    # More inputs never take less time.
     table = table_of({split(0, 1, 1): [4.0], split(0, 1, 2): [2.0], split(0, 1, 4): [10.0]}, 1, [])
     assert table.batches == (1, 2, 4)
     assert table.block_s_NB.tolist() == [[3.0, 3.0, 10.0]]
-    # A block takes a tenth of its time alone at least.
-    # By the half call alone: 4 - (4 + 100 - 20) / 4 = -17 and 100 - 21 = 79.
+    # A block takes at least a tenth of its time alone. By the half call alone: 4 - (4 + 100 - 20) / 4 = -17 and 100 -
+    # 21 = 79.
     table = table_of({split(0, 1): [4.0], split(1, 2): [100.0], split(0, 2): [20.0]}, 2, [])
     assert table.block_s_NB.tolist() == [[pytest.approx(0.4)], [79.0]]
     table = table_of(
@@ -140,7 +140,7 @@ def test_a_longer_context_costs_a_block_so_much_for_a_token_of_a_step() -> None:
 
 
 class FakeRunner:
-    """Every run of a timed takes the next of its seconds; the last one for ever."""
+    """Every timed run takes the next of its seconds; the last one repeats."""
 
     def __init__(self, seconds: Mapping[int, Sequence[float]]) -> None:
         self.clock = ManualClock()
@@ -196,7 +196,7 @@ def test_warming_up_ends_on_a_machine_that_never_settles_and_rounds_hold_every_p
 
 
 class LoggedSegments:
-    """What was computed, on how many inputs and tokens."""
+    """Records what was computed, with the numbers of inputs and tokens."""
 
     def __init__(self, model: EarlyExitModel) -> None:
         self._model = model
@@ -218,7 +218,7 @@ class LoggedSegments:
 
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
-    """Three blocks, ramps after 0 and 1, random weights."""
+    """Returns three blocks with ramps after 0 and 1, and random weights."""
     return random_model(SIZES, task=LabelTask(("a", "b")))
 
 

@@ -20,7 +20,7 @@ RECORDS = replace(windows_of.RECORDS, provenance={"model": "m", "seed": 3})
 
 
 def broken(whole: bytes, seed: int) -> bytes:
-    """Cut off somewhere, or some bytes changed: anywhere, or in the second half alone."""
+    """Returns the bytes truncated, or with some bytes changed anywhere or only in the second half."""
     rng = np.random.default_rng(seed)
     changed = bytearray(whole)
     if seed % 3 == 0:
@@ -37,7 +37,7 @@ def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:
     assert outcome.exits_N.tolist() == [1, 3, 1, 5]
     assert outcome.answers_N is not None
     assert outcome.answers_N.tolist() == [0, 1, 0, 2]
-    assert outcome.losses_N.tolist() == [0, 0, 1, 0]  # c: 0 where the full model says 2
+    assert outcome.losses_N.tolist() == [0, 0, 1, 0]  # c: 0, but the full model answers 2
     assert outcome.exit_counts == {1: 2, 3: 1, 5: 1}
     assert outcome.mean_blocks == (2 + 4 + 2 + 6) / 4
     assert outcome.survival == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
@@ -138,7 +138,7 @@ def test_a_broken_file_is_refused_or_still_holds_records(tmp_path: Path) -> None
 
 
 def inputs_in(path: Path) -> int | None:
-    """None where the file is refused."""
+    """Returns the number of inputs, or None if the file is refused."""
     try:
         return len(ExitRecords.load(path))
     except DataError:
@@ -163,9 +163,9 @@ def test_what_is_known_of_inputs_stays_with_them_in_subsets_and_files(tmp_path: 
     np.testing.assert_array_equal(getattr(loaded, name), OF_INPUTS[name][[3, 1]])
 
 
-# Losses at the end, harm, and what is left of some ramps.
+# Losses at the end, harm, and records of fewer ramps.
 
-# Two ramps; the full model answers 0, 1, 2, 2 where 0, 1, 0, 1 is right.
+# Two ramps. The full model answers 0, 1, 2, 2; right answers are 0, 1, 0, 1.
 EARLY_WRONG = ExitRecords.of_answers(
     np.array([[0, 1, 0], [0, 1, 1], [0, 2, 2], [1, 0, 2]]),
     **{name: getattr(RECORDS, name) for name in ("score", "num_blocks", "ramps", "sample_ids", "scores_NR")},
@@ -176,7 +176,7 @@ WITH_END = replace(EARLY_WRONG, end_losses_N=np.array([0.0, 1.0, 1.0, 0.0]))
 
 def test_harm_is_what_is_lost_where_the_full_model_is_right() -> None:
     harmed = EARLY_WRONG.of_harm()
-    # The full model is right about a and b alone, so only their early answers can do harm.
+    # The full model is right only about a and b, so only their early answers can do harm.
     assert harmed.losses_NR.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
     assert EARLY_WRONG.losses_NR.tolist() == [[0, 1], [1, 0], [1, 0], [1, 1]]
     assert (harmed.losses_NR <= EARLY_WRONG.losses_NR).all()
@@ -190,7 +190,7 @@ def test_harm_is_what_is_lost_where_the_full_model_is_right() -> None:
 
 
 def test_who_goes_to_the_end_pays_what_the_end_costs_also_in_the_worst_of_all_subsets() -> None:
-    assert WITH_END.outcome({1: 0.75}).losses_N.tolist() == [0, 1, 1, 0]  # a and c leave; b pays the end, d's is free
+    assert WITH_END.outcome({1: 0.75}).losses_N.tolist() == [0, 1, 1, 0]  # a and c leave; b has the end's loss
     assert EARLY_WRONG.outcome({1: 0.75}).losses_N.tolist() == [0, 0, 1, 0]
     thresholds = {1: 0.6, 3: 0.6}
     each = [
@@ -285,7 +285,7 @@ def test_arrays_that_numpy_alone_wrote_are_records(tmp_path: Path) -> None:
 
 
 SURE = [[1, 1], [0, 1], [0, 0], [1, 0], [0, 1], [0, 0], [1, 1]]
-"""Seven inputs, two ramps; the fourth is let out by the earlier ramp only."""
+"""Seven inputs, two ramps; the fourth leaves only at the earlier ramp."""
 
 
 def batches(size: int = 3, sure: list[list[int]] = SURE) -> RecordedBatches:
@@ -296,7 +296,7 @@ def batches(size: int = 3, sure: list[list[int]] = SURE) -> RecordedBatches:
 
 
 def remaining(batches: RecordedBatches, active: tuple[int, ...]) -> IntArray:
-    """How many of every batch are inside after each active ramp, (K, A)."""
+    """Returns the number of inputs of every batch that remain after each active ramp, (K, A)."""
     exits_N = batches.exits_N(active)
     return np.stack([batch_counts(exits_N > ramp, batches.size) for ramp in active], axis=1)
 
@@ -306,7 +306,7 @@ def test_every_batch_counts_who_is_left_and_records_become_batches_of_some_ramps
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)
     assert remaining(as_kept, (0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
-    assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure costs nothing
+    assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure has no loss
     backwards = RecordedBatches.of_records(records([3.0, 2.0, 1.0]), {0: 0.5, 1: 0.5}, 1)
     assert remaining(backwards, (0,)).tolist() == [[1], [1], [0]]
     one = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 3, (1,))

@@ -1,4 +1,4 @@
-"""What profiles refuse, one case per rule; `python -m tests.profiles.test_refusals` writes `refusals.txt` anew."""
+"""Refusals of profiles, one case per rule; `python -m tests.profiles.test_refusals` rewrites `refusals.txt`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def counts(rows: object) -> SurvivalHistory:
 
 
 def as_arrays(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists under names that end in shapes are arrays."""
+    """Converts lists under names that end in shapes to arrays."""
     return {name: np.array(each, dtype=float) if name[-2:].isupper() else each for name, each in given.items()}
 
 
@@ -88,7 +88,7 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "rates": lambda given: forecast_rate(**{"window_s": 120.0} | as_arrays(given)),
     "table": lambda given: latency_table(**given),
 }
-"""By the group in refusals.yaml."""
+"""Readers by group of refusals.yaml."""
 CASES: dict[str, Case] = {
     **{name: partial(take, given) for group, take in TAKERS.items() for name, given in GOLDEN[group].items()},
     # Exit records
@@ -200,7 +200,7 @@ def zipped(**arrays: Any) -> bytes:
 
 
 def npz(header: Mapping[str, Any] | None = None, **arrays: Any) -> bytes:
-    """A file of exit records with some values changed, or left out where None."""
+    """Returns a file of exit records with some values changed, or removed if None."""
     facts = {"schema_version": 2, "score": "confidence", "num_blocks": 6, "ramps": [1, 3], "provenance": {}}
     kept = {name: value for name, value in (facts | dict(header or {})).items() if value is not None}
     whole = {"sample_ids": np.array(RECORDS.sample_ids), "scores": RECORDS.scores_NR, "losses": RECORDS.losses_NR}
@@ -212,7 +212,7 @@ scaled = partial(read_records, scale=2.0)
 
 
 def of_profiles(changes: Sequence[tuple[str, str]]) -> dict[str, FileCase]:
-    """Latency profiles, by what is written instead of what."""
+    """Returns latency profiles with some text replaced."""
     files = dict[str, FileCase]()
     for old, new in changes:
         assert TEXT.count(old) == 1

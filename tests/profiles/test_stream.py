@@ -13,7 +13,7 @@ SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
 
 
 def inputs_at(*times_s: float) -> Observations:
-    """Inputs under a plan with ramp 1 alone: every other one leaves there."""
+    """Returns inputs under a plan with only ramp 1; every other input leaves there."""
     early_N = np.arange(len(times_s)) % 2 == 0
     seen_NR = np.tile([True, False], (len(times_s), 1))
     return Observations(
@@ -40,7 +40,7 @@ def sizes(stream: ExitStream, now_s: float) -> list[tuple[float, int]]:
 
 def test_old_windows_are_forgotten_and_do_not_come_back_whatever_the_clock_does() -> None:
     stream = stream_of(5, 125, 245, keep_s=240)
-    stream.forget(now_s=400)  # what began before 160 is gone
+    stream.forget(now_s=400)  # entries from before 160 are removed
     assert sizes(stream, 400) == [(240, 1)]
     stream.append(inputs_at(5, 125, 250, 260))
     assert sizes(stream, 400) == [(240, 3)]
@@ -52,7 +52,7 @@ def test_old_windows_are_forgotten_and_do_not_come_back_whatever_the_clock_does(
     assert sizes(stream, 400) == [(240, 1)]
 
 
-LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the end; ramp 3 is off
+LATE = inputs_at(5, 6)  # the first leaves after block 1, the second runs to the end; ramp 3 is off
 
 
 def floats(*values: float) -> SmallArray:
@@ -66,7 +66,7 @@ PROBES = replace(
     losses_NR=np.array([[1, 0], [0, 0]], dtype=np.float32),
 )
 PRUNED = replace(PROBES, end_losses_N=floats(1, np.nan))
-"""The first of both lost words."""
+"""The first of both has pruned words."""
 
 
 def test_what_the_end_costs_is_kept_where_words_were_pruned_and_counted_by_agreement() -> None:
@@ -87,7 +87,7 @@ def test_what_the_end_costs_is_kept_where_words_were_pruned_and_counted_by_agree
     at_the_end, at_block_1 = window.estimate({}).agreement, window.estimate({1: 0.8}).agreement
     assert at_the_end is not None
     assert at_block_1 is not None
-    # Without exits both are answered at the end, of which the first is wrong; at ramp 1 it is wrong as well.
+    # Without exits both are answered at the end, where the first is wrong; at ramp 1 it is wrong as well.
     assert (at_the_end.value, at_block_1.value) == (0.5, 0.5)
 
 
@@ -95,7 +95,7 @@ SAMPLED = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
 
 
 def inputs(times_s: np.ndarray, *, probe: bool = False, seed: int = 0) -> Observations:
-    """Of a plan that stays with ramp 1 on; a later input is surer."""
+    """Returns inputs of a plan that stays with ramp 1 on; later inputs are surer."""
     num = len(times_s)
     scores_NR = np.random.default_rng(seed).random((num, 2)).astype(np.float32)
     scores_NR[:, 1] = (times_s % 120.0) / 120.0
@@ -135,7 +135,7 @@ def test_the_sample_is_the_same_however_it_came_also_of_what_was_given_back() ->
         kept_number += len(bit_by_bit.take_in(inputs(times_s).take(part)))
     one, other = at_once.window(0), bit_by_bit.window(0)
     assert sorted(one.times_s_N) == sorted(other.times_s_N)
-    # What need not be remembered is left out long before the window ends.
+    # Data that is not needed is removed long before the window ends.
     assert kept_number < len(times_s) / 4
     first, restored = stream(40), stream(40)
     for begin in range(0, len(times_s), 60):
@@ -157,7 +157,7 @@ def test_early_inputs_of_a_window_are_kept_as_often_as_late_ones() -> None:
 
 
 def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept() -> None:
-    """Of 6000 inputs in two minutes and 1000 in the next 20 s both windows keep 200; pooled, one sixth as many late."""
+    """Of 6000 inputs in 120 s and 1000 in the next 20 s both windows keep 200; pooled, a sixth are late."""
     kept = stream(200)
     kept.take_in(inputs(np.linspace(0.0, 119.9, 6000)))
     kept.take_in(inputs(np.linspace(120.0, 139.9, 1000)))

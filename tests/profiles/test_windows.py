@@ -32,7 +32,7 @@ def test_of_inputs_that_stay_all_is_known_of_active_ramps(plan: dict[int, float]
     plan, asked = ({0 if ramp == 1 else 3: limit for ramp, limit in each.items()} for each in (plan, asked))
     found = estimate(records, plan, [False] * 500, asked, stay=True)
     truth = records.outcome(asked)
-    if asked.keys() <= plan.keys():  # a census: more cautious thresholds too, and what the full model says
+    if asked.keys() <= plan.keys():  # a census: also of stricter thresholds, and of the full model's answers
         assert figures(found) == pytest.approx([*truth.survival, truth.agreement, truth.accuracy])
         assert found.survival is not None
         assert found.survival[-1].effective_inputs == pytest.approx(500)
@@ -46,7 +46,7 @@ def assert_right_on_average(plan: dict[int, float], asked: dict[int, float], num
     for drawn in itertools.combinations(range(4), num_probes):
         found = estimate(RECORDS, plan, np.isin(range(4), drawn), asked, stay=stay)
         for name, share in (("agreement", found.agreement), ("accuracy", found.accuracy)):
-            if share is not None:  # a probe fell among the rest, or there is no rest
+            if share is not None:  # there is a probe among the rest, or there is no rest
                 by_sampled[name].append([share.value])
         if found.survival is not None:
             by_sampled["survival"].append(values(found))
@@ -82,13 +82,13 @@ def test_batches_of_probes_have_no_bias_and_less_error(plan: dict[int, float], a
         plain.append(np.array([*alone.survival, alone.agreement, alone.accuracy]) - expected)
     error_TF = np.array(errors)
     deviation_F = error_TF.std(0)
-    # The mean of 200 draws stays within 3.5 of its standard errors of the truth, and ours never errs more.
+    # The mean of 200 draws is within 3.5 standard errors of the truth, and our error is never larger.
     assert (np.abs(error_TF.mean(0)) <= 3.5 * deviation_F / np.sqrt(200) + 1e-12).all()
     assert (deviation_F <= np.std(plain, axis=0) * 1.02 + 1e-12).all()
 
 
 def test_effective_inputs_predict_the_spread_of_estimates() -> None:
-    # Fresh inputs each time: the spread is that of drawing inputs and of drawing probes.
+    # New inputs each time: the spread comes from drawing inputs and from drawing probes.
     rng = np.random.default_rng(4)
     estimates = []
     for seed in range(150):
@@ -97,17 +97,17 @@ def test_effective_inputs_predict_the_spread_of_estimates() -> None:
         estimates.append((found.survival[2].value, found.survival[2].effective_inputs))
     value, inputs = np.mean(estimates, axis=0)
     assert np.std([each for each, _ in estimates]) == pytest.approx(np.sqrt(value * (1 - value) / inputs), rel=0.15)
-    assert 65 < inputs < 85  # about the 75 probes: of what is asked here, all is unseen without them
+    assert 65 < inputs < 85  # close to the 75 probes, because nothing else was observed here
 
 
 def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -> None:
-    # 99 of 100 inputs leave at ramp 1 at 0.9; one left at 0.5, and at 0.6 it would go on, past ramp 3 or not.
+    # 99 of 100 inputs leave at ramp 1 at 0.9. One left at 0.5; at 0.6 it would continue, past ramp 3 or not.
     sure, unsure = [0], [1]
     many = RECORDS.subset(np.array(sure * 99 + unsure))
     found = estimate(many, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7})
     assert values(found) == pytest.approx([1.0, 1.0, 0.01, 0.01, 0.005, 0.005])
     assert found.survival is not None
-    # The guess may be half an input wrong: a variance of 1/4, besides that of 100 inputs.
+    # The estimate may be off by half an input: a variance of 1/4, in addition to that of 100 inputs.
     variance = (100 * 0.005 * 0.995 + 0.25) / 100**2
     assert found.survival[4].effective_inputs == pytest.approx(0.005 * 0.995 / variance)
     two = RECORDS.subset(np.array(sure * 98 + unsure * 2))
@@ -119,7 +119,7 @@ def test_all_inputs_count_before_the_first_ramp_asked_for_then_probes() -> None:
     assert found.survival is not None
     assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])
     assert survival_history([found]).inputs_WK[0, 0] == found.num_inputs == 4
-    # All are the rest and probes b, c and d. c leaves at ramp 1; b leaves at ramp 3, and d goes on.
+    # All are the rest and probes b, c and d. c leaves at ramp 1; b leaves at ramp 3, and d continues.
     found = estimate(RECORDS, {}, [False, True, True, True], {1: 0.75, 3: 0.7})
     assert found.go_on is not None
     assert (found.go_on[3].probes_reaching, found.go_on[3].probes_going) == (2, 1)
@@ -140,7 +140,7 @@ def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
         worths.append(found.go_on[3].effective_inputs())
     share = np.mean(shares)
     assert np.std(shares) == pytest.approx(np.sqrt(share * (1 - share) / np.mean(worths)), rel=0.15)
-    assert 30 < np.mean(worths) < 75  # of 75 probes those that pass ramp 1
+    assert 30 < np.mean(worths) < 75  # of 75 probes, those that pass ramp 1
 
 
 def test_accuracy_counts_only_inputs_with_a_true_label_and_averages_losses_in_between() -> None:
@@ -195,7 +195,7 @@ SLIGHT = StreamShape(score="confidence", num_blocks=3, ramps=(0,))
 
 
 def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], start_s: float = 0) -> Window:
-    """A window under a plan without ramps: of its one ramp, at 0.5, only the probes tell which inputs would go on."""
+    """Returns a window under a plan without ramps: only probes show which inputs would continue at its ramp, at 0.5."""
     num_inputs = len(go_on_N)
     return Window(
         start_s=start_s,
@@ -219,7 +219,7 @@ def test_probes_alone_are_worth_their_number_whatever_they_did(going: int) -> No
     assert found.survival is not None
     assert found.survival[1].value == pytest.approx(going / 20)
     assert found.survival[1].effective_inputs == pytest.approx(20)
-    assert worth(found) == pytest.approx([20, 1000 * going / 20])  # whether they leave after block 1 is not asked
+    assert worth(found) == pytest.approx([20, 1000 * going / 20])  # exits after block 1 do not matter
 
 
 @pytest.mark.parametrize("go_on", [0.995, 0.98, 0.02])
@@ -235,7 +235,7 @@ def test_windows_of_few_probes_together_show_no_bias(go_on: float) -> None:
 
 
 def test_windows_whose_probes_are_of_one_mind_count_no_more_than_others() -> None:
-    # Ramp 1 of the plan lets out four fifths, of which nine tenths would pass ramp 3; what it passes leaves there.
+    # At ramp 1 of the plan four fifths leave; nine tenths of these would pass ramp 3. The others leave at ramp 3.
     rng = np.random.default_rng(8)
     found = []
     for _ in range(400):
@@ -245,7 +245,7 @@ def test_windows_whose_probes_are_of_one_mind_count_no_more_than_others() -> Non
         found.append(estimate(records, {1: 0.5, 3: 0.5}, rng.random(400) < 0.02, {1: 0.8, 3: 0.5}))
     history = survival_history(found)
     pooled = history.go_on_WR[:, 3].sum() / history.reach_WR[:, 3].sum()
-    # Some six probes a window: three standard errors. Weighed by its own probes each, the windows say 0.75.
+    # About six probes per window: three standard errors. Weighted by its own probes each, the windows give 0.75.
     assert pooled == pytest.approx(0.8 * 0.9, abs=0.015)
 
 
@@ -280,7 +280,7 @@ def test_estimates_become_a_history_with_missing_windows() -> None:
 
 
 def test_a_stream_becomes_a_forecast_of_ramps_that_are_off() -> None:
-    # Twelve windows of 1,600 inputs in batches of 8; the plan runs ramp 3 alone, asked is about ramps 0 and 3.
+    # Twelve windows of 1,600 inputs in batches of 8. The plan runs only ramp 3; the question is about ramps 0 and 3.
     rng = np.random.default_rng(5)
     asked = {0: 0.7, 3: 0.9}
     stream = ExitStream(StreamShape(score="confidence", num_blocks=6, ramps=(0, 1, 3, 4)), since_s=0)

@@ -1,4 +1,4 @@
-"""Windows of a service's inputs under a plan, for tests of what is estimated from them."""
+"""Windows of a service's inputs under a plan, for tests of estimates from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def observe(
     *,
     stay: bool = False,
 ) -> Observations:
-    """What a service that runs `plan` sees of these inputs, which stop when they are answered, or stay."""
+    """Returns the observations of a service that runs `plan` on inputs which stop at their answer, or stay."""
     exits_N = records.outcome(plan).exits_N
     active_NR = np.tile([ramp in plan for ramp in records.ramps], (len(records), 1))
     stayed_N = np.full(len(records), stay)
@@ -69,7 +69,7 @@ def values(found: WindowEstimate) -> list[float]:
 
 
 def worth(found: WindowEstimate) -> list[float]:
-    """Of the share going on at every block but the last."""
+    """Returns the worth of the share that continues at every block but the last."""
     assert found.go_on is not None
     return [counts.effective_inputs() for counts in found.go_on]
 
@@ -78,7 +78,7 @@ NONE = [False] * 4
 
 
 def random_records(num_inputs: int, seed: int) -> ExitRecords:
-    """Inputs of different difficulty: those that leave early are easy, so what was seen is no fair sample."""
+    """Returns inputs of different difficulty. Easy ones leave early, so the observed ones are a biased sample."""
     rng = np.random.default_rng(seed)
     ramps = (0, 1, 3, 4)
     ease_N1 = rng.beta(1, 1, (num_inputs, 1))

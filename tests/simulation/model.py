@@ -1,4 +1,4 @@
-"""The model that the simulated replicas run: every block is a multiplication, so an answer tells how it was made."""
+"""The model of the simulated replicas. Every block is a multiplication, so an answer shows how it was computed."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from earlyexit.sequences.sequence import sequence_of
 NUM_BLOCKS = 6
 RAMPS = (0, 2, 3)
 NETWORKS = (2, 6)
-"""Where the networks of a chain end; a service of one network has all blocks in it."""
+"""Ends of the networks of a chain; a service of one network has all blocks in it."""
 STARTS = (0, *NETWORKS[:-1])
 MODULUS = 1_000_003
 POISON = 1_000_000
-"""The model fails on inputs of this number."""
+"""The number of inputs on which the model fails."""
 PAGES, PAGE_TOKENS = 24, 4
 
 
 def after(number: int, block: int) -> int:
-    """What a block makes of a hidden state."""
+    """Returns the hidden state after a block."""
     return (number * 31 + block + 1) % MODULUS
 
 
 def value_of(number: int, exit_block: int, networks: Sequence[int] = ()) -> int:
-    """The answer of an input that left after a block: of the blocks of that block's network alone."""
+    """Returns the answer of an input that left after a block, computed by this block's network alone."""
     start = max((end for end in networks if end <= exit_block), default=0)
     number = as_encoded(number, start)
     for block in range(start, exit_block + 1):
@@ -45,17 +45,17 @@ def value_of(number: int, exit_block: int, networks: Sequence[int] = ()) -> int:
 
 
 def as_encoded(number: int, start: int) -> int:
-    """What the network that starts with a block is given of an input: each has an encoding of its own."""
+    """Returns the encoding of an input for the network that starts with a block; each network has its own encoding."""
     return number + start
 
 
 def score_of(number: int, ramp: int) -> float:
-    """How sure a ramp is of an input."""
+    """Returns the score of an input at a ramp."""
     return (number * 7919 + ramp * 104_729) % 1000 / 1000
 
 
 def state_of(tokens: Sequence[int]) -> int:
-    """The hidden state of a sequence's last token before block 0, which depends on all tokens."""
+    """Returns the hidden state of a sequence's last token before block 0, which depends on all tokens."""
     number = 17
     for token in tokens:
         number = (number * 131 + token) % POISON
@@ -63,7 +63,7 @@ def state_of(tokens: Sequence[int]) -> int:
 
 
 def token_of(tokens: Sequence[int], exit_block: int) -> int:
-    """The next token of a sequence, if it leaves after a block."""
+    """Returns the next token of a sequence, if it leaves after a block."""
     return value_of(state_of(tokens), exit_block) % 97 + 1
 
 
@@ -76,9 +76,9 @@ class Piece:
     lengths_B: Lengths
     tokens: tuple[tuple[int, ...], ...]
     runs: tuple[tuple[int, ...], ...]
-    """Of sequences, the numbers of `run_of`; empty tuples of other inputs."""
+    """For sequences, the numbers of `run_of`; empty tuples for other inputs."""
     numbers: tuple[tuple[int, int], ...]
-    """Of each input its number as it came, and what the blocks have made of it."""
+    """For each input its number on arrival, and the number after the blocks so far."""
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -110,7 +110,7 @@ class Piece:
 
 
 def read(wire: WirePiece) -> Piece:
-    """The piece that came over a connection."""
+    """Returns the piece of a received message."""
     tokens_N, *others = wire.tensors
     rows = np.split(tokens_N, np.cumsum(wire.lengths_B)[:-1])
     is_sequence = others[0].shape[1] == 5
@@ -126,7 +126,7 @@ def read(wire: WirePiece) -> Piece:
 
 
 class Tokens(KvMemory):
-    """The live bookkeeping of pages; what is kept of a sequence is its tokens."""
+    """The live accounting of pages; a sequence's contents are its tokens."""
 
     def __init__(self) -> None:
         shape = KvShape(num_blocks=1, num_heads=1, head_size=1)
@@ -138,12 +138,12 @@ class Tokens(KvMemory):
         self.shown.pop(sequence, None)
 
     def take_along(self, piece: Any) -> Any:
-        """No token waits here: in these plans tokens leave early only where one replica has all blocks."""
+        """No token waits: in these plans tokens leave early only if one replica has all blocks."""
         return piece
 
 
 class Arithmetic(Runner[Any]):
-    """Computes batches at once; the world says how long they take."""
+    """Computes batches at once; the world determines their time."""
 
     def __init__(self, *, sequences: bool) -> None:
         self.memory: Any = Tokens() if sequences else None
@@ -156,7 +156,7 @@ class Arithmetic(Runner[Any]):
         self.thresholds = dict(getattr(policy, "thresholds", None) or {})
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        """Nothing is slow the first time."""
+        """Does nothing, because no first run is slow."""
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         return Piece(
@@ -243,7 +243,7 @@ def _seen(inside: Piece, block: int) -> tuple[ExitResult, ...]:
 
 
 class NumberCodec(Codec[int]):
-    """Rows are numbers; an input has as many tokens as its number says."""
+    """Rows are numbers; an input's number determines its number of tokens."""
 
     name: ClassVar[str] = "number"
     inputs: Any = None
@@ -251,10 +251,10 @@ class NumberCodec(Codec[int]):
     from_columns: Any = None
     from_json: Any = None
     json_schema: Any = None
-    """Nothing asks for these here."""
+    """Never used here."""
 
     def __init__(self, start: int = 0) -> None:
-        """`start`: the first block of the network that it encodes for."""
+        """`start`: the first block of the network for which it encodes."""
         self._start = start
 
     def encode(self, rows: Sequence[int], *, truncate: bool = False) -> list[Encoded]:

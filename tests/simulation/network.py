@@ -1,4 +1,4 @@
-"""An event loop on virtual time, with connections in memory that delay, drop and repeat what is sent, and break."""
+"""An event loop on virtual time, with connections in memory that delay, drop, repeat and split messages, and break."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.events import COMES, Events
 from simulator.fleet import SimulatedTime
 
 HOST: contextvars.ContextVar[str] = contextvars.ContextVar("host")
-"""The process that a coroutine belongs to, by name."""
+"""The process to which a coroutine belongs, by name."""
 
 
 SPLIT = 0.1
@@ -22,7 +22,7 @@ SPLIT = 0.1
 
 @dataclass(slots=True)
 class Weather:
-    """What the network does to what is sent. All of it is zero once the faults have stopped."""
+    """The faults of the network. All of them are zero once the faults have stopped."""
 
     delay_s: float = 0.002
     """The longest delay of a frame."""
@@ -37,7 +37,7 @@ class Weather:
 
 
 class VirtualTransport(asyncio.Transport):
-    """One end of a connection. What it is given at once arrives at once, in order, after a delay."""
+    """One end of a connection. Data that is written together arrives together, in order, after a delay."""
 
     def __init__(self, network: Network, rng: random.Random, *, replies: bool) -> None:
         super().__init__()
@@ -71,21 +71,21 @@ class VirtualTransport(asyncio.Transport):
             self._at_peer(delay_s, self._deliver, part)
 
     def close(self) -> None:
-        """The other end hears of it after everything that was sent."""
+        """Closes the connection; the other end notices it after all sent data."""
         if not self._is_closing:
             self._is_closing = True
             self._at_peer(0.0, VirtualTransport.abort, None)
             self._network.loop.call_soon(self._lose)
 
     def abort(self, _: object = None) -> None:
-        """The connection is gone at once; the other end hears of it a moment later."""
+        """Ends the connection at once; the other end notices it a moment later."""
         if not self._is_lost:
             self._is_closing = True
             self._network.loop.call_soon(self._lose)
             self._at_peer(0.0, VirtualTransport.abort, None)
 
     def vanish(self) -> None:
-        """The process at this end has ended: nothing runs here any more."""
+        """Ends the process at this end."""
         self._is_closing = self._is_lost = True
         self._at_peer(0.0, VirtualTransport.abort, None)
 
@@ -113,7 +113,7 @@ class VirtualTransport(asyncio.Transport):
 
 
 class VirtualSender:
-    """Stands in for `host.Sender`, which writes to a real socket."""
+    """Replaces `host.Sender`, which writes to a real socket."""
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
         assert isinstance(transport, VirtualTransport)
@@ -123,11 +123,11 @@ class VirtualSender:
         self._transport.writelines((len(frame).to_bytes(4, "big"), frame))
 
     def close(self) -> None:
-        """The connection has ended."""
+        """Ends the connection."""
 
 
 class Server:
-    """A port that takes connections."""
+    """A port that accepts connections."""
 
     def __init__(self, network: Network, port: int, factory: Callable[[], asyncio.BufferedProtocol]) -> None:
         self.port, self.factory = port, factory
@@ -149,11 +149,11 @@ class Network:
         self.loop: VirtualLoop
         self.servers: dict[int, Server] = {}
         self.cut_off: set[str] = set()
-        """Hosts that cannot connect or be connected to, by name."""
+        """Hosts that are unreachable in both directions, by name."""
         self._seed = seed
         self._num_ports = 0
         self._connections: dict[tuple[str, str], list[tuple[VirtualTransport, VirtualTransport]]] = {}
-        """By client and server, the two ends of each."""
+        """The two ends of each connection, by client and server."""
         self._num_connections = 0
 
     def listen(self, factory: Callable[[], asyncio.BufferedProtocol]) -> Server:
@@ -162,7 +162,7 @@ class Network:
         return server
 
     def connect(self, client: str, host: str, port: int, factory: Callable[[], Any]) -> tuple[VirtualTransport, Any]:
-        """Raises ConnectionRefusedError."""
+        """Opens a connection; raises ConnectionRefusedError."""
         server = self.servers.get(port)
         if server is None or self.cut_off & {client, host}:
             raise ConnectionRefusedError(f"{host} takes no connections")
@@ -179,12 +179,12 @@ class Network:
         return near, protocol
 
     def cut(self, host: str) -> None:
-        """Break every connection of a host."""
+        """Breaks every connection of a host."""
         for ends in self._of(host):
             self.loop.run(VirtualTransport.abort, ends[0], None)
 
     def vanish(self, host: str) -> None:
-        """A host's process has ended."""
+        """Ends a host's process."""
         self.cut_off.add(host)
         for (client, server), ends in self._connections.items():
             for near, far in ends:
@@ -207,7 +207,7 @@ class VirtualLoop(SimulatedTime):
         network.loop = self
 
     def run(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Call something as the loop would, now."""
+        """Calls a function now, as the loop would."""
         self.call_soon(call, *arguments)
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override] # typeshed's is generic in the arguments

@@ -1,7 +1,7 @@
-"""The whole service on a seeded virtual clock, with faults: its laws hold after every event, and all of it finishes.
+"""Runs the whole service on a seeded virtual clock with faults, and checks its invariants after every event.
 
-An input that was admitted has one outcome, after at most so many attempts, of its last attempt; no plan is followed
-after a newer one; no page is held at the end; nothing leaves below the calibrated thresholds. See `World`.
+Every admitted input has one outcome, from its last attempt, after a limited number of attempts. No process follows an
+older plan after a newer one. At the end no page is held. No input leaves below the calibrated thresholds. See `World`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.simulation.world import World, check
 MANY = 100_000
 SEEDS = 200
 FOUND = (225, 1074, 2000, 2032, 2142, 300457)
-"""Seeds beyond these in which a law did not hold once, or which alone find a planted fault."""
+"""Further seeds in which an invariant failed once, or which alone find a planted fault."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
@@ -47,7 +47,7 @@ def test_equal_seeds_give_equal_runs_in_every_process() -> None:
 
 
 def wrong_of(seeds: range) -> list[str]:
-    """What is wrong with any of these seeds."""
+    """Returns the violations of these seeds."""
     found = []
     for seed in seeds:
         world = World(seed)

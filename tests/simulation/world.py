@@ -1,4 +1,4 @@
-"""One service, whole, on a seeded virtual clock: ingresses, replicas, controller and callers, and what goes wrong."""
+"""A whole service on a seeded virtual clock: ingresses, replicas, controller and callers, with faults."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriv
 from tests.simulator.troubles import LosablePool
 
 FAULTS_S = 6.0
-"""For so long faults happen."""
+"""Seconds in which faults happen."""
 FINISH_S = 240.0
-"""After the faults everything is over within this time: a change of plan may wait 120 s for replicas first."""
+"""Limit for the end of all work after the faults. A change of plan may wait 120 s for replicas first."""
 LAST_TIMEOUT_S = 20.0
-"""Of the requests after the faults."""
+"""Timeout of the requests after the faults."""
 COMES_AGAIN = ("overloaded", "admission", "stage_unavailable", "deadline", "cut_short")
-"""Outcomes after which a request that came when the faults had stopped is sent again."""
+"""Outcomes after which a request that was sent after the faults is sent again."""
 PATIENT: tuple[Dispatch, ...] = ("filling", "work-conserving", "work-conserving")
 NUM_INGRESSES = 2
 DEVICES = {"emulated:A": 3, "emulated:B": 2}
@@ -56,7 +56,7 @@ POLICY = PolicySpec(name="confidence", thresholds=CALIBRATED)
 
 
 class Tuner(ToldTuner):
-    """Says stricter thresholds now and then."""
+    """Changes to stricter thresholds now and then."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def random_stages(
     sequences: bool,
     networks: tuple[int, ...] = (),
 ) -> tuple[Stage, ...]:
-    """Any cuts and ramps, on accelerators that there are; at least one of some type, and the last of the networks."""
+    """Returns random cuts and ramps on existing accelerators, with the last network and each needed type."""
     left = {device: count for device, count in counts.items() if count}
     number = min(rng.choice((1, 2, 2, 3)), sum(left.values()))
     entry = rng.choice((0, 0, *networks[:-1])) if networks else 0
@@ -99,7 +99,7 @@ def random_stages(
                 end=until,
                 batch=rng.randint(1, 4),
                 ramps=tuple(r for r in RAMPS if with_ramps and start <= r < until and rng.random() < 0.7),
-                after_answer=after_answer,  # type: ignore[arg-type] # mypy widens what is chosen
+                after_answer=after_answer,  # type: ignore[arg-type] # mypy widens the chosen value
                 overlap_below=overlap,
                 tokens=tokens,
             )
@@ -124,7 +124,7 @@ def problem(networks: tuple[int, ...]) -> PlanProblem:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Which faults a seed has, and how often: each seed has some of them only, so that rare ones are not hidden."""
+    """The faults of a seed and their frequencies. Each seed has only some of them, so that rare ones are not hidden."""
 
     kills: int
     cuts: int
@@ -151,7 +151,7 @@ class Trouble:
 
 
 class World(Fleet):
-    """Everything of one seed."""
+    """The state of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -169,7 +169,7 @@ class World(Fleet):
             repeated=rng.choice((0.0, 0.0, 0.1)),
         )
         self.is_patient = not self.weather.lost and rng.random() < 0.5
-        """Whether callers wait for so long that no deadline hides that an input was lost."""
+        """Whether timeouts are so long that no deadline hides a lost input."""
         self.network = Network(seed, self.weather)
         self.loop = VirtualLoop(self.events, self.network)
         self.loop.set_exception_handler(self._complain)
@@ -196,11 +196,11 @@ class World(Fleet):
         )
         self.boards = {device: ReplicaDirectory() for device in DEVICES}
         self.replicas: dict[str, Replica] = {}
-        """That take calls, or drain."""
+        """Replicas that accept calls, or drain."""
         self.addresses: dict[str, dict[str, Address]] = {device: {} for device in DEVICES}
         self.told = dict.fromkeys(DEVICES, 0)
         self.starting: dict[str, str] = {}
-        """Replicas that are not ready, with their accelerator types."""
+        """Accelerator types of the replicas that are starting."""
         self.pools = {device: LosablePool(count) for device, count in DEVICES.items()}
         self.ingresses: list[Ingress] = []
         self.serial = 0
@@ -210,20 +210,20 @@ class World(Fleet):
         self.controller: ControlLoop | None = None
         self.callers: dict[asyncio.Task[Any], Ingress] = {}
         self.outcomes: list[str] = []
-        """What the last callers heard."""
+        """Outcomes of the last callers."""
         self.epochs: dict[str, int] = {}
-        """The newest that each replica followed."""
+        """The newest epoch that each replica followed."""
         self.stages_of = {1: self.first.plan.stages}
-        """Of every plan that ingresses were told of, by its epoch."""
+        """Stages of every plan that ingresses received, by its epoch."""
         self.draining: set[str] = set()
         self.is_closed = False
 
-    # Set up and run
+    # Set-up and run
 
     def run(self) -> None:
-        """From the first plan until everything is over; what is wrong is in `watch.wrong`."""
+        """Runs from the first plan to the end of all work; violations are in `watch.wrong`."""
         with self._patched():
-            asyncio._set_running_loop(self.loop)  # for what is made outside of the loop's turns
+            asyncio._set_running_loop(self.loop)  # for objects that are created outside of the loop's turns
             try:
                 self._boot()
                 self._schedule_faults()
@@ -246,7 +246,7 @@ class World(Fleet):
             self._at(self.rng.random() * FAULTS_S, self._arrive)
 
     def _until(self, until_s: float, *, done: Callable[[], bool] = lambda: False) -> None:
-        """Event by event; after each, what always holds is checked."""
+        """Runs event by event, and checks the invariants after each."""
         events, watch = self.events, self.watch
         while events.next_s <= until_s and not watch.wrong and not done():
             events.run_arrivals([events.next_s], lambda _: None)
@@ -266,7 +266,7 @@ class World(Fleet):
                 self.epochs[replica.name] = epoch
 
     def _finish(self) -> None:
-        """Whatever was under way ends; then the service answers as if nothing had been."""
+        """Waits for the end of all work; then the service must answer as if there had been no faults."""
         limit_s = self.events.time_s + FINISH_S
         self._until(limit_s, done=lambda: not self.tasks)
         if self.watch.wrong:
@@ -278,7 +278,7 @@ class World(Fleet):
             self._at(0.2 * k, partial(self._arrive, is_last=True))
         self._until(self.events.time_s + FINISH_S, done=lambda: len(self.outcomes) == 8)
         self.watch.expect(self.outcomes == ["answered"] * 8, "a service without faults answers")
-        # An input that was answered and stays may wait for a full batch until its deadline.
+        # An answered input that stays may wait for a full batch until its deadline.
         self._until(self.events.time_s + LAST_TIMEOUT_S + 5.0)
         if self.watch.wrong:
             return
@@ -302,7 +302,7 @@ class World(Fleet):
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
-        """Threads and sockets become virtual; an error in the service's log is a failure."""
+        """Makes threads and sockets virtual; an error in the service's log is a violation."""
         handler = _Complaints(self)
         root = logging.getLogger("ray.serve")
         before = root.level, root.propagate
@@ -330,7 +330,7 @@ class World(Fleet):
     # Callers
 
     def _arrive(self, *, is_last: bool = False) -> None:
-        """A request, at some ingress."""
+        """Sends a request to some ingress."""
         rng = self.rng
         alive = [each for each in self.ingresses if each.is_alive]
         if not alive:
@@ -377,7 +377,7 @@ class World(Fleet):
         )
         self.ingresses.append(ingress)
         if self.controller is not None and self.controller.state.followed is not None:
-            ingress.follow(self.controller.state.followed)  # what it pulls as it starts
+            ingress.follow(self.controller.state.followed)  # a starting ingress pulls the plan
 
     def _kill_ingress(self) -> None:
         alive = [each for each in self.ingresses if each.is_alive]
@@ -414,14 +414,14 @@ class World(Fleet):
         for task in self.controlling:
             task.cancel()
         self.controller = None
-        self.history._connection.rollback()  # what it had not committed is gone with its process
+        self.history._connection.rollback()  # uncommitted changes are lost with the process
         if random.Random(f"{self.watch.seed} disk {self.events.time_s}").random() < 0.5:
             self.watch.say("its disk is lost")
             self.history = History.open(Path(":memory:"), "simulation")
         self._at(0.5, self._start_controller)
 
     async def _sleep(self, seconds: float) -> None:
-        """Once it is calm the controller looks less often: that is most of what a seed costs."""
+        """After the faults the controller ticks less often, because its ticks take most of a seed's time."""
         await asyncio.sleep(4 * seconds if self.is_calm else seconds)
 
     async def _solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
@@ -443,20 +443,20 @@ class World(Fleet):
             shares=shares,
             policy=POLICY,
             networks=self.networks,
-            # Deferred batches wait as long as deadlines let them, and patient callers have none.
+            # Deferred batches wait as long as deadlines allow, and callers with long timeouts have none.
             dispatch=rng.choice(PATIENT if self.is_patient or self.sequences else get_args(Dispatch)),
             order=OrderSpec(name=rng.choice(("arrival", "deadline", "shortest", "das"))),
         )
 
     def _two_chains(self) -> tuple[Stage, ...]:
-        """A chain on each type of accelerator; what happens after an answer is the same in both."""
+        """Returns a plan with a chain on each type of accelerator; `after_answer` is the same in both."""
         first, second = (self.stages(self.chains_rng, {device: count}) for device, count in DEVICES.items())
         like = first[0].splits[0]
         alike = partial(replace, after_answer=like.after_answer, overlap_below=like.overlap_below)
         return *first, *(replace(stage, splits=tuple(map(alike, stage.splits))) for stage in second)
 
     def _order(self) -> None:
-        """An operator asks for a plan: the planner's, or one that the operator has made."""
+        """Puts an operator's plan in force: the planner's, or a random one."""
         is_own = self.rng.random() < 0.6
         plan = self._random_plan()
 
@@ -496,7 +496,7 @@ class World(Fleet):
                 self._kill_controller()
 
     def _kill_replica(self, replica: Replica) -> None:
-        """Its process ends; it is replaced when that is noticed."""
+        """Kills a replica's process; it is replaced when its death is noticed."""
         self.watch.say(f"{replica.name} dies")
         self._end_replica(replica)
         self._at(0.3, partial(self._reconcile, replica.device))
@@ -509,7 +509,7 @@ class World(Fleet):
         self._at(0.2, partial(self._announce, replica.device, replica.name, None))
 
     def _cut(self) -> None:
-        """A process cannot be reached for a while."""
+        """Makes a process unreachable for a while."""
         names = [*self.replicas, *(each.name for each in self.ingresses if each.is_alive)]
         name, for_s = self.rng.choice(names), self.rng.choice((0.0, 0.2, 1.5))
         self.watch.say(f"{name} is cut off for {for_s} s")
@@ -522,7 +522,7 @@ class World(Fleet):
             self.network.cut_off.discard(name)
 
     def _stall(self) -> None:
-        """A device is slow, or stands still, for a while."""
+        """Slows or stops a device for a while."""
         if not self.replicas:
             return
         replica = self.rng.choice(list(self.replicas.values()))
@@ -531,7 +531,7 @@ class World(Fleet):
         replica.stuck_until_s = self.events.time_s + self.rng.choice((0.0, 2.0))
 
     def _flicker(self) -> None:
-        """The connections of all replicas break again and again."""
+        """Breaks the connections of all replicas again and again."""
         self.watch.say("connections flicker")
         names = list(self.replicas)
         for k in range(10):
@@ -567,7 +567,7 @@ class World(Fleet):
             for number in range(count):
                 self._bring_back(device, number)
 
-    # What Serve does
+    # Serve's behaviour
 
     def _announce(self, device: str, name: str, address: Address | None) -> None:
         addresses = self.addresses[device]
@@ -578,11 +578,11 @@ class World(Fleet):
         self.boards[device].announce(dict(addresses))
 
     def _of(self, device: str) -> list[Replica]:
-        """Those that take calls, or will."""
+        """Returns the replicas of a type that accept calls, or will."""
         return [each for each in self.replicas.values() if each.device == device and each.name not in self.draining]
 
     def _reconcile(self, device: str, delay_s: float = 0.2) -> None:
-        """Start what a type lacks, stop what it has too much: which of them, Serve chooses."""
+        """Starts missing replicas of a type, and stops surplus ones, which Serve chooses."""
         starting = [name for name, where in self.starting.items() if where == device]
         there = self._of(device)
         for _ in range(self.told[device] - len(there) - len(starting)):
@@ -625,7 +625,7 @@ class World(Fleet):
             self._end_replica(replica)
             self._reconcile(replica.device)
 
-    # What the controller sees of it
+    # The controller's view
 
     async def _reach(self) -> None:
         await asyncio.sleep(self.rng.random() * 0.01)
@@ -633,7 +633,7 @@ class World(Fleet):
             raise ConnectionError("a process died at this moment")
 
     async def _tell(self, what: Callable[[Ingress], None]) -> None:
-        """Every ingress in its turn; a word may come once more, later."""
+        """Calls every ingress in turn; a message may arrive a second time, later."""
         for ingress in list(self.ingresses):
             await self._reach()
             if ingress.is_alive:
@@ -665,7 +665,7 @@ class World(Fleet):
         self.watch.say(f"follow {placed.epoch}")
         same = self.stages_of.setdefault(placed.epoch, placed.plan.stages) == placed.plan.stages
         self.watch.expect(same, "an epoch is of one plan")
-        read = parse_placed(placed_document(placed))  # as it travels
+        read = parse_placed(placed_document(placed))  # in the form in which it is sent
         await self._tell(lambda ingress: ingress.follow(read))
 
     async def suspend(self, reason: str) -> None:
@@ -686,7 +686,7 @@ class World(Fleet):
 
 
 class _Complaints(logging.Handler):
-    """What the service logs as an error is wrong."""
+    """Records errors in the service's log as violations."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -703,7 +703,7 @@ async def _at_once(call: Callable[[float], Any], now_s: float) -> Any:
 
 
 def check(seed: int) -> World:
-    """Run a seed; raises AssertionError with what is wrong and the line that replays it."""
+    """Runs a seed; raises AssertionError with the violations and the command that replays it."""
     world = World(seed)
     world.run()
     assert not world.watch.wrong, f"{world.watch.wrong}; to replay it: python -m tests.simulation.world {seed}"

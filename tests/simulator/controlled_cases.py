@@ -1,4 +1,4 @@
-"""A small service with the live controller, whose figures a reader can work out."""
+"""A small service with the live controller, whose figures a reader can compute by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EASY, HARD = 0, 1
 
 
 def records() -> ExitRecords:
-    """Two inputs: ramps 1 and 2 are sure of the first, none is of the second."""
+    """Returns records of two inputs: ramps 1 and 2 are sure of the first, no ramp of the second."""
     return ExitRecords.of_answers(
         np.column_stack([np.array([[0, 1, 1], [0, 0, 0]], dtype=np.int64), np.array([1, 1], dtype=np.int64)]),
         score="confidence",
@@ -39,34 +39,34 @@ def records() -> ExitRecords:
 
 
 def problem(easy_share: float, *, count: int = 4) -> PlanProblem:
-    """Every block takes 10 ms for one to four inputs, a ramp nothing."""
+    """Returns a problem in which a block takes 10 ms for one to four inputs, and a ramp no time."""
     left = 1 - easy_share
     return control_fakes.problem(count=count, survival=(1.0, 1.0, left, left))
 
 
 def whole(replicas: int) -> Plan:
-    """The model in one split, no ramp: 4 inputs in 40 ms, so 100/s per replica."""
+    """Returns the model in one split without ramps: 4 inputs in 40 ms, so 100/s per replica."""
     predicted = {"rate_per_s": 100.0 * replicas, "latency_s": 0.08}
     return Plan(stages=control_fakes.whole(replicas), policy=POLICY, predicted=predicted)
 
 
 def halves(first: int, second: int) -> Plan:
-    """Cut after ramp 1. A replica of the first half does 200/s, one of the second 200/s of those that reach it."""
+    """Returns a cut after ramp 1. Replicas of both halves run 200/s each; only some inputs reach the second."""
     return Plan(stages=control_fakes.halves(first, second), policy=POLICY)
 
 
 def evenly(rate_per_s: float, duration_s: float) -> FloatArray:
-    """Arrivals at equal gaps."""
+    """Returns arrivals at equal intervals."""
     return np.arange(0.0, duration_s, 1 / rate_per_s)
 
 
 def rows(easy_share: float, number: int = 10) -> IntArray:
-    """The same share in every ten inputs."""
+    """Returns rows with the same share in every ten inputs."""
     return np.array([EASY if place % 10 < 10 * easy_share else HARD for place in range(number)])
 
 
 def scenario(plan: Plan, arrivals_s: FloatArray, rows_N: IntArray, *, duration_s: float, **options: Any) -> Scenario:
-    """The service of that plan on as many accelerators as `problem` has."""
+    """Returns the service of that plan on as many accelerators as `problem` has."""
     return Scenario(
         **{
             "problem": problem(0.0),
@@ -82,7 +82,7 @@ def scenario(plan: Plan, arrivals_s: FloatArray, rows_N: IntArray, *, duration_s
 
 
 def control(expected: PlanProblem, **options: Any) -> Control:
-    """Periods of 60 s and a look every 2.5 s; probes are a tenth."""
+    """Returns a controller with periods of 60 s and a tick every 2.5 s; a tenth of the inputs are probes."""
     made = Control(
         problem=expected,
         settings=SETTINGS,
@@ -106,7 +106,7 @@ def simulated(
     budget: float = 0.02,
     **options: Any,
 ) -> Controlled:
-    """A stream of one mix of rows after the other, under a controller with periods of 60 s and a look every 2.5 s."""
+    """Simulates one mix of rows after the other, under a controller with periods of 60 s and a tick every 2.5 s."""
     arrivals_s = evenly(rate_per_s, duration_s)
     made = Scenario(
         problem=expected,
@@ -123,5 +123,5 @@ def simulated(
 
 
 def seconds(log: Sequence[tuple[float, str]]) -> list[str]:
-    """A log, as a test can hold it."""
+    """Returns a log with its times as text."""
     return [f"{at_s:.2f} {words}" for at_s, words in log]

@@ -1,4 +1,4 @@
-"""Queues whose answer is known without simulating: what the simulator is checked against."""
+"""Queues with known formulas, against which the simulator is checked."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 NUM_STATES = 256
-"""Queues up to this length are counted with."""
+"""Queue lengths up to this are counted."""
 TAIL = 1e-12
-"""Most probability of the longest of them."""
+"""Upper bound of the probability of the longest."""
 
 
 def fixed_service_wait_s(rate_per_s: float, service_s: float) -> float:
-    """Mean wait before one server that takes a fixed time, Poisson arrivals (M/D/1, Pollaczek and Khinchine)."""
+    """Returns the mean wait before a server with fixed service time (M/D/1, Pollaczek and Khinchine)."""
     load = rate_per_s * service_s
     return load * service_s / (2 * (1 - load))
 
 
 def tandem_latency_s(rate_per_s: float, services_s: Sequence[float]) -> float:
-    """Mean time in servers one behind the other, each with a fixed time, Poisson arrivals.
+    """Returns the mean time in a tandem of servers with fixed service times, under Poisson arrivals.
 
-    All waits together are those before the slowest server alone, wherever it stands (Friedman, Operations Research
-    13(1), 1965).
+    The sum of all waits equals the wait before the slowest server alone, wherever it stands (Friedman, Operations
+    Research 13(1), 1965).
     """
     return fixed_service_wait_s(rate_per_s, max(services_s)) + sum(services_s)
 
 
 def batch_latency_s(rate_per_s: float, service_s: Sequence[float]) -> float:
-    """Mean time in a server that takes all that wait, up to so many, as one batch as soon as it is free.
+    """Returns the mean time in a server that, when free, takes all waiting inputs up to a limit as one batch.
 
-    `service_s`: of a batch, by its size less 1. The numbers left behind by ends of batches are a Markov chain; from its
-    stationary probabilities and the mean number in the system between two ends (renewal reward) follows the mean time
+    `service_s`: seconds of a batch, by its size less 1. The numbers that remain after each batch form a Markov chain.
+    Its stationary probabilities and the mean number in the system between two ends (renewal reward) give the mean time
     (Little's law).
     """
     left_S = _stationary(_transitions(rate_per_s, service_s))
@@ -44,7 +44,7 @@ def batch_latency_s(rate_per_s: float, service_s: Sequence[float]) -> float:
 
 
 def _transitions(rate_per_s: float, service_s: Sequence[float]) -> FloatArray:
-    """Per number left behind, the probability of the next; the last state stands for all longer queues."""
+    """Returns the transition probabilities of the number that remains; the last state stands for all longer queues."""
     arrivals_BS = [_poisson(rate_per_s * seconds) for seconds in service_s]
     chances_SS = np.zeros((NUM_STATES, NUM_STATES))
     for left in range(NUM_STATES):
@@ -64,15 +64,15 @@ def _poisson(mean: float) -> FloatArray:
 
 def _stationary(chances_SS: FloatArray) -> FloatArray:
     equations = chances_SS.T - np.eye(len(chances_SS))
-    equations[-1] = 1.0  # in place of one of them, which follows from the others: they sum to 1
+    equations[-1] = 1.0  # replaces one of the equations, which are dependent: probabilities sum to 1
     left_S: FloatArray = np.linalg.solve(equations, np.eye(len(chances_SS))[-1])
     return left_S
 
 
 def _mean_number(rate_per_s: float, service_s: Sequence[float], left_S: FloatArray) -> float:
-    """In the system at any time: what is there, times how long, between two ends of batches."""
+    """Returns the mean number in the system: the number times its duration, between two ends of batches."""
     begins_S = np.maximum(np.arange(len(left_S)), 1)
     lasts_s_S = np.array(service_s)[np.minimum(begins_S, len(service_s)) - 1]
-    present_S = begins_S * lasts_s_S + rate_per_s * lasts_s_S**2 / 2  # arrivals come evenly over it
+    present_S = begins_S * lasts_s_S + rate_per_s * lasts_s_S**2 / 2  # arrivals are spread evenly over it
     between_s = float(left_S @ lasts_s_S) + float(left_S[0]) / rate_per_s
     return float(left_S @ present_S) / between_s

@@ -1,4 +1,4 @@
-"""Admission control of a simulated service of two stages; half of the inputs leave after the first."""
+"""Tests of admission control in a simulated service of two stages; half of the inputs leave after the first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NARROW_S = 0.027, 0.072
 
 
 def per_s(first: int, last: int, last_s: tuple[float, float] = LAST_S, first_s: tuple[float, float] = FIRST_S) -> float:
-    """Inputs that so many replicas of each stage answer; half of them reach the last."""
+    """Returns the rate of a service with these replicas of each stage; half of the inputs reach the last."""
     return min(first * BATCH / first_s[1], last * BATCH / last_s[1] / 0.5)
 
 
@@ -46,7 +46,7 @@ def service(
     admission: bool = True,
     duration_s: float,
 ) -> SimulatedService:
-    """`known_as`: the rate that the plan predicts, over the real one."""
+    """Returns a service; `known_as` is the plan's predicted rate over the real one."""
     table = LatencyTable.of_rows((1, BATCH), [first_s, last_s], [[0.0, 0.0]])
     problem = PlanProblem(
         num_blocks=2,
@@ -79,7 +79,7 @@ def service(
 
 
 def kept(figures: Figures) -> float:
-    """Share of the admitted inputs that were answered in time."""
+    """Returns the share of the admitted inputs that were answered in time."""
     return figures.in_slo / (figures.inputs - figures.drops.get("admission", 0))
 
 
@@ -125,7 +125,7 @@ def test_a_burst_after_idleness_fills_the_buffer_and_what_is_admitted_of_it_is_i
     figures = play(service(arrivals_s, duration_s=7.0)).figures_between(6.0, 7.0)
     share = figures.in_slo / (rate_per_s * SLO_S)
     assert kept(figures) >= 0.97
-    assert 0.65 < share < 1 - SAFETY  # of what could be answered within the SLO, the way through the stages left aside
+    assert 0.65 < share < 1 - SAFETY  # of the inputs that could be answered in time if hops took no time
 
 
 def with_a_change(made: SimulatedService, at_s: float, change: Callable[[object], object]) -> SimulatedService:
@@ -165,7 +165,7 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
 
 
 def with_a_changing_speed(made: SimulatedService, seed: int) -> SimulatedService:
-    """The replicas of the first stage become slower or faster ten times a second."""
+    """The replicas of the first stage change their speed ten times per second."""
     rng = random.Random(seed)
 
     def slow_down(replica: SimulatedReplica, _: object) -> None:
@@ -178,9 +178,9 @@ def with_a_changing_speed(made: SimulatedService, seed: int) -> SimulatedService
 
 
 def test_services_whose_batches_take_now_half_as_long_now_twice_keep_the_admitted_in_time() -> None:
-    """Two full batches, one under way and one's own, take the SLO: at most 0.74 can be had if 99 of 100 are kept.
+    """A running batch and the next one take the whole SLO: to keep 99 of 100, at most 0.74 can be admitted.
 
-    What one service keeps depends on its seed (one in seven of 54 others keeps 0.975 to 0.98), so the mean counts.
+    The result of one service depends on its seed (one in seven of 54 others keeps 0.975 to 0.98), so the mean counts.
     """
     slow_s, quick_s, found = (0.035, 0.2), (0.001, 0.001), list[Figures]()
     rate_per_s = per_s(2, 8, quick_s, slow_s)

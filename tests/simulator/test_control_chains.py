@@ -1,4 +1,4 @@
-"""The live controller over a cascade: it comes and goes as the stream says, and only exits show it."""
+"""Tests of the live controller over a cascade, which it adds and removes with the stream, based on exits alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL, LARGE = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4,
 
 
 def problem(easy_share: float) -> PlanProblem:
-    """The small network returns the easy inputs, at its end."""
+    """Returns a problem in which easy inputs leave at the end of the small network."""
     block_s_NB = np.array([[0.005] * 2, [0.005] * 2, [0.02] * 2, [0.02] * 2])
     table = LatencyTable(batches=(1, 4), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((3, 2)))
     return replace(controlled_cases.problem(easy_share), latency={"cpu": table}, networks=NETWORKS)
@@ -41,7 +41,7 @@ ALONE = plan((4, LARGE), rate_per_s=400.0, latency_s=0.08)
 
 
 def scenario(served_by: Plan, easy_shares: tuple[float, ...], each_s: float, rate_per_s: float) -> Scenario:
-    """One share of easy inputs after the other."""
+    """Returns a stream with one share of easy inputs after the other."""
     number = int(rate_per_s * each_s)
     rows = [EASY if place % 10 < 10 * share else HARD for share in easy_shares for place in range(number)]
     duration_s = each_s * len(easy_shares)
@@ -55,7 +55,7 @@ def steered(easy_share: float, **options: Any) -> Control:
 
 
 def networks_in_force(result: Controlled) -> list[list[int]]:
-    """First blocks of the splits of every plan that was in force, repeats left out."""
+    """Returns the first blocks of the splits of every plan that was in force, without repeats."""
     found: list[list[int]] = []
     for row in result.plans:
         stages = row.placed["plan"]["chains"][0]["stages"]
@@ -73,7 +73,7 @@ def test_orders_from_the_cascade_to_the_large_network_and_back_lose_nothing_and_
     assert (figures.answered, figures.drops) == (6000, {})
     check_outcomes(result)
     assert result.words("error") == []
-    # Inputs that came while the large network was alone were answered by it, easy or not: 15 s or so of 120/s.
+    # The large network alone answers inputs until the change, easy or not: about 15 s of 120/s.
     arrived_s_N, exit_N = result.outcome.arrived_s_R, result.outcome.exit_N
     assert set(exit_N[(arrived_s_N > 16.0) & (arrived_s_N < 29.0)]) == {3}
     assert np.mean(exit_N[arrived_s_N < 9.0] == 1) == pytest.approx(0.6, abs=0.01)

@@ -1,4 +1,4 @@
-"""What is sent to a controlled service, and what happens to it from outside."""
+"""Tests of the load on a controlled service, and of external faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -
     closed = Closed(in_flight=8, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),))
     made = scenario(whole(2), np.zeros(0), closed.rows_N, duration_s=1.0, slo_s=math.inf, admission=False)
     outcome = simulate_controlled(made, control(problem(0.0), hold=True), closed=closed).outcome
-    # Two replicas run batches of 4 in 40 ms: 25 rounds of 8 in a second.
+    # Two replicas run batches of 4 in 40 ms: 25 rounds of 8 per second.
     assert len(outcome.latency_s_N) == 200
     assert np.unique(outcome.latency_s_N.round(9)).tolist() == [0.04]
     mixes = (Mix(at_s=0.0, rows_N=np.array([EASY, EASY])), Mix(at_s=1.0, rows_N=np.array([HARD, HARD])))

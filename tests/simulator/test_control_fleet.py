@@ -1,4 +1,4 @@
-"""Replicas that start, end and die, on accelerators that go and come; coroutines on a simulated clock."""
+"""Tests of replicas that start, end and die, on accelerators that are lost and return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
 def fleet_of(plan: Plan) -> tuple[TroubledFleet, SimulatedService]:
-    """Four accelerators, nothing to do."""
+    """Returns a fleet of four accelerators without work."""
     service = SimulatedService(scenario(plan, np.zeros(0), rows(0.6), duration_s=1.0), Events(), PlacedPlan(plan=plan))
     fleet = TroubledFleet(service, {"cpu": 4}, DELAYS)
     fleet.boot()
@@ -30,7 +30,7 @@ def fleet_of(plan: Plan) -> tuple[TroubledFleet, SimulatedService]:
 
 
 def now(asked: Coroutine[Any, Any, Any]) -> Any:
-    """What the fleet answers, which waits for nothing."""
+    """Returns the fleet's answer, which waits for nothing."""
     with pytest.raises(StopIteration) as answer:
         asked.send(None)
     return answer.value.value

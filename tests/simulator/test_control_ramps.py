@@ -1,4 +1,4 @@
-"""Ramps chosen anew every period, whichever were on: probes see all of them."""
+"""Tests of ramps that are chosen every period, whichever were active, because probes run all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGES_S, ENDS_S, PERIOD_S = 70.0, 185.0, 60.0
 
 
 def records() -> ExitRecords:
-    """Ramp 0 is sure of six of ten inputs at first, afterwards of none; then ramp 1 is. The sure are right."""
+    """Returns records: ramp 0 is sure of six of ten inputs at first, later ramp 1 is. Sure ramps are right."""
     rng = np.random.default_rng(1)
     sure_N, first_N = rng.random(2000) < 0.6, np.arange(2000) < 1000
     score_N, unsure_N = np.where(sure_N, rng.uniform(0.7, 1.0, 2000), 0.1), np.full(2000, 0.1)
@@ -38,7 +38,7 @@ RECORDS = records()
 
 
 def with_costs() -> PlanProblem:
-    """A ramp takes 3 ms, so that a ramp at which no input leaves is better off."""
+    """Returns a problem in which a ramp takes 3 ms, so that a ramp without exits should be off."""
     made = problem(0.6)
     blocks_s_NB = made.latency["cpu"].block_s_NB
     table = LatencyTable(batches=(1, 4), block_s_NB=blocks_s_NB, ramp_s_EB=np.full((3, 2), 0.003))
@@ -46,7 +46,7 @@ def with_costs() -> PlanProblem:
 
 
 def ramps_at(result: Controlled, at_s: float) -> set[int]:
-    """Of the plan in force then."""
+    """Returns the ramps of the plan in force at that time."""
     placed = [plan.placed for plan in result.plans if plan.outcome == "in force" and plan.at_s <= at_s][-1]
     stages = placed["plan"]["chains"][0]["stages"]
     return {ramp for stage in stages for split in stage["splits"] for ramp in split["ramps"]}

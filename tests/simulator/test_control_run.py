@@ -1,4 +1,4 @@
-"""The live controller over simulated replicas."""
+"""Tests of the live controller over simulated replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
 def check_outcomes(result: Controlled) -> None:
-    """Every input has exactly one outcome, and the ingresses counted the same."""
+    """Checks that every input has exactly one outcome, and that the ingresses' counts agree."""
     outcome = result.outcome
     answered_N = ~np.isnan(outcome.latency_s_N)
     assert (answered_N ^ (outcome.drop_N >= 0)).all()
@@ -54,13 +54,13 @@ def test_a_change_over_moves_replicas_to_other_stages_and_loses_nothing() -> Non
     result = simulate_controlled(scenario(whole(4), evenly(100, 30), rows(0.6), duration_s=30.0), steered)
     assert seconds(result.done) == [
         "10.10 prepare 1",
-        "10.10 follow 1",  # nothing has to start
-        "10.35 scale cpu to 3",  # nothing is under way by the plan before
+        "10.10 follow 1",  # no replica has to start
+        "10.35 scale cpu to 3",  # no input runs under the plan before
         "11.35 split-cpu#3 ends",
     ]
     figures = result.outcome.figures()
     assert (figures.answered, figures.drops) == (3000, {})
-    # Until 10.1 s no ramp is on; then 6 of 10 leave after block 1. 1011 inputs came by then, the last one at 10.1 s.
+    # Until 10.1 s no ramp is active; then 6 of 10 leave after block 1. By then 1011 inputs have arrived.
     assert figures.exits[1] + figures.exits[3] == 3000
     assert figures.exits[1] == pytest.approx(0.6 * (3000 - 1011), abs=6)
     check_outcomes(result)
@@ -87,7 +87,7 @@ def test_a_straggler_is_found_and_gets_no_work() -> None:
     assert found[0].placed["avoided"] == {"split-cpu#2": "cpu"}
     latest = result.outcome.figures_between(found[0].at_s + 1.0, 60.0)
     assert latest.p99_s is not None
-    assert latest.p99_s < 0.12  # what a slow batch alone takes
+    assert latest.p99_s < 0.12  # the time of a slow batch alone
     check_outcomes(result)
 
 
@@ -98,7 +98,7 @@ def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() ->
     result = simulate_controlled(made, control(problem(0.6), make_fleet=with_faults(lost, back)))
     assert [(plan.reason, plan.at_s) for plan in result.plans if plan.outcome == "in force"] == [
         ("start", 0.0),
-        ("capacity lost", 40.0),  # noticed by Ray; until then one replica of each stage goes on
+        ("capacity lost", 40.0),  # noticed by Ray; until then one replica of each stage continues
         ("capacity lost", 40.0),
         ("capacity changed", 90.0),
     ]
@@ -115,7 +115,7 @@ def test_the_plan_follows_inputs_that_become_harder() -> None:
     kept = simulate_controlled(made, control(problem(0.9), hold=True)).outcome
     result = simulate_controlled(made, control(problem(0.9)))
     assert any("inputs left by ramp 1" in words for words in result.words("reaction"))
-    # Kept, the only replica of the second half does 200/s of the 297/s that reach it.
+    # In the old plan, the only replica of the second half runs 200/s of the 297/s that reach it.
     assert kept.figures_between(130.0, 160.0).goodput_per_s < 250
     assert result.outcome.figures_between(130.0, 160.0).goodput_per_s == 330
     check_outcomes(result)
@@ -131,7 +131,7 @@ def test_probes_tell_the_controller_what_ramps_that_are_off_would_do() -> None:
 
 
 def random_faults(rng: random.Random) -> tuple[Fault, ...]:
-    """Whatever may go wrong in the first 40 s."""
+    """Returns random faults in the first 40 s."""
     faults: list[Fault] = []
     for _ in range(rng.randint(2, 8)):
         at_s, slot, rank = rng.uniform(0, 40), rng.choice((FIRST, SECOND)), rng.randint(0, 3)
@@ -147,7 +147,7 @@ def random_faults(rng: random.Random) -> tuple[Fault, ...]:
 
 
 def troubled(seed: int) -> tuple[Scenario, Control]:
-    """A random service in random trouble."""
+    """Returns a random service with random faults."""
     rng = random.Random(seed)
     plan = rng.choice((whole(4), whole(2), halves(2, 2), halves(1, 2)))
     arrivals_s = np.sort(np.random.default_rng(seed).uniform(0.0, 60.0, int(60 * rng.uniform(50, 600))))

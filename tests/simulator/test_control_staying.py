@@ -1,4 +1,4 @@
-"""The live controller over a simulated service whose answers are to come soon: objective and plans that stay."""
+"""Tests of the live controller over a simulated service with early answers: objective and plans that stay."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def soonest() -> PlanProblem:
 
 
 def staying(replicas: int) -> Plan:
-    """The whole model with ramp 1 on; answered inputs run on."""
+    """Returns a plan of the whole model with ramp 1 on, in which answered inputs stay."""
     split = Split(first=0, end=4, batch=4, ramps=(1,), after_answer="stay")
     return Plan(stages=(Stage(device="cpu", replicas=replicas, splits=(split,)),), policy=POLICY)
 
 
 def stream(plan: Plan, tuning: Tuning, **options: Any) -> Controlled:
-    """It drifts in the middle."""
+    """Returns a stream that drifts in the middle."""
     mixes = [Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)]
     steered = {"probe_share": 0.05, "budget": BUDGET, **options}
     return simulated(soonest(), plan, RECORDS, mixes, rate_per_s=100, duration_s=ENDS_S, tuning=tuning, **steered)
@@ -75,7 +75,7 @@ def test_a_plan_that_stays_is_planned_again_without_probes_by_what_was_expected(
 def test_where_inputs_stay_the_alarm_hears_all_of_them_and_no_capacity_is_lost() -> None:
     result = stream(staying(4), "guarantee", hold=True)
     alarm = epochs(result, "alarm")[0]
-    # 100 answers a second are held against the full model's, of which 5 are probes: the first look is enough.
+    # 100 answers per second are compared with the full model's, 5 of them of probes: one tick is enough.
     assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 2.6
     assert {row.placed["plan"]["after_answer"] for row in epochs(result, "alarm")} == {"stay"}
     assert result.outcome.figures_between(0.0, ENDS_S).drops == {}

@@ -1,4 +1,4 @@
-"""Which inputs leave where."""
+"""Tests of the decisions where inputs leave."""
 
 from __future__ import annotations
 

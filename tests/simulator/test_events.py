@@ -1,4 +1,4 @@
-"""The order in which things happen."""
+"""Tests of the order of events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simulator.events import COMES, CONTROLS, ENDS, Events
 
 
 class Written:
-    """Events that write down when they happen."""
+    """Events that record when they happen."""
 
     def __init__(self) -> None:
         self.events = Events()

@@ -1,4 +1,4 @@
-"""Sequences on a timetable that fits on a page: a block takes 1 s for a token, and 0.25 s more for each further one."""
+"""Tests of sequences by hand-made timetables: a block takes 1 s for a token, and 0.25 s more for each further one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def case(
     chunk: int = 8,
     **options: Any,
 ) -> Scenario:
-    """`lengths`: of every sequence, tokens of its prompt and answer."""
+    """Returns a scenario; `lengths` has the tokens of prompt and answer of every sequence."""
     given = problem()
     tables = {"cpu": replace(given.latency["cpu"], length=1)}
     prompt_K, answer_K = (np.array(each, dtype=np.int64) for each in zip(*lengths, strict=True))
@@ -44,7 +44,7 @@ def case(
 
 
 def told(found: PlayedSequences) -> list[tuple[int, float, float]]:
-    """Of every sequence its tokens, time to the first, and time per further one."""
+    """Returns the tokens, the time to the first, and the time per further token of every sequence."""
     return list(zip(found.said_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
 
 
@@ -52,7 +52,7 @@ def test_a_sequence_takes_its_prompt_and_then_a_step_per_token() -> None:
     found = generate(case(ALONE, (2, 3)))
     assert told(found) == [(3, 4 * 1.25, 4.0)]
     assert (found.ended_s, found.exits, found.tokens_per_s) == (13.0, {3: 3}, 3 / 13)
-    # A prompt longer than a chunk takes its parts one after the other.
+    # The parts of a prompt that is longer than a chunk run one after the other.
     assert told(generate(case(ALONE, (5, 2), chunk=2))) == [(2, 5.0 + 5.0 + 4.0, 4.0)]
     # The first token of the one at 4 s; the other's first and its second share a step of 5 s.
     assert told(generate(case(ALONE, (1, 2), (1, 3)))) == [(2, 4.0, 5.0), (3, 9.0, 4.0)]
@@ -80,7 +80,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
 
 @pytest.mark.parametrize(("at_s", "ended_s"), [(2.0, 2.0 + 3 * 4.0), (8.0, 8.0 + 6.0), (8.5, 8.5 + 6.0)])
 def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ended_s: float) -> None:
-    """What it has come to, one or three tokens, is its prompt there."""
+    """Its tokens so far, one or three, are part of the prompt on the other replica."""
     service = booted(case(plan(stage(2, split(0, 4))), (1, 3)))
     [ingress] = service.ingresses
     assert isinstance(ingress, GeneratingIngress)
@@ -119,7 +119,7 @@ def test_what_cannot_keep_its_slo_is_refused() -> None:
 def test_equal_scenarios_give_equal_outcomes() -> None:
     lengths = [(1 + k % 5, 1 + k % 7) for k in range(40)]
     made = [generate(case(TWO_STAGES, *lengths, rows=(0, 3, 1), num_ingresses=2)) for _ in range(2)]
-    assert str(told(made[0])) == str(told(made[1]))  # times are NaN where there is no second token
+    assert str(told(made[0])) == str(told(made[1]))  # times are NaN without a second token
     assert made[0].said_K.tolist() == [answer for _, answer in lengths]
 
 

@@ -1,4 +1,4 @@
-"""Lengths that are made up."""
+"""Tests of generated lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a ledger."""
+"""Tests of the figures of a ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOTS = (
 
 
 def outcome(latency_s: list[float], drops: dict[int, int] | None = None, *, width: int = 1) -> Outcome:
-    """One request per second from 0 on, SLO 3 s, within 10 s; dropped inputs by their number."""
+    """Returns one request per second from 0 on, SLO 3 s, within 10 s; dropped inputs by their number."""
     number = len(latency_s)
     drop_N = np.full(number, NOT_DROPPED, dtype=np.int8)
     for at, reason in (drops or {}).items():
@@ -55,7 +55,7 @@ def test_figures_are_of_the_requests_after_the_warm_up_or_in_a_window() -> None:
     made = outcome([1.0] * 10)
     assert made.figures_between(2.0, 5.0).inputs == 3
     assert made.figures_between(5.0, 9.5).inputs == 5
-    assert outcome([1.0] * 11).figures().inputs == 9  # seconds 2 to 10, the very end among them
+    assert outcome([1.0] * 11).figures().inputs == 9  # seconds 2 to 10, including the end
 
 
 def test_a_request_is_as_late_as_its_last_input_and_whole_only_with_all_of_them() -> None:

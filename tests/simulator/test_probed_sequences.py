@@ -1,4 +1,4 @@
-"""Probes among simulated sequences: the live book sees all of their tokens, and none of others'."""
+"""Tests of probes among simulated sequences: the live book has all of their tokens, and none of other sequences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_probe_says_all_its_tokens_behind_the_last_block_and_its_rows_are_the_
     rows = [each % 4 for each in (TO_END, AT_0, AT_2)] * 2
     np.testing.assert_array_equal(seen.scores_NR, RECORDS.scores_NR[rows])
     np.testing.assert_array_equal(seen.losses_NR, RECORDS.losses_NR[rows])
-    assert ingress.core.agreement == 1 - 2 / 6  # rows that leave at ramp 0 say another than the full model
+    assert ingress.core.agreement == 1 - 2 / 6  # rows that leave at ramp 0 differ from the full model
     assert service.events.time_s == 6 * 4.0
     # A part of a prompt makes no row.
     _, ingress = played(1.0, (20, 2))

@@ -1,4 +1,4 @@
-"""Simulated services beside queues whose mean latency is known by a formula, under Poisson arrivals."""
+"""Compares simulated services under Poisson arrivals with queues whose mean latency is known by a formula."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.simulator.tiny_cases import plan, scenario, split, stage
 
 NUM_INPUTS = 8_000
 ONE = plan(stage(1, split(0, 4, 1)))
-"""4 s for an input."""
+"""4 s per input."""
 TANDEM = plan(stage(1, split(0, 1, 1)), stage(1, split(1, 4, 1)))
-"""1 s for an input, half a second on the link, and 3 s."""
+"""1 s per input, half a second on the link, and 3 s."""
 BATCHES = plan(stage(1, split(0, 4, 4)))
 """4 s for an input, and one more for each further one of a batch of up to four."""
 

@@ -1,4 +1,4 @@
-"""Whatever the plan, the load and the limits: every input has exactly one outcome, and the right one."""
+"""Tests that, for any plan, load and limits, every input has exactly one outcome, which is right."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 def check(service: SimulatedService, outcome: Outcome) -> None:
-    """One outcome for every input; answers where the decisions say, and no sooner than the work allows."""
+    """Checks one outcome per input, answers by the decisions, and latencies that are not below the work's time."""
     given_to, answered_N = service.scenario, ~np.isnan(outcome.latency_s_N)
     assert (answered_N == (outcome.drop_N < 0)).all()
     assert (answered_N == (outcome.exit_N >= 0)).all()
@@ -105,7 +105,7 @@ def test_every_input_has_exactly_one_outcome(examples: int) -> None:
             assert reached_N.sum() <= split.inputs <= split.batches * split.batch
             assert 0 < split.fill <= 1
             if drawn.plan.after_answer == "stay" and math.isinf(drawn.slo_s):
-                assert split.inputs == (outcome.exit_N >= 0).sum()  # all the way, answered or not
+                assert split.inputs == (outcome.exit_N >= 0).sum()  # inputs that stay run to the end, answered or not
         if math.isinf(drawn.slo_s) and drawn.max_queued is None:
             assert not (outcome.drop_N >= 0).any()
 

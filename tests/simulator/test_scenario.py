@@ -1,4 +1,4 @@
-"""What cannot be simulated."""
+"""Tests of scenarios that cannot be simulated."""
 
 from __future__ import annotations
 

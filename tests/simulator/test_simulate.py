@@ -1,4 +1,4 @@
-"""Whole simulations."""
+"""Tests of whole simulations."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def interrupt(share: float) -> None:
 
 
 def test_what_was_computed_before_an_interruption_is_kept() -> None:
-    arrivals_s = np.linspace(0.0, 200.0, 300).tolist()  # a little more than is served at once
+    arrivals_s = np.linspace(0.0, 200.0, 300).tolist()  # slightly more than is served at once
     interrupted = simulate(scenario(TWO_STAGES, arrivals_s, ROWS), progress=interrupt)
     whole = simulate(scenario(TWO_STAGES, arrivals_s, ROWS))
     assert (interrupted.interrupted, whole.interrupted) == (True, False)
@@ -103,11 +103,11 @@ def test_requests_that_cannot_be_answered_in_time_are_dropped() -> None:
     figures = outcome.figures()
     assert (figures.answered, figures.drops) == (0, {"deadline": figures.inputs})
     ran = sum(split.inputs for split in figures.splits)
-    assert 0 < ran < 0.1 * figures.inputs  # now and then one is run, lest the times were wrong
+    assert 0 < ran < 0.1 * figures.inputs  # sometimes one runs, in case the learned times are wrong
 
 
 def test_dropping_does_not_nest_calls_ever_deeper() -> None:
-    # Everything of a long queue is dropped in one moment, by many ingresses and many replicas in turn.
+    # Everything of a long queue is dropped at one time, by many ingresses and many replicas in turn.
     served_by = plan(stage(8, split(0, 4, 1)))
     deep = scenario(served_by, [0.0] * 400 + [4.9] * 4000, slo_s=5.0, num_ingresses=16, calls_per_replica=8)
     limit = sys.getrecursionlimit()

@@ -1,4 +1,4 @@
-"""A cascade of two networks with two blocks each, an exit at the first one's end: timetables that fit on a page."""
+"""Tests of a cascade by hand-made timetables: two networks with two blocks each, and an exit at the first one's end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulator import tiny_cases
 from tests.simulator.tiny_cases import AT_1, POLICY, TO_END, split, stage
 
 CROSSING_S = 0.25
-"""Beside the half of a second that an input takes from one replica to the next."""
+"""In addition to the 0.5 s that an input takes from one replica to the next."""
 SMALL, LARGE = split(0, 2, ramps=(1,)), split(2, 4)
 
 
@@ -36,7 +36,7 @@ ALONE = plan(stage(1, LARGE))
 
 
 def scenario(served_by: Plan, *rows: int, **options: Any) -> Scenario:
-    """One request every ten seconds."""
+    """Returns one request every ten seconds."""
     arrivals_s = [10.0 * number for number in range(len(rows))]
     return tiny_cases.scenario(served_by, arrivals_s, rows, **{"problem": problem(), **options})
 
@@ -49,7 +49,7 @@ def served(served_by: Plan, *rows: int, **options: Any) -> Outcome:
 def test_unsure_inputs_cross_by_the_ingress_wherever_the_next_network_is(served_by: Plan) -> None:
     outcome = served(served_by, AT_1, TO_END)
     assert outcome.exit_N.tolist() == [1, 3]
-    # Two blocks of a second; half a second on the way and a quarter to be encoded; two blocks more.
+    # Two blocks of a second; half a second on the link and a quarter for encoding; two more blocks.
     assert outcome.latency_s_N.tolist() == [2.0, 2.0 + 0.5 + 0.25 + 2.0]
 
 
@@ -71,7 +71,7 @@ def test_pruned_inputs_take_what_fewer_tokens_or_smaller_batches_do() -> None:
     # 20 tokens are two inputs of the profile, 1.25 s a block; 40 tokens four of them, 1.75 s a block.
     crossed_s = 2 * 1.25 + 0.5 * 2 + CROSSING_S + 2 * 1.75
     assert served(CASCADE, TO_END, problem=problem(**told), **lengths).latency_s_N.tolist() == [crossed_s]
-    # Half of the words pruned: 20 tokens again. Inputs that enter the large network at once keep all of them.
+    # Half of the words are pruned, so 20 tokens remain. Inputs that enter the large network at once keep all of them.
     pruned = problem(**told | {"crossing_tokens": (1.0, 0.5)})
     assert served(CASCADE, TO_END, problem=pruned, **lengths).latency_s_N.tolist() == [crossed_s - 2 * 0.5]
     assert served(ALONE, TO_END, problem=pruned, **lengths).latency_s_N.tolist() == [2 * 1.75]

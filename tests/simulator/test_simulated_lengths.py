@@ -1,4 +1,4 @@
-"""Inputs that cost what their tokens cost."""
+"""Tests of inputs whose time depends on their tokens."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ROWS = (AT_0, TO_END, AT_1, TO_END)
 
 
 def measured(length: int | None = LENGTH) -> PlanProblem:
-    """The tiny problem, of inputs of 8 tokens."""
+    """Returns the tiny problem, with a profile of inputs of 8 tokens."""
     tiny = problem()
     return replace(tiny, latency={"cpu": replace(tiny.latency["cpu"], length=length)})
 
 
 def with_lengths(served_by: Plan, arrivals_s: Sequence[float], lengths: Sequence[int], **options: Any) -> Scenario:
-    """The four rows of the tiny decisions have these tokens."""
+    """Returns a scenario in which the four rows of the tiny decisions have these tokens."""
     return scenario(
         served_by, arrivals_s, **{"problem": measured(), "rows": (3,), **options}, lengths_R=np.array(lengths)
     )
 
 
 def budgets(*stages: Stage, **predicted: float) -> Plan:
-    """The plan with a token budget of as many inputs of 8 tokens as its batches have."""
+    """Returns the plan with token budgets: 8 tokens for each input of its batches."""
     counted = (replace(each, splits=tuple(_budget(every) for every in each.splits)) for each in stages)
     return replace(plan(*counted), predicted=predicted)
 
@@ -76,13 +76,13 @@ def test_inputs_of_the_profiles_length_are_served_event_for_event_as_without_len
 
 
 def test_a_batch_and_a_hop_take_what_their_tokens_take() -> None:
-    # Four blocks; 8 tokens take 1 s a block, 16 take 1.25 s, so 12 take 1.125 s. Shorter than 8 is no quicker.
+    # Four blocks; 8 tokens take 1 s a block, 16 take 1.25 s, so 12 take 1.125 s. Shorter than 8 is no faster.
     alone = plan(stage(1, split(0, 4)))
     took_s = [
         simulate(with_lengths(alone, [0.0], [8, 8, 8, tokens])).latency_s_N.tolist() for tokens in (8, 12, 16, 4, 64)
     ]
-    assert took_s == [[4.0], [4.5], [5.0], [4.0], [14.0]]  # 64 tokens: twice what the largest batch takes
-    # The call with the short one leaves at once. The long one, of three times as many tokens, takes 1.5 s a block.
+    assert took_s == [[4.0], [4.5], [5.0], [4.0], [14.0]]  # 64 tokens: twice the time of the largest batch
+    # The call with the short input leaves at once. The long input has three times its tokens and takes 1.5 s a block.
     served = plan(stage(1, split(0, 4, ramps=(0,))))
     arrivals_s = [0.0, 0.0]
     outcome = simulate(with_lengths(served, arrivals_s, [8, 8, 8, 24], rows=(AT_0, TO_END), slo_s=100.0))
@@ -96,7 +96,7 @@ def test_a_batch_and_a_hop_take_what_their_tokens_take() -> None:
 
 
 def test_a_full_batch_is_one_of_tokens() -> None:
-    # Of ten that wait while the first runs, 32 tokens go together, and the next 32.
+    # Of ten that wait while the first runs, 32 tokens run together, and the next 32.
     served = budgets(stage(1, split(0, 4)))
     wide = replace(served, stages=(stage(1, replace(split(0, 4, 32), tokens=32)),))
     outcome = simulate(with_lengths(wide, [0.0] + [0.5] * 10, [8, 8, 8, 6]))
@@ -106,7 +106,7 @@ def test_a_full_batch_is_one_of_tokens() -> None:
     assert outcome.splits[0].lengths.fill == pytest.approx(66 / 96)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches that overlap, to the second: a block takes 1 s, 0.25 s more for every further input of both batches."""
+"""Timetables of overlapping batches: a block takes 1 s, and 0.25 s more for every further input of both batches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_the_next_batch_begins_beside_what_remains_and_a_batch_that_leaves_makes
     # Two inputs in block 0 until 1.25 s, then one in three blocks, until 4.25 s; then the same again.
     assert latencies_s(RAMP_0, arrivals_s, rows, **TWO) == [1.25, 4.25, 4.25 + 1.25 - 1, 8.5 - 1]
     # From 1.25 s on one input of the first batch and two of the second: each block takes as long as one of three would,
-    # 1.5 s. From 2.75 s on one of each, 1.25 s a block: the first has two left, until 5.25 s, the second then one.
+    # 1.5 s. From 2.75 s on one of each, 1.25 s a block. The first has two left, until 5.25 s, and the second then one.
     overlapping = RAMP_0.with_splits(overlap_below=2)
     assert latencies_s(overlapping, arrivals_s, rows, **TWO) == [1.25, 5.25, 2.75 - 1, 6.25 - 1]
-    # No input of the second batch is there after 2.75 s.
+    # The second batch has no input after 2.75 s.
     assert latencies_s(overlapping, arrivals_s, (AT_0, TO_END, AT_0, AT_0), **TWO) == [1.25, 2.75 + 2, 1.75, 1.75]
-    # Those that stay are inside until the end.
+    # Inputs that stay are inside until the end.
     stays = RAMP_0.with_splits(after_answer="stay").with_splits(overlap_below=2)
     assert latencies_s(stays, [0.0, 1.0], (AT_0, TO_END), **TWO) == [1.25, 5.0, 5 + 1.25 - 1, 10.0 - 1]
 
@@ -43,8 +43,8 @@ def test_the_threshold_is_of_the_inputs_that_remain() -> None:
     # Two remain at 1.5 s, which is not fewer than two: they run three blocks of two, until 5.25 s.
     apart_s = [1.5, 5.25, 5.25, 5.25 + 1.5 - 1, 10.5 - 1, 10.5 - 1]
     assert latencies_s(RAMP_0.with_splits(overlap_below=2), arrivals_s, rows, inputs_per_request=3) == apart_s
-    # Two and three are five, more than the profile knows: 5/4 of its largest batch, 2.1875 s, until 3.6875 s. Then two
-    # and two, 1.75 s a block: the first has two left, until 7.1875 s, and the second one, alone.
+    # Two and three are five, above the profile: 5/4 of its largest batch, 2.1875 s, until 3.6875 s. Then two and two,
+    # 1.75 s a block: the first has two left, until 7.1875 s, and the second one, alone.
     at_once_s = [1.5, 7.1875, 7.1875, 2.6875, 7.4375, 7.4375]
     assert latencies_s(RAMP_0.with_splits(overlap_below=3), arrivals_s, rows, inputs_per_request=3) == at_once_s
 
@@ -57,14 +57,14 @@ def test_a_device_that_runs_two_batches_is_busy_once() -> None:
 
 
 def test_a_batch_of_few_may_be_joined_at_once() -> None:
-    # By another ingress: that of the first does not send one more behind it. Until 4.5 s they take 1.25 s a block.
+    # By another ingress, because the first does not queue another call. Until 4.5 s they take 1.25 s a block.
     assert latencies_s(RAMP_0.with_splits(overlap_below=2), [0.0, 2.0], (TO_END,), num_ingresses=2) == [4.5, 4.5]
 
 
 def test_what_never_shrinks_so_far_is_as_without() -> None:
     arrivals_s, rows = [0.0, 0.1, 0.2, 0.3, 3.0], (TO_END, AT_0, AT_2)
     apart = simulate(scenario(EVERY_RAMP, arrivals_s, rows))
-    # No input waits when the first batch, of one, could be joined; then four run, and two remain in the end.
+    # No input waits while the first batch, of one, could be joined; then four run, and two remain at the end.
     never = simulate(scenario(plan(stage(1, split(0, 4, 1))).with_splits(overlap_below=1), arrivals_s, rows))
     alone = simulate(scenario(plan(stage(1, split(0, 4, 1))), arrivals_s, rows))
     assert never.latency_s_N.tolist() == pytest.approx(alone.latency_s_N.tolist())
@@ -80,7 +80,7 @@ def test_survivors_of_a_shared_device_wait_and_both_batches_of_a_dead_one_restar
     served_by = replace(plan(stage(2, split(0, 4, 1))).with_splits(overlap_below=2), predicted={})
     service = booted(scenario(served_by, [0.0, 0.0, 0.0, 0.0]))
     outcome = at(service, 1.0, partial(kill, service))
-    # Two of four go on at 1.25 s a block, and two more find the other replica full until then.
+    # Two of four continue at 1.25 s a block, and two more find the other replica full until then.
     assert sorted(outcome.latency_s_N.tolist()) == pytest.approx([5.0, 5.0, 10.0, 10.0])
 
 

@@ -1,4 +1,4 @@
-"""What replicas do when, to the second: a block takes 1 s, 0.25 s more for every further input."""
+"""Timetables of replicas: a block takes 1 s, and 0.25 s more for every further input."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_an_active_ramp_takes_its_time_too() -> None:
 def test_survivors_take_the_link_or_wait_on_the_device_for_a_full_batch() -> None:
     served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4)))
     rows = (TO_END, AT_1, TO_END)
-    # Two blocks of three inputs, 0.5 s for each of the two that go on, two blocks of two.
+    # Two blocks of three inputs, 0.5 s for each of the two that continue, two blocks of two.
     assert latencies_s(served_by, [0.0], rows, inputs_per_request=3) == [3 + 1 + 2.5, 3, 3 + 1 + 2.5]
-    # Where their next split is hosted too, they wait there.
+    # If the replica hosts their next split too, they wait in it.
     served_by = plan(stage(1, split(0, 2, 2, ramps=(1,)), split(2, 4, 2)))
     assert latencies_s(served_by, [0.0], (*rows, AT_1), inputs_per_request=4) == [7.5, 2.5, 7.5, 5.0]
 
@@ -92,19 +92,19 @@ def test_a_deferred_stage(batch: int, arrivals_s: list[float], size: int, expect
 
 
 def test_what_cannot_be_answered_in_time_is_dropped_unrun() -> None:
-    outcome = simulate(scenario(WHOLE, [0.0, 1.2], slo_s=5.0))  # 4 s from 4 on are more than until 6.2
+    outcome = simulate(scenario(WHOLE, [0.0, 1.2], slo_s=5.0))  # 4 s from 4 on end after 6.2
     assert outcome.latency_s_N[0] == 4
     assert math.isnan(outcome.latency_s_N[1])
     assert [DROPS[reason] for reason in outcome.drop_N if reason >= 0] == ["deadline"]
     assert [each.batches for each in outcome.splits] == [1]
-    # After one block of four inputs none leaves, so that a batch of four takes 7 s, a second more than is left.
+    # After one block of four inputs none leaves, so a batch of four takes 7 s, a second more than remains.
     outcome = simulate(scenario(WHOLE, [0.0], slo_s=6.0, inputs_per_request=4))
     assert outcome.figures().drops == {"deadline": 4}
     assert outcome.splits == ()
 
 
 def at(service: SimulatedService, second: float, action: Any) -> Outcome:
-    """Play, and do something to the first replica then."""
+    """Runs a service, and acts on its first replica at this second."""
     replica = next(iter(service.replicas()))
     service.events.at(second, CONTROLS, lambda _: action(replica))
     return play(service)
@@ -115,7 +115,7 @@ def test_what_a_dead_replica_had_or_sent_starts_again_elsewhere() -> None:
     assert at(service, 1.0, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(1.05 + 4)]
     served_by = plan(stage(2, split(0, 2)), stage(1, split(2, 4)))
     service = booted(scenario(served_by, [0.0]))
-    # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the way, two blocks.
+    # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the link, two blocks.
     assert at(service, 2.25, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]
 
 

@@ -1,4 +1,4 @@
-"""Simulated inputs that run on when they are answered, to the second, and beside a device that does the same."""
+"""Timetables of simulated inputs that stay after their answer, compared with a device."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
         after_answer="stay"
     )
     outcome = simulate(scenario(served_by, [0.0], (AT_1, AT_2, AT_1), inputs_per_request=3))
-    # Two blocks of three take 1.5 s each, the way to the next stage 0.5 s for each input, and its first block 1.5 s.
+    # Two blocks of three take 1.5 s each, the link 0.5 s for each input, and the first block of the next stage 1.5 s.
     assert outcome.latency_s_N.tolist() == [3.0, 6.0, 3.0]
     assert [(each.first, each.inputs) for each in outcome.splits] == [(0, 3), (2, 3)]
-    # No caller waits for stages where all were answered, and they work all the same.
+    # No caller waits for stages whose inputs were all answered, and the stages work nevertheless.
     served_by = plan(stage(1, split(0, 2, ramps=(0,))), stage(1, split(2, 4))).with_splits(after_answer="stay")
     outcome = simulate(scenario(served_by, [0.0], (AT_0,)))
     assert (outcome.latency_s_N.tolist(), outcome.exit_N.tolist()) == ([1.0], [0])
@@ -62,7 +62,7 @@ def test_a_device_does_what_the_simulated_one_does(after_answer: AfterAnswer, ro
 
 
 def run_live(served_by: Plan, rows: Sequence[int]) -> tuple[list[tuple[float, int, int]], BatchEngine[EmulatedPiece]]:
-    """Second, input and block of every answer of a device that sleeps as long as the profile says; rows as letters."""
+    """Returns second, input (as a letter) and block of every answer of a device that sleeps for the profile's times."""
     clock, log = ManualClock(), list[tuple[float, int, int]]()
 
     def deliver(releases: list[Release[EmulatedPiece]]) -> None:

@@ -1,4 +1,4 @@
-"""Steps of sequences by hand: which steps wait for which, what is filled in, and when early tokens are told."""
+"""Tests of steps of sequences: which steps wait for which, what is filled in, and when early tokens are answered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EARLY = plan(stage(1, split(0, 4, ramps=RAMPS[:1])))
 
 
 def asking(given: Scenario, **changes: object) -> Scenario:
-    """The scenario, whose problem is one of generation."""
+    """Returns a scenario of generation."""
     generation = Generation(prompt=Lengths(mean=1), output=Lengths(mean=3), **changes)  # type: ignore[arg-type]
     return replace(given, problem=replace(given.problem, generation=generation))
 
@@ -41,7 +41,7 @@ def with_table(given: Scenario, **changes: object) -> Scenario:
 
 
 def test_tokens_that_left_early_are_run_with_the_next_that_survives() -> None:
-    # The first, of the prompt, runs all; the second leaves after block 0; the third brings it along, 1.25 s a block.
+    # The first step, of the prompt, runs all; the second leaves after block 0; the third runs it too, 1.25 s a block.
     rows = (TO_END, AT_0, TO_END)
     computed = generate(case(EARLY, (1, 3), rows=rows))
     assert told(computed) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.25) / 2)]
@@ -60,7 +60,7 @@ def test_a_longer_context_a_prompt_beside_steps_and_the_head_cost_what_was_measu
     given = asking(case(ALONE, (1, 2), (4, 2), arrivals_s=(0.0, 0.5)), prefill={"cpu": prompts})
     # One at 4 s; then a step beside the prompt, 2 s a block and 0.25 s for one more of four.
     assert told(generate(given)) == [(2, 4.0, 9.0), (2, 12.5, 4.0)]
-    # The head looks at one token of every input.
+    # The head runs on one token of every input.
     block_s_NB = case(ALONE, (1, 1)).problem.latency["cpu"].block_s_NB.copy()
     block_s_NB[-1] += [0.5, 1.0, 2.0]
     given = with_table(case(ALONE, (4, 1)), block_s_NB=block_s_NB)
@@ -69,7 +69,7 @@ def test_a_longer_context_a_prompt_beside_steps_and_the_head_cost_what_was_measu
 
 @pytest.mark.parametrize(("policy", "second_s"), [("confidence", 1.5), ("foreseen", 1.5 + 3 * 1.25)])
 def test_a_token_that_leaves_by_the_head_that_all_share_is_told_at_the_end(policy: str, second_s: float) -> None:
-    """Of one sequence the second token, which leaves after block 0, beside the prompt of the other."""
+    """One sequence's second token leaves after block 0, beside the prompt of the other sequence."""
     plan_of = replace(EARLY, policy=PolicySpec(name=policy, thresholds=0.4))
     given = case(plan_of, (2, 2), (2, 2), rows=(TO_END, TO_END, AT_0, TO_END))
     assert generate(given).tpot_s_K[0] == second_s
@@ -92,7 +92,7 @@ def test_where_more_run_than_a_batch_holds_they_take_turns_whatever_the_limit_on
     timed = replace(given, sequences=replace(given.sequences, timeout_s=100.0))
     limited, free = told(generate(timed)), told(generate(given))
     assert [each[:2] for each in limited] == [each[:2] for each in free]
-    assert limited[2][1] < 24.0 - 6.0  # it does not wait until the first is over
+    assert limited[2][1] < 24.0 - 6.0  # it does not wait for the end of the first
 
 
 def test_steps_that_stay_or_overlap_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""A service so small that its timetable fits on a page: four blocks, three ramps, rows named by where they leave."""
+"""A service with short timetables: four blocks, three ramps, and rows named by the ramp at which they leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICY: Final = PolicySpec(name="entropy", thresholds=0.4)
 
 
 def problem(*, ramp_s: float = 0.0, count: int = 8, slo: Slo | None = None) -> PlanProblem:
-    """A block takes 1 s for one input and 0.25 s more for each further one; an input takes 0.5 s to the next stage."""
+    """Returns a problem: a block takes 1 s, 0.25 s more for each further input; the link takes 0.5 s per input."""
     block_s_NB = np.tile([1.0, 1.25, 1.75], (NUM_BLOCKS, 1))
     return PlanProblem(
         num_blocks=NUM_BLOCKS,
@@ -52,7 +52,7 @@ def plan(*stages: Stage, dispatch: Dispatch = "work-conserving", **predicted: fl
 
 
 def scenario(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int] = (TO_END,), **options: Any) -> Scenario:
-    """Without admission, for so long as requests arrive and a second more, unless the options say otherwise."""
+    """Returns a scenario without admission that ends a second after the last arrival, unless the options differ."""
     given: dict[str, Any] = {
         "problem": problem(),
         "plan": served_by,

@@ -1,4 +1,4 @@
-"""A simulated fleet in trouble: accelerators that go and come back, replicas that die or become slow."""
+"""A simulated fleet with faults: accelerators that are lost and return, replicas that die or become slow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from simulator.processes import SimulatedReplica
 from simulator.service import SimulatedService
 
 NOTICE_S = 1.0
-"""Until a dead replica is replaced: the live service's `health_check_period_s`."""
+"""Seconds until a dead replica is replaced: the live service's `health_check_period_s`."""
 LOST_S = 8.0
-"""Until Ray no longer counts accelerators that are gone."""
+"""Seconds until Ray no longer counts lost accelerators."""
 
 
 def kill(service: SimulatedService, replica: SimulatedReplica) -> None:
-    """End a replica at once; its inputs start again elsewhere."""
+    """Ends a replica at once; its inputs start again on other replicas."""
     if replica.index in service.running[replica.device]:
         service.stop(replica)
     for trip in replica.die():
@@ -27,18 +27,18 @@ def kill(service: SimulatedService, replica: SimulatedReplica) -> None:
 
 
 class LosablePool(AcceleratorPool):
-    """A pool from which accelerators are lost, and to which they come back."""
+    """A pool that can lose accelerators and get them back."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self._lost_s: dict[int, float] = {}
-        """When each accelerator was lost that is gone."""
+        """When each lost accelerator was lost."""
 
     def is_free(self, number: int) -> bool:
         return super().is_free(number) and number not in self._lost_s
 
     def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
-        """Remove accelerators; returns their holders."""
+        """Removes accelerators; returns their holders."""
         lost = [number for number in numbers if number not in self._lost_s]
         self._lost_s |= dict.fromkeys(lost, now_s)
         holders = [self.holders[number] for number in lost]
@@ -47,7 +47,7 @@ class LosablePool(AcceleratorPool):
         return [holder for holder in holders if holder is not None]
 
     def bring_back(self, numbers: Iterable[int]) -> None:
-        """Return lost accelerators to the pool."""
+        """Returns lost accelerators to the pool."""
         for number in numbers:
             self._lost_s.pop(number, None)
 
@@ -76,15 +76,15 @@ class TroubledFleet(SimulatedFleet):
         return {device: each.counted(self._events.time_s - LOST_S) for device, each in self._losable.items()}
 
     def die(self, slot: str, rank: int = 0) -> None:
-        """End the process of a stage's replica, if it has so many; 0: the one that has run for longest.
+        """Ends the process of a stage's replica, if there are enough; rank 0 is the one that has run longest.
 
-        Its inputs start again elsewhere, and Serve starts another replica.
+        Its inputs start again on other replicas, and Serve starts another replica.
         """
         for replica in self._at(slot, rank):
             self._die(replica)
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Remove accelerators, with the replicas that run or start on them.
+        """Removes accelerators, with the replicas that run or start on them.
 
         Replicas take the lowest free number, those of a plan's first stage first.
         """
@@ -97,19 +97,19 @@ class TroubledFleet(SimulatedFleet):
                 self._later(NOTICE_S, self._reconcile, holder.device)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Return lost accelerators, empty."""
+        """Returns lost accelerators, without replicas."""
         self.say(f"{device} {', '.join(map(str, numbers))} back")
         self._losable[device].bring_back(numbers)
         self._place()
 
     def slow(self, slot: str, rank: int, slowness: float) -> None:
-        """Have a stage's replica take so many times as long as its profile says; 1: it is healthy again."""
+        """Slows a stage's replica by this factor; 1 makes it healthy again."""
         for replica in self._at(slot, rank):
             self.say(f"{replica.name} takes {slowness:g} times as long")
             self._service.slow(replica, slowness)
 
     def _at(self, slot: str, rank: int) -> list[SimulatedReplica]:
-        """Returns a stage's replica by how long it has run; none if there are not so many."""
+        """Returns a stage's replica by rank; None if there are not enough."""
         return self._service.slots[slot].replicas[rank : rank + 1] if slot in self._service.slots else []
 
     def _die(self, replica: SimulatedReplica) -> None:
@@ -120,7 +120,7 @@ class TroubledFleet(SimulatedFleet):
 
 
 class Fault(NamedTuple):
-    """What goes wrong, or right again, at a time."""
+    """A fault, or the end of one, at a time."""
 
     at_s: float
     happen: Callable[[TroubledFleet], None]
@@ -128,5 +128,5 @@ class Fault(NamedTuple):
 
 
 def with_faults(*faults: Fault) -> MakeFleet:
-    """A fleet to which these faults happen."""
+    """Returns a fleet to which these faults happen."""
     return partial(TroubledFleet, faults=faults)

@@ -19,7 +19,7 @@ from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("ray", "deployments", "numba", "statsmodels", "scipy", "aiohttp", "pandas", "matplotlib", "httpx")
-"""What a bare machine lacks."""
+"""Packages that a bare machine lacks."""
 RAMPS = tuple(range(11))
 DRY = ("--dry-run", "--records", "synthetic", "--models", "bert-base", "--rounds", "1", "--seconds", "0.01")
 PLANNED = ["early-exit, best ramps", "serial"]

@@ -17,7 +17,7 @@ from tests.optimizer.plain_problem import plain_problem
 
 DEVICE = "emulated:V100"
 EASY, HARD = ["easy"] * 8, ["hard"] * 8
-"""An easy input leaves after block 0 where its ramp is on, a hard one nowhere."""
+"""An easy input leaves after block 0 if its ramp is active, a hard one at no ramp."""
 POLICY = PolicySpec(name="recorded", thresholds={0: 0.4}, records="records.npz")
 
 
@@ -33,7 +33,7 @@ def two_inputs() -> ExitRecords:
 
 
 def problem(slo_s: float) -> PlanProblem:
-    """Two blocks of 1 s at any batch, and a ramp that costs nothing."""
+    """Returns a problem with two blocks of 1 s at any batch, and a ramp that takes no time."""
     table = LatencyTable(batches=(1, 8), block_s_NB=np.ones((2, 2)), ramp_s_EB=np.zeros((1, 2)))
     return plain_problem(
         survival_N=(1.0, 0.5),
@@ -55,7 +55,7 @@ PIPELINE = Plan(stages=(stage(0, 1, 0), stage(1, 2)), policy=POLICY)
 
 
 def driven(asked: list[list[str]], scheduled_s: list[float], took_s: list[float]) -> Driven:
-    """A live run of which every request was answered by the whole model."""
+    """Returns a live run in which the whole model answered every request."""
     label_of = {"easy": "positive", "hard": "negative"}
     records = tuple(
         RequestRecord(

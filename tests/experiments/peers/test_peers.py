@@ -1,4 +1,4 @@
-"""What the comparison with other servers rests on: bodies, processes, the client, a side's turn, kernels."""
+"""Tests of the comparison with other servers: bodies, processes, the client, a side's turn, kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_t
 from tests.offramp.load.scripted_server import ok, scripted
 
 ANSWER = ok('{"label": "yes", "score": 1.0, "exit": 2}')
-# A parent whose child forgets its environment and says its own process id, as a process does that renames itself.
+# A parent whose child loses its environment, as a process does that renames itself, and prints its process id.
 FAMILY = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], env={}, stdin=subprocess.PIPE)
@@ -58,7 +58,7 @@ def test_a_server_is_its_process_those_with_its_mark_and_their_children() -> Non
         server = Server("", leader, "of-this-test", Path())
         assert {process.pid for process in server.processes()} == {leader.pid, parent.pid, child}
         assert stranger.pid not in {process.pid for process in server.processes()}
-        assert server.memory_bytes() > 3_000_000  # three interpreters; even what they share is counted, in parts
+        assert server.memory_bytes() > 3_000_000  # three interpreters; shared memory is counted in parts
     assert (server.processes(), server.memory_bytes(), server.cpu_s()) == ([], 0, 0)
 
 
@@ -82,7 +82,7 @@ def free_port() -> int:
 
 
 def options_for(folder: Path, url: str = "http://127.0.0.1:1", **given: Any) -> ClientOptions:
-    """Two texts; slow machines must not fail a test, so the SLO is far away."""
+    """Returns options with two texts and a large SLO, so that slow machines do not fail tests."""
     inputs = write_inputs(folder / "inputs.jsonl", ["on", "off"])
     known = {"url": url, "inputs": inputs, "duration_s": 1.0, "slo_s": 60.0, "timeout_s": 60.0}
     return ClientOptions.model_validate(known | given)
@@ -122,7 +122,7 @@ def record(due_s: float, sent_s: float, done_s: float, error: str | None = None)
 
 def test_latency_runs_from_when_a_request_was_due_and_a_lost_request_has_none(tmp_path: Path) -> None:
     counted = [
-        record(1.0, 1.25, 1.5),  # 0.5 s: within the SLO, to the point
+        record(1.0, 1.25, 1.5),  # 0.5 s: exactly within the SLO
         record(2.0, 2.0, 2.75),  # 0.75 s: too late
         record(3.0, 3.0, 3.1, "http_503"),
         record(4.0, 4.0, 4.1, "timeout"),
@@ -150,14 +150,14 @@ def threads_as_before() -> Iterator[None]:
 
 
 def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
-    """Labels and scores of the full model, its inputs one by one, so that nothing is padded or packed."""
+    """Returns labels and scores of the full model for each input alone, without padding and packing."""
     model, tokenizer = make_model(folder)
     logits = [exit_outputs(model, tokenizer.encode([text]))[NUM_BLOCKS - 1] for text in TEXTS]
     score_N, label_N = torch.cat(logits).softmax(-1).max(-1)
     return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
 
 
-@pytest.mark.parametrize("kernel", ["packed", pytest.param("onnx", marks=pytest.mark.slow)])  # whose export takes long
+@pytest.mark.parametrize("kernel", ["packed", pytest.param("onnx", marks=pytest.mark.slow)])  # its export takes long
 def test_all_kernels_answer_a_batch_as_the_unsplit_model_its_inputs_one_by_one(tmp_path: Path, kernel: Kernel) -> None:
     labels, scores = unsplit_answers(tmp_path)
     stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))

@@ -42,7 +42,7 @@ async def test_a_peer_answers_texts_lists_and_bursts_as_the_stock_model_does(nam
 
 
 def check(document: object, expected: object) -> None:
-    """Equal, but for a score's last digits, which depend on its batch."""
+    """Checks equality, except for a score's last digits, which depend on its batch."""
     labels, scores = split(document)
     expected_labels, expected_scores = split(expected)
     assert labels == expected_labels

@@ -1,4 +1,4 @@
-"""A study of nothing, for tests of what runs studies; OFFRAMP_FAKE says what becomes of it."""
+"""A study without work, for tests of the runner; OFFRAMP_FAKE sets its outcome."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NAME = "tests.experiments.studies.fake_study"
 
 
 def run(effort: Effort) -> StudyResult:
-    """One comparison, one table and one picture, known beforehand."""
+    """Returns a fixed comparison, table and picture."""
     what = os.environ.get("OFFRAMP_FAKE")
     if what == "breaks":
         raise PlanError("no plan meets the SLO")
-    if what == "dies":  # as where memory is short
+    if what == "dies":  # as if memory were short
         os.kill(os.getpid(), signal.SIGKILL)
     labels = ("1",) if effort == "quick" else ("1", "8")
     rates = {"stock": (100.0, 400.0), "e3": (90.0, 600.0)}

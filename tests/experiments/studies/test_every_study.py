@@ -1,8 +1,8 @@
-"""Every study runs with quick effort, and its figures are those that `quick_figures.json` holds.
+"""Tests that every study runs with quick effort and gives the figures in `quick_figures.json`.
 
-The file holds no figures of studies that measure times or train ramps: they differ between processors. A folder of
-quick results, as `make report-quick` leaves it, becomes the file by `python -m
-tests.experiments.studies.test_every_study FOLDER`. A commit that changes a figure says why.
+The file lacks studies that measure times or train ramps, because their figures depend on the processor. `python -m
+tests.experiments.studies.test_every_study FOLDER` rewrites the file from a folder of quick results, as written by `make
+report-quick`. A commit that changes a figure explains why.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from experiments.studies.study import StudyResult, perform, read_record
 HELD = Path(__file__).with_name("quick_figures.json")
 NOT_HELD = ("fig08_vision", "fig20_planner_overhead", "pame_fig16_load_changes", "tcb_fig16_overhead")
 MOST_S = 1.0
-"""Studies that take longer run with `-m slow`, and all of them in `make report-quick`."""
+"""Studies that take longer run with `-m slow`; `make report-quick` runs all of them."""
 
 
 def figures_of(result: StudyResult) -> dict[str, float | None]:
-    """The comparisons with the paper, without those that are measured on this machine."""
+    """Returns the comparisons with the paper, without figures that depend on this machine."""
     measured = ("processor time", "this CPU")
     return {each.name: each.ours for each in result.comparisons if not any(words in each.name for words in measured)}
 
@@ -49,7 +49,7 @@ def test_a_study_gives_the_figures_that_it_gave_before(name: str) -> None:
         assert all(value is not None for value in figures.values())
     else:
         held = json.loads(HELD.read_text(encoding="utf-8"))[name]
-        # Models that were trained on this machine add figures of their own.
+        # Models that were trained on this machine add figures.
         found = {figure: figures.get(figure) for figure in held}
         assert found == {figure: pytest.approx(value, rel=1e-6) for figure, value in held.items()}
 

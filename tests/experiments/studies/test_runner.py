@@ -1,4 +1,4 @@
-"""What runs studies, keeps their results and writes the report of them."""
+"""Tests of running studies, keeping their results, and writing the report."""
 
 from __future__ import annotations
 

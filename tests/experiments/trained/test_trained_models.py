@@ -1,4 +1,4 @@
-"""Models that experiments train on public data, calibrate, and show what they have not seen."""
+"""Tests of the models that experiments train on public data, calibrate, and test on unseen rows."""
 
 from __future__ import annotations
 
