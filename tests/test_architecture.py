@@ -133,22 +133,22 @@ def test_imports_run_one_way() -> None:
     assert wrong == set()
 
 
-def test_no_module_imports_itself_in_a_circle_not_even_for_types() -> None:
+def test_there_are_no_import_cycles_even_for_types() -> None:
     graph = {module: {name for name in read(module).imports if name in sources()} - {module} for module in sources()}
     assert circle(graph) == []
 
 
 @pytest.mark.parametrize("parent", ["deployments", "deployments.ingress", "simulator"])
-def test_folders_side_by_side_make_no_circle(parent: str) -> None:
+def test_sibling_folders_have_no_import_cycle(parent: str) -> None:
     assert circle(side_by_side(parent)) == []
 
 
-def test_a_circle_is_found_where_there_is_one() -> None:
+def test_a_cycle_is_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_what_everyone_may_import_imports_nothing_of_ours() -> None:
+def test_modules_for_every_folder_import_nothing_of_the_project() -> None:
     assert {name for module in FOR_EVERYONE for name in read(module).imports if top(name) in FOLDERS} == set()
 
 
@@ -169,7 +169,7 @@ def test_only_one_file_imports_private_modules_of_ray() -> None:
     assert found == {"deployments.local_ray.private"}
 
 
-def test_the_core_of_the_ingress_knows_nothing_of_what_drives_it() -> None:
+def test_the_core_of_the_ingress_does_not_import_its_drivers() -> None:
     known = {name for module in modules_in(PURE) for name in read(module).imports if top(name) == "deployments"}
     assert {name for name in known if not name.startswith("deployments.ingress.core.")} <= MAY_IMPORT_FROM_DEPLOYMENTS
 
@@ -179,7 +179,7 @@ def test_no_function_is_too_long_to_read() -> None:
     assert {name: number for name, number in functions.items() if number > MOST_LINES_OF_A_FUNCTION} == {}
 
 
-def test_every_file_of_tests_that_starts_ray_has_its_place_among_them() -> None:
+def test_every_test_file_that_starts_ray_is_in_the_list() -> None:
     files = (ROOT / "tests" / "end_to_end").glob("test_*.py")
     assert {path.name for path in files if "mark.ray" in path.read_text(encoding="utf-8")} <= set(ON_RAY)
 

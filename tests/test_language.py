@@ -101,7 +101,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_speaks_of_things_as_things(name: str) -> None:
+def test_a_folder_uses_words_of_persons_only_for_persons(name: str) -> None:
     assert [str(place) for place in places(name)] == []
 
 

@@ -76,7 +76,7 @@ def expressions() -> list[str]:
     )
 
 
-def test_an_expression_says_which_labels_of_which_metrics_it_uses() -> None:
+def test_the_metrics_and_labels_of_an_expression_are_found() -> None:
     found = uses('sum by (le, a) (rate(ray_x{b=~"$c", d="e(f)"}[5m])) / min by (a) (ray_y)')
     assert found == [
         Used(metric="ray_x", labels=frozenset({"le", "a", "b", "d"})),
@@ -149,7 +149,7 @@ def test_data_source_and_services_are_chosen_and_prometheus_scrapes_what_ray_wri
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's package prometheus, is not here")
-def test_promtool_takes_the_configuration_and_every_expression(tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration_and_every_expression(tmp_path: Path) -> None:
     config = subprocess.run(["promtool", "check", "config", MONITORING / "prometheus.yaml"], capture_output=True)
     assert config.returncode == 0, config.stderr
     filled = [expression.replace("$__rate_interval", "1m") for expression in expressions()]
@@ -177,7 +177,7 @@ def test_every_metric_is_documented_with_its_kind_and_labels_and_no_other_is(dec
     assert sorted(rows, key=str) == sorted(declared, key=str)
 
 
-def test_no_instrument_is_made_elsewhere(declared: Declared) -> None:
+def test_instruments_are_created_only_in_the_known_modules(declared: Declared) -> None:
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "deployments").rglob("*.py")]
     tellers = [source for source in sources if "from deployments.metrics import" in source]
     made = [name for source in tellers for name in re.findall(r'"(offramp_\w+)"', source)]
@@ -185,6 +185,6 @@ def test_no_instrument_is_made_elsewhere(declared: Declared) -> None:
     assert sum("from ray.serve.metrics import" in source for source in sources if source not in tellers) == 1
 
 
-def test_what_the_documents_say_of_kinds_is_what_the_names_end_in() -> None:
+def test_documented_kinds_match_the_suffixes_of_the_names() -> None:
     assert {row.name.endswith("_total") for row in documented() if row.kind == "counter"} == {True}
     assert {row.name.endswith(("_total", "_bucket")) for row in documented() if row.kind != "counter"} == {False}

@@ -87,7 +87,7 @@ def test_every_command_and_option_of_offramp_exists() -> None:
             assert called[1].startswith("--") or set(re.findall(r"--[a-z-]+", called[2])) <= known[called[1]], where
 
 
-def test_an_option_that_stands_alone_is_one_of_some_command() -> None:
+def test_an_option_without_a_command_exists_in_some_command() -> None:
     known = options_of_the_app().union(*commands().values())
     for document in DOCUMENTS:
         alone = {span.split()[0] for span in spans(read(document)) if span.startswith("--")}
@@ -107,7 +107,7 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_link_into_a_document_meets_a_heading() -> None:
+def test_every_link_into_a_document_has_a_heading() -> None:
     for document in DOCUMENTS:
         for path, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", read(document)):
             target = document.parent / path if path else document
@@ -122,7 +122,7 @@ def test_every_path_and_link_leads_somewhere() -> None:
         assert [name for name, path in named.items() if not path.exists()] == [], document
 
 
-def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
+def test_every_name_is_in_the_file_that_the_document_states() -> None:
     for document in DOCUMENTS:
         for path, name in re.findall(r"`([\w/]+\.py)`:\s+`([\w.]+)`", read(document)):
             top, _, method = name.partition(".")
@@ -135,7 +135,7 @@ def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
             )
 
 
-def test_a_request_is_told_in_forty_lines_whose_steps_name_files() -> None:
+def test_the_life_of_a_request_has_at_most_forty_lines_and_names_files() -> None:
     told = read(ROOT / "docs" / "architecture.md").partition("## The life of a request\n")[2].partition("\n## ")[0]
     steps = re.split(r"^\d+\. ", told.strip(), flags=re.MULTILINE)[1:]
     assert len(told.strip().splitlines()) <= 40
@@ -181,14 +181,14 @@ def test_the_problems_on_the_page_of_planning_are_accepted(tmp_path: Path) -> No
     assert read_problem(path).problem.networks == (2, 5)
 
 
-def test_the_python_in_documents_imports_what_there_is() -> None:
+def test_the_python_in_documents_imports_existing_names() -> None:
     texts = [text for document in (README, ROOT / "docs" / "api.md") for text in fenced(read(document), "python")]
     imports = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     assert {node.module for node in imports} == {"offramp"}
     assert {alias.name for node in imports for alias in node.names} <= set(offramp.__all__)
 
 
-def test_the_tables_are_what_make_docs_writes() -> None:
+def test_generated_tables_are_current() -> None:
     for name in TABLES:
         text = read(ROOT / name)
         assert renewed(text, TABLES[name]) == text, "make docs"
@@ -226,7 +226,7 @@ def test_every_module_that_a_document_runs_can_be_run() -> None:
         assert runs, name
 
 
-def test_the_picture_stands_for_itself() -> None:
+def test_the_picture_needs_no_other_file() -> None:
     picture = ROOT / "docs" / "picture.svg"
     root = ElementTree.fromstring(read(picture))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"

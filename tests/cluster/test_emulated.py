@@ -48,7 +48,7 @@ def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | Non
     ]
 
 
-def test_thresholds_change_from_the_next_batch_on_and_of_entropies_small_ones_are_sure() -> None:
+def test_new_thresholds_hold_from_the_next_batch_and_small_entropies_are_sure() -> None:
     assert ran(recorded(0.5, "entropy"), "abcd") == EVERYWHERE
     runner = recorded(HALF)
     running = runner.run(batch_of("abcd"))
@@ -58,11 +58,11 @@ def test_thresholds_change_from_the_next_batch_on_and_of_entropies_small_ones_ar
 
 
 @pytest.mark.parametrize("thresholds", [None, {}, {3: 0.5}], ids=["no policy", "none", "of a ramp without records"])
-def test_at_ramps_without_a_threshold_nobody_leaves(thresholds: Mapping[int, float] | None) -> None:
+def test_no_input_leaves_at_ramps_without_a_threshold(thresholds: Mapping[int, float] | None) -> None:
     assert ran(recorded(thresholds), "abcd") == [("abcd", "", None)]
 
 
-def test_an_input_without_records_is_refused_alone() -> None:
+def test_an_input_without_records_is_refused_but_its_batch_is_not() -> None:
     released: list[Release[EmulatedPiece]] = []
     engine: BatchEngine[EmulatedPiece] = BatchEngine((WHOLE,), ObservedTimes())
     device = Device(engine, recorded(HALF), ManualClock(), released.extend)
@@ -74,7 +74,7 @@ def test_an_input_without_records_is_refused_alone() -> None:
     assert str(lost.error) == "no exit record for the id 'stranger'; send the `ids` of recorded inputs"
 
 
-def test_probes_are_seen_by_every_ramp_and_answered_early_without_leaving() -> None:
+def test_probes_run_every_ramp_and_are_answered_early_without_leaving() -> None:
     split = Split(first=0, end=4, batch=4, ramps=(1,))
     steps = list(recorded(HALF).run(batch_of("bd", split, probe=True)))
     assert told(steps) == [("", "bd", 1), ("b", "bd", 2), ("", "bd", 3), ("bd", "", None)]
@@ -89,7 +89,7 @@ def test_probes_are_seen_by_every_ramp_and_answered_early_without_leaving() -> N
     assert all(math.isnan(said.score) for said in steps[3].seen)
 
 
-def test_inputs_that_stay_are_seen_by_the_active_ramps_and_the_end_and_answered_as_others() -> None:
+def test_inputs_that_stay_run_the_active_ramps_and_the_end_and_get_the_same_answers() -> None:
     split = Split(first=0, end=4, batch=4, ramps=(0, 2), after_answer="stay")
     steps = list(recorded(HALF).run(batch_of("bad", split)))
     assert told(steps) == [("a", "bad", 1), ("b", "bad", 3), ("bad", "", None)]
@@ -157,7 +157,7 @@ def test_a_piece_crosses_processes_without_values_and_a_real_ingress_may_send_to
     assert runner.from_wire(wire).sample_ids == ("a",)
 
 
-def test_pieces_for_warming_are_of_recorded_inputs() -> None:
+def test_warm_up_pieces_use_recorded_inputs() -> None:
     runner = recorded(HALF)
     piece = runner.warm_up_pieces(Split(first=1, end=4, batch=3), 3)
     assert (piece.next_block, len(set(piece.sample_ids)), len(piece)) == (1, 3, 3)
@@ -219,13 +219,13 @@ TIMED: dict[str, tuple[dict[str, Any], Batch[EmulatedPiece], list[tuple[str, flo
 
 
 @pytest.mark.parametrize(("options", "batch", "moments"), TIMED.values(), ids=TIMED)
-def test_a_batch_takes_what_the_profile_says(
+def test_a_batch_takes_the_seconds_of_the_profile(
     options: dict[str, Any], batch: Batch[EmulatedPiece], moments: list[tuple[str, float]]
 ) -> None:
     assert Stage(**options).moments(batch) == moments
 
 
-def test_a_batch_starts_when_the_device_is_free_and_its_last_input_queued() -> None:
+def test_a_batch_starts_when_the_device_is_free_and_its_last_input_is_queued() -> None:
     stage = Stage()
     split = Split(first=0, end=2, batch=1)
     stage.moments(batch_of("a", split))
@@ -255,7 +255,7 @@ def test_a_batch_starts_when_the_device_is_free_and_its_last_input_queued() -> N
     [("work-conserving", 2, 11.0), ("deferred", 2, 61.0), ("deferred", 1, 11.0)],
     ids=["never", "for more inputs", "not when full"],
 )
-def test_a_deferred_batch_was_waited_with(dispatch: Dispatch, batch: int, end_s: float) -> None:
+def test_a_deferred_batch_starts_after_a_wait(dispatch: Dispatch, batch: int, end_s: float) -> None:
     stage = Stage()
     stage.runner.dispatch = dispatch
     stage.clock.advance(50)
@@ -263,7 +263,7 @@ def test_a_deferred_batch_was_waited_with(dispatch: Dispatch, batch: int, end_s:
     assert stage.clock.now_s() == max(50.0, end_s)
 
 
-def test_a_batch_that_tokens_filled_was_waited_with_for_somebody_outside_it() -> None:
+def test_a_batch_filled_by_tokens_waited_for_an_input_outside_it() -> None:
     stage = Stage(length=10)
     stage.runner.dispatch = "deferred"
     engine: BatchEngine[EmulatedPiece] = BatchEngine([Split(first=0, end=4, batch=4, tokens=10)], ObservedTimes())
@@ -349,7 +349,7 @@ class SharedRuns:
                 self.log[answer.sample_id] = self.clock.now_s()
 
 
-def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over_or_given_up() -> None:
+def test_two_batches_are_as_slow_as_one_of_both_until_one_ends_or_is_abandoned() -> None:
     runs = SharedRuns()
     split = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
     first, second = (batch_of(name, split, queued_s=0.0, started_s=0.0) for name in ("d", "a"))
@@ -366,7 +366,7 @@ def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over_or_given_up() 
     assert runs.log == {"d": pytest.approx(began_s + 0.4)}
 
 
-def test_a_step_that_begins_in_what_is_counted_already_has_done_its_share_since() -> None:
+def test_a_step_that_begins_before_the_counted_time_has_progressed_since() -> None:
     block_s_NB = np.array([[4.0, 4.0, 8.0]] * 4)  # constant up to four inputs, then a second per input
     pace = Pace(LatencyTable(batches=(1, 4, 8), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((0, 3))), (), 1.0)
     sharing = Sharing()

@@ -51,7 +51,7 @@ def test_accelerators_of_all_nodes_are_counted(nodes: list[dict[str, Any]], coun
     assert from_nodes(nodes).counts == counts
 
 
-def test_labels_are_those_that_all_nodes_have_alike_prices_and_the_link_the_catalogues() -> None:
+def test_labels_are_common_to_all_nodes_and_prices_and_link_come_from_the_catalogue() -> None:
     found = from_nodes(
         [v100(1.0, tier="fast", zone="a"), v100(1.0, tier="fast", zone="b"), node({"CPU": 1.0}, {"tier": "slow"})]
     )
@@ -74,7 +74,7 @@ def test_labels_are_those_that_all_nodes_have_alike_prices_and_the_link_the_cata
         pytest.param({"T4": 0}, {}, id="none wanted"),
     ],
 )
-def test_what_a_cluster_lacks_is_counted_by_type(wanted: dict[str, int], missing: dict[str, int]) -> None:
+def test_missing_accelerators_are_counted_by_type(wanted: dict[str, int], missing: dict[str, int]) -> None:
     assert lacking(wanted, inventory(V100=4, cuda=2, cpu=8)) == missing
 
 
@@ -99,7 +99,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_what_a_file_says_is_taken_and_what_it_leaves_out_is_the_catalogues(tmp_path: Path) -> None:
+def test_a_file_overrides_the_catalogue(tmp_path: Path) -> None:
     found = read_inventory(written(tmp_path, "devices: {V100: {count: 16}}\n"))
     assert found.counts == {"V100": 16}
     assert found.devices["V100"].usd_per_hour == 2.93
@@ -131,7 +131,7 @@ def test_what_a_file_says_is_taken_and_what_it_leaves_out_is_the_catalogues(tmp_
         pytest.param("devices:\n  cpu: {count: 1}\nlink:\n  delay_s: 1\n", 4, "Field required", id="no bandwidth"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+def test_errors_name_the_line(tmp_path: Path, text: str, line: int, words: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(InputError) as refusal:
         read_inventory(path)
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, line: in
     ],
     ids=["cpu", "any GPU", "a GPU type", "an emulated GPU", "an emulated CPU", "a name of its own"],
 )
-def test_a_device_tells_what_torch_and_ray_call_it(name: str, torch_device: str, options: dict[str, object]) -> None:
+def test_a_device_has_the_names_of_torch_and_ray(name: str, torch_device: str, options: dict[str, object]) -> None:
     device = find_device(name)
     assert (device.name, device.torch_device, device.actor_options) == (name, torch_device, options)
 
@@ -167,7 +167,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
 MIB = 1 << 20
 
 
-def test_a_containers_limit_is_all_it_has(tmp_path: Path) -> None:
+def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
     limit, used = tmp_path / "max", tmp_path / "current"
     limit.write_text(f"{64 * MIB}\n")
     used.write_text(f"{40 * MIB}\n")
@@ -177,7 +177,7 @@ def test_a_containers_limit_is_all_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["max", str(1 << 60), None], ids=["none", "more than there is", "no container"])
-def test_without_a_limit_it_is_the_machines(tmp_path: Path, limit: str | None) -> None:
+def test_without_a_limit_memory_is_the_machines(tmp_path: Path, limit: str | None) -> None:
     if limit is not None:
         (tmp_path / "max").write_text(limit)
         (tmp_path / "current").write_text("1")
@@ -224,7 +224,7 @@ MANIFESTS = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_is_as_written_down_and_has_only_fields_that_kuberay_knows(name: str) -> None:
+def test_a_manifest_equals_the_golden_file_and_has_only_fields_of_kuberay(name: str) -> None:
     text = to_yaml(MANIFESTS[name])
     assert text == (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     read = yaml.safe_load(text)
@@ -244,7 +244,7 @@ def test_custom_resources_reach_ray_as_json_through_a_shell() -> None:
     }
 
 
-def test_a_redis_without_a_secret_is_asked_without_a_password() -> None:
+def test_a_redis_without_a_secret_is_used_without_a_password() -> None:
     cluster = manifest(OF_TYPES, Redis(address="redis:6379"))["spec"]["rayClusterConfig"]
     assert cluster["gcsFaultToleranceOptions"] == {"redisAddress": "redis:6379"}
 
@@ -255,10 +255,10 @@ def test_texts_of_several_lines_are_blocks() -> None:
     )
 
 
-def test_serves_messages_may_be_twice_as_large_as_the_services() -> None:
+def test_the_message_limit_of_serve_is_twice_that_of_the_service() -> None:
     assert set(grpc_environment(20_000).values()) == {str(4 * 2**20)}
     assert set(grpc_environment(3_000_000).values()) == {"6000000"}
 
 
-def test_names_become_those_that_kubernetes_takes() -> None:
+def test_names_are_converted_to_valid_names_of_kubernetes() -> None:
     assert kubernetes_name("emulated:V100_x.") == "emulated-v100-x"

@@ -41,13 +41,13 @@ def test_the_service_is_live_and_soon_ready(url: str, tiny: Tiny) -> None:
         assert client.metadata()["name"] == "tiny"
 
 
-def test_nothing_of_the_service_listens_beyond_its_host(one_ray: OneRay) -> None:
+def test_the_service_listens_only_on_its_host(one_ray: OneRay) -> None:
     listening = one_ray.listening()
     assert set(listening) == {"127.0.0.1"}, listening
     assert len(listening["127.0.0.1"]) > 5  # Serve's proxy, Ray's own processes, every replica
 
 
-def test_the_request_id_comes_back_once_and_who_sends_none_gets_one(http: httpx.Client) -> None:
+def test_a_request_id_is_returned_once_or_created(http: httpx.Client) -> None:
     for path in ("/v2", "/nothing"):
         response = http.get(path, headers={"X-Request-ID": "r-1"})
         assert response.headers.get_list("x-request-id") == ["r-1"]
@@ -55,7 +55,7 @@ def test_the_request_id_comes_back_once_and_who_sends_none_gets_one(http: httpx.
     assert response.headers.get_list("x-request-id") == [response.json()["request_id"]]
 
 
-def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(tiny: Tiny, http: httpx.Client) -> None:
+def test_a_list_gets_the_uncut_models_answers_in_order(tiny: Tiny, http: httpx.Client) -> None:
     response = http.post("/predict", json={"inputs": tiny.texts})
     assert response.status_code == 200
     for index, answer in enumerate(response.json()["outputs"]):
@@ -127,7 +127,7 @@ def test_the_statistics_count_what_every_split_ran(tiny: Tiny, http: httpx.Clien
     assert [late - early for early, late in zip(before, after, strict=True)] == ran
 
 
-def test_the_services_own_port_tells_prometheus_what_ran(tiny: Tiny, http: httpx.Client) -> None:
+def test_the_services_own_port_has_metrics_for_prometheus(tiny: Tiny, http: httpx.Client) -> None:
     ran = sum(split_inputs(http))
     page = http.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -148,7 +148,7 @@ def split_inputs(http: httpx.Client) -> list[int]:
 
 
 @pytest.mark.parametrize("num_cases", [100, pytest.param(2000, marks=pytest.mark.slow)])
-def test_the_service_answers_as_its_description_says(url: str, num_cases: int) -> None:
+def test_the_service_answers_as_its_openapi_description_requires(url: str, num_cases: int) -> None:
     from tests.end_to_end.fuzz import fuzz  # schemathesis takes a second to import
 
     findings = fuzz(url, num_cases)
@@ -173,7 +173,7 @@ def test_prometheus_gets_the_metrics(tiny: Tiny, http: httpx.Client) -> None:
     check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
 
 
-def test_a_request_with_a_trace_is_told_to_the_collector(tiny: Tiny, http: httpx.Client) -> None:
+def test_a_request_with_a_trace_is_sent_to_the_collector(tiny: Tiny, http: httpx.Client) -> None:
     deepest = max(range(len(tiny.texts)), key=lambda index: tiny.answers[index].exit)
     headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "x-request-id": "r-9"}
     with Receiver(COLLECTOR_PORT).running() as receiver:
@@ -190,7 +190,7 @@ def test_a_request_with_a_trace_is_told_to_the_collector(tiny: Tiny, http: httpx
     assert sum(span.seconds for span in each.children) == pytest.approx(each.seconds, rel=0.01)
 
 
-def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(tiny: Tiny, http: httpx.Client) -> None:
+def test_killed_replicas_are_replaced_and_no_answer_is_lost(tiny: Tiny, http: httpx.Client) -> None:
     """Late in the file, because the stages' counts restart."""
     killed = [replica["pid"] for [replica] in http.get("/stats").json()["stages"]]
     with under_load(tiny.texts, clients=8) as load:
@@ -206,6 +206,6 @@ def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(tiny: Tiny, http
     assert {first["pid"], second["pid"]}.isdisjoint(killed)
 
 
-def test_inputs_that_were_sent_again_are_among_the_metrics(tiny: Tiny) -> None:
+def test_inputs_that_were_sent_again_are_counted(tiny: Tiny) -> None:
     wanted = {"ray_offramp_retries_total"}
     check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)

@@ -59,7 +59,7 @@ def asked(one_ray: OneRay, cascade: TinyCascade) -> Iterator[tuple[httpx.Client,
         yield http, load
 
 
-def test_networks_come_and_go_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
+def test_networks_change_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
     seen: dict[str, Answers] = {}
     with asked(one_ray, cascade) as (_, load):
         seen["both"] = load.more(SOME)

@@ -55,7 +55,7 @@ def basic(key: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"me:{key}".encode()).decode()}
 
 
-def test_a_client_is_told_that_its_key_is_wrong_and_one_with_a_right_one_is_answered(url: str) -> None:
+def test_a_client_with_a_wrong_key_is_refused_and_one_with_a_right_key_is_answered(url: str) -> None:
     for key in (None, "x" * 20):
         with Client(url, api_key=key) as client, pytest.raises(UnauthorizedError, match="API key"):
             client.predict("pay")
@@ -63,7 +63,7 @@ def test_a_client_is_told_that_its_key_is_wrong_and_one_with_a_right_one_is_answ
         assert client.predict("pay my bill").label
 
 
-def test_another_sites_page_may_ask_where_it_is_named(http: httpx.Client) -> None:
+def test_a_page_of_an_allowed_origin_may_send_requests(http: httpx.Client) -> None:
     asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
     response = http.options("/predict", headers=asked)
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "https://example.org")
@@ -96,7 +96,7 @@ MARKED: list[tuple[str, str, dict[str, Any], int]] = [
 ]
 
 
-def test_nothing_that_callers_send_is_in_the_logs(url: str, one_ray: OneRay, http: httpx.Client) -> None:
+def test_logs_hold_nothing_that_callers_send(url: str, one_ray: OneRay, http: httpx.Client) -> None:
     """Last in the file. It fails requests in every way, with a mark in every field of a caller, then reads all logs."""
     http.headers.update(bearer(BOB))
     for method, path, arguments, status in MARKED:

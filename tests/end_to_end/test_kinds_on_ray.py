@@ -121,7 +121,7 @@ def images(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return serve(one_ray, folder, model, pixels, "float16")
 
 
-def test_an_image_is_answered_by_every_way_as_its_pixels_are_by_the_uncut_model(images: Served) -> None:
+def test_an_image_gets_the_uncut_models_answer_through_every_interface(images: Served) -> None:
     for ending, content_type in IMAGE_TYPES.items():
         files = [path.read_bytes() for path in sorted(images.folder.glob(f"{ending}/*"))]
         one_by_one = [post_file(images, file, content_type).raise_for_status().json() for file in files]
@@ -178,7 +178,7 @@ def spectra(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served
         return serve(one_ray, tmp_path_factory.mktemp("spectra"), model, inputs)
 
 
-def test_spectra_are_described_and_graded_as_by_the_uncut_model_and_what_is_none_is_refused(spectra: Served) -> None:
+def test_spectra_are_graded_as_by_the_uncut_model_and_other_inputs_are_refused(spectra: Served) -> None:
     [column] = httpx.get(f"{spectra.url}/v2/models/fruit").json()["inputs"]
     assert column == {"name": "spectrum", "datatype": "FP32", "shape": [-1, 128]}
     response = httpx.post(f"{spectra.url}/predict", json={"inputs": spectra.inputs.tolist()})

@@ -65,7 +65,7 @@ def plans(first: Plan) -> list[Plan]:
     return [there.with_splits(after_answer="stay"), cut, there]
 
 
-def test_plans_change_under_load_and_all_answers_stay(one_ray: OneRay, tiny: Tiny, http: httpx.Client) -> None:
+def test_plans_change_under_load_and_answers_do_not(one_ray: OneRay, tiny: Tiny, http: httpx.Client) -> None:
     settings, first = controlled_service(tiny), two_stages(tiny.thresholds)
     one_ray.serve(settings)
     with under_load(tiny.texts, clients=1) as load:
@@ -114,7 +114,7 @@ def by_tokens(plan: Plan) -> Plan:
     return replace(plan, stages=stages, predicted={"rate_per_s": 1000.0, "tokens_per_input": 6.0})
 
 
-def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_changes_of_what_bounds_batches(
+def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_changes_of_token_budgets(
     one_ray: OneRay, tiny: Tiny, http: httpx.Client
 ) -> None:
     assert max(len(text.split()) for text in tiny.texts) > TOKENS

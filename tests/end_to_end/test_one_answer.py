@@ -191,7 +191,7 @@ def test_one_broken_image_among_many_fails_alone(url: str, tmp_path: Path, capsy
     assert "JPEG, PNG and WebP files of one frame are supported" in rows[1]["error"]
 
 
-async def test_a_load_may_be_of_images() -> None:
+async def test_a_load_may_send_images() -> None:
     backend = Encoding()
     with served(backend, free_port()) as url:
         config = LoadConfig(url=url, inputs=[PHOTO, OTHER], num_requests=6, concurrency=2, slo_s=5.0)
@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[Callable[[Client], Prediction], type[Exception], str]] 
 
 
 @pytest.mark.parametrize(("ask", "kind", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_image_is_refused_with_what_would_be_taken(
+def test_a_file_that_is_no_image_is_refused_with_the_accepted_types(
     url: str, ask: Callable[[Client], Prediction], kind: type[Exception], words: str
 ) -> None:
     with Client(url) as client, pytest.raises(kind, match=words):

@@ -55,7 +55,7 @@ def exits_in_table(page: Opened) -> dict[str, int]:
     return {name: int(answers.replace(",", "")) for name, answers, _ in rows}
 
 
-def test_the_page_follows_the_service_through_load_a_change_its_end_and_a_new_beginning(
+def test_the_page_follows_the_service_through_load_a_plan_change_and_a_restart(
     browser: Browser, one_ray: OneRay, tiny: Tiny
 ) -> None:
     settings = controlled_service(tiny)

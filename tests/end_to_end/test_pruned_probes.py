@@ -84,7 +84,7 @@ async def asked(service: InferService, cascade: TinyCascade) -> list[Answer]:
     return list(await service.infer(request))
 
 
-async def test_probes_go_both_ways_and_are_answered_as_others_are(tmp_path: Path) -> None:
+async def test_probes_run_with_and_without_pruning_and_get_the_same_answers(tmp_path: Path) -> None:
     cascade = make_cascade(tmp_path)
     plan = replace(cascade.cascade, prune={END: ALPHA})
     async with served(cascade, plan, 0.0) as (service, _):

@@ -233,7 +233,7 @@ def steps() -> list[Step]:
     return read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER)
 
 
-def test_a_newcomer_has_a_calibrated_model_of_a_csv_with_few_commands(reader: Reader, steps: list[Step]) -> None:
+def test_the_first_commands_train_and_calibrate_a_model(reader: Reader, steps: list[Step]) -> None:
     assert len(steps) <= MOST_COMMANDS
     reader.follow([step for step in steps if not step.command.startswith(SERVING)])
 
@@ -252,7 +252,7 @@ def test_a_lost_head_only_interrupts_the_service_and_sigterm_ends_all_of_it(read
 
 
 @pytest.mark.slow
-def test_the_examples_commands_do_what_they_say(reader: Reader) -> None:
+def test_the_commands_of_the_examples_work(reader: Reader) -> None:
     """Runs in the newcomer's clone; commands that ran before are skipped."""
     examples = ROOT / "examples"
     reader.follow(read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER))

@@ -323,7 +323,7 @@ def behind_haproxy(ports: Iterable[int]) -> Iterator[str]:
             haproxy.communicate()
 
 
-async def test_of_a_sequence_that_is_a_probe_controllers_learn_what_ramps_say(one_ray: OneRay, tales: Tales) -> None:
+async def test_the_controller_observes_the_ramps_of_a_probe_sequence(one_ray: OneRay, tales: Tales) -> None:
     """The caller gets the full model's text."""
     policy = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, by_permits.THRESHOLD))
     one_stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=RAMPS),))

@@ -15,7 +15,7 @@ BERT_BASE = read_problem(FOLDER / "bert_base_16_v100.yaml").problem
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in CLASSIFYING])
-def test_a_problem_costs_what_e3s_clusters_cost(path: Path) -> None:
+def test_a_problem_has_the_cost_of_e3s_clusters(path: Path) -> None:
     problem = read_problem(path).problem
     usd_per_hour = sum(supply.count * supply.usd_per_hour for supply in problem.devices.values())
     assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)

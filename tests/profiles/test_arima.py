@@ -6,7 +6,7 @@ import pytest
 from profiles.forecast import forecast_noisy, forecast_series
 
 
-def test_known_noise_is_told_from_drift() -> None:
+def test_known_noise_is_distinguished_from_drift() -> None:
     rng = np.random.default_rng(10)
     steady_W = rng.normal(0, 1, 60)
     walk_W = np.cumsum(rng.normal(0, 3, 60)) + rng.normal(0, 1, 60)
@@ -19,7 +19,7 @@ def test_known_noise_is_told_from_drift() -> None:
     assert steady.variance_HX[0, 0] < 0.5 < walk.variance_HX[0, 0]
 
 
-def test_a_series_with_momentum_is_carried_on() -> None:
+def test_a_series_with_momentum_is_extrapolated() -> None:
     rng = np.random.default_rng(11)
     rising_W = 0.1 * np.arange(60) + rng.normal(0, 0.01, 60)
     mean_H, variance_H, how = forecast_series(rising_W, 2)
@@ -28,7 +28,7 @@ def test_a_series_with_momentum_is_carried_on() -> None:
     assert how.startswith("arima(1,1,")
 
 
-def test_a_drift_far_above_the_noise_is_as_unsure_as_it_is() -> None:
+def test_a_drift_far_above_the_noise_has_a_wide_interval() -> None:
     # Steps of 300 standard deviations of the noise: a variance of 90,000 per window.
     walk_W = np.cumsum(np.random.default_rng(12).normal(0, 300, 100))
     found = forecast_noisy(walk_W[:, None], np.ones(100), 1)
@@ -42,7 +42,7 @@ def test_a_few_windows_are_not_taken_for_a_drift_with_momentum() -> None:
     assert found.count("arima(0,0,0)") >= 38
 
 
-def test_evidence_of_one_series_counts_for_the_others() -> None:
+def test_evidence_is_pooled_over_series() -> None:
     rng = np.random.default_rng(14)
     still_W = rng.normal(0, 1, 30)
     walks_WX = np.cumsum(rng.normal(0, 3, (30, 3)), axis=0)

@@ -41,7 +41,7 @@ def test_the_catalogue_names_models_accelerators_and_sources() -> None:
     assert source["commit"] == "ab20a8ac26da03df5e434b4f9d1da0156ca019b6"
 
 
-def test_where_blocks_differ_they_share_the_time_by_what_they_compute() -> None:
+def test_different_blocks_share_the_time_by_their_operations() -> None:
     table = published_profile("resnet50", "V100").at(224)
     work_N = np.array([349, 218, 218, 372, 218, 218, 218, 372, 218, 218, 218, 218, 218, 372, 218, 220])
     assert table.block_s_NB[:, 0] == pytest.approx(3.48e-3 * work_N / work_N.sum())
@@ -62,7 +62,7 @@ def test_a_model_known_by_layers_has_its_embedding_in_the_first_block_and_its_he
     assert table.ramp_s_EB[:, 0] == pytest.approx(np.full(5, 0.123478e-3))
 
 
-def test_accelerators_that_were_not_measured_are_as_much_slower_as_where_both_were() -> None:
+def test_accelerators_that_were_not_measured_are_scaled_by_a_common_model() -> None:
     assert whole_ms("bert-base", "P100", 128, 8) == pytest.approx(3.32 * 7.787265 / 4.888324)
     assert whole_ms("resnet50", "K80", 224, 32) == pytest.approx(11.02 * 7.787265 / 1.236569)
     profile = published_profile("bert-base", "P100")
@@ -75,7 +75,7 @@ def test_accelerators_that_were_not_measured_are_as_much_slower_as_where_both_we
     assert profile.at(224).batches == (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None:
+def test_a_latency_that_falls_with_the_batch_is_raised_and_noted() -> None:
     profile = published_profile("resnet50", "T4")  # published: 7.61 ms at batch 1, 7.20 ms at batch 2
     assert whole_ms("resnet50", "T4", 224, 2) == pytest.approx(7.61)
     assert profile.provenance["smoothed"]["batches_by_length"] == {"224": [2]}

@@ -43,7 +43,7 @@ def assert_possible(found: SurvivalForecast) -> None:
     assert (found.go_on_HR <= found.go_on_high_HR + 1e-12).all()
 
 
-def test_where_little_was_seen_the_last_value_the_pooled_share_or_the_prior_is_forecast() -> None:
+def test_with_few_inputs_the_last_value_the_pooled_share_or_the_prior_is_forecast() -> None:
     found = forecast_survival(history_of([[100, 50, 10]]), horizon=2)
     np.testing.assert_allclose(found.survival_HK, [[1, 0.5, 0.1], [1, 0.5, 0.1]])
     assert [(method.how, method.reason) for method in found.methods_R] == [
@@ -66,7 +66,7 @@ def test_where_little_was_seen_the_last_value_the_pooled_share_or_the_prior_is_f
     assert partly.go_on_HR.tolist() == [[0, 0.5]]
 
 
-def test_steady_shares_are_averaged_and_missing_windows_stepped_over() -> None:
+def test_steady_shares_are_averaged_and_missing_windows_skipped() -> None:
     history = drawn(np.tile([0.7, 0.9, 0.5], (40, 1)), 240, seed=1)
     found = forecast_survival(history)
     truth = np.array([1, 0.7, 0.63, 0.315])
@@ -92,7 +92,7 @@ def test_after_a_jump_only_the_new_level_counts() -> None:
     assert "jumped 1 windows ago" in at_once.methods_R[0].reason
 
 
-def test_further_windows_are_less_sure() -> None:
+def test_intervals_widen_with_the_horizon() -> None:
     rng = np.random.default_rng(6)
     go_on_WR = 1 / (1 + np.exp(-np.cumsum(rng.normal(0, 0.15, (50, 2)), axis=0)))
     found = forecast_survival(drawn(go_on_WR, 2000, seed=6), horizon=5)
@@ -106,7 +106,7 @@ def test_further_windows_are_less_sure() -> None:
     [(0.5, 0.1, 400), pytest.param(-1.5, 0.2, 1_000_000, marks=pytest.mark.slow)],
     ids=["noise and drift", "the drift dwarfs the noise"],
 )
-def test_intervals_hold_about_as_often_as_they_promise(level: float, drift: float, num_inputs: int) -> None:
+def test_intervals_have_about_the_promised_coverage(level: float, drift: float, num_inputs: int) -> None:
     rng = np.random.default_rng(8)
     survival, ramps = [], []
     for seed in range(40):
@@ -120,7 +120,7 @@ def test_intervals_hold_about_as_often_as_they_promise(level: float, drift: floa
     assert 0.65 < np.mean(ramps) < 0.95
 
 
-def test_few_inputs_do_not_push_the_share_from_the_middle() -> None:
+def test_few_inputs_do_not_bias_the_share() -> None:
     # 24 inputs of which 0.8 continue: without a correction the logit gives 0.812 on average.
     found = [forecast_survival(drawn(np.full((30, 1), 0.8), 24, seed)) for seed in range(30)]
     assert all(each.methods_R[0].how.startswith("arima(") for each in found)
@@ -141,7 +141,7 @@ def test_the_pooled_share_has_the_interval_of_jeffreys_open_above_where_all_left
     assert 0 < found.survival_high_HK[0, 2] <= found.survival_high_HK[0, 1]
 
 
-def test_of_a_long_history_the_last_windows_count() -> None:
+def test_only_the_last_windows_of_a_long_history_count() -> None:
     old, new = np.full((20_000, 1), 0.2), np.full((MOST_WINDOWS, 1), 0.7)
     history = drawn(np.vstack([old, new]), 240, seed=1)
     kept = _last_windows(history)
@@ -165,7 +165,7 @@ def test_a_window_of_few_inputs_scatters_around_its_level() -> None:
     assert_possible(forecast_survival(history_of([[200, 200, 0, 0]] * 10), inputs_to_come=20))
 
 
-def test_shares_of_a_coming_window_lie_in_its_interval_as_often_as_promised() -> None:
+def test_intervals_cover_the_next_windows_shares_as_promised() -> None:
     rng = np.random.default_rng(14)
     inside = []
     for seed in range(60):
@@ -177,7 +177,7 @@ def test_shares_of_a_coming_window_lie_in_its_interval_as_often_as_promised() ->
     assert 0.68 < np.mean(inside) < 0.93
 
 
-def test_ramps_that_move_together_make_survival_less_sure() -> None:
+def test_ramps_that_move_together_widen_the_interval_of_survival() -> None:
     """Four ramps with the same drift have equal errors, so the widths of their logarithms almost add up."""
     walk_W1 = 1.5 + np.cumsum(np.random.default_rng(17).normal(0, 0.1, (60, 1)), axis=0)
     go_on_WR = np.tile(1 / (1 + np.exp(-walk_W1)), (1, 4))
@@ -211,7 +211,7 @@ def log_width(rates: object, horizon: int = 1) -> float:
         pytest.param([10.0, 11, 9, 10] * 3 + [np.nan] * 9, 10, "nothing was seen", id="long hole"),
     ],
 )
-def test_rates_that_no_order_fits_stay_as_they_were(rates: list[float], expected: float, reason: str) -> None:
+def test_rates_without_a_fitting_order_keep_the_last_value(rates: list[float], expected: float, reason: str) -> None:
     found = forecast_rate(np.array(rates), horizon=2)
     np.testing.assert_allclose(found.rate_rps_H, [expected, expected])
     assert found.method.how == "last value"
@@ -235,7 +235,7 @@ def test_equal_rates_still_have_the_noise_of_their_counts(rates: list[float]) ->
     assert log_width(rates) == pytest.approx(2 * 1.2816 * np.sqrt(2 / (rates[0] * 120)), rel=1e-3)
 
 
-def test_windows_without_requests_are_in_the_interval_where_they_are_common_or_all_there_is() -> None:
+def test_windows_without_requests_are_in_the_interval_if_they_are_common_or_the_only_ones() -> None:
     found = forecast_rate(np.array([0.0, 100] * 20))
     assert found.rate_rps_H[0] == pytest.approx(100)
     assert found.low_rps_H[0] == 0
@@ -251,7 +251,7 @@ def test_windows_without_requests_are_in_the_interval_where_they_are_common_or_a
 
 
 @pytest.mark.parametrize("mean_count", [0.3, 1, 3, 8, 30])
-def test_few_requests_lie_in_the_interval_as_often_as_promised(mean_count: float) -> None:
+def test_intervals_cover_few_requests_as_promised(mean_count: float) -> None:
     rng = np.random.default_rng(5)
     inside = []
     for _ in range(60):
@@ -274,7 +274,7 @@ def test_the_interval_never_narrows_with_more_missing_windows(drift: str) -> Non
     assert (np.diff(widths) >= -1e-9).all()
 
 
-def test_a_random_walk_widens_with_the_root_of_the_windows_ahead() -> None:
+def test_the_interval_of_a_random_walk_widens_with_the_root_of_the_horizon() -> None:
     # Steps of ln 2 up and down; by the last value, the fourth window ahead has twice the width of the first.
     rates = [10.0, 20, 10, 20, 10]
     assert log_width(rates, 4) == pytest.approx(2 * log_width(rates))
@@ -334,7 +334,7 @@ def test_a_jump_is_found_wherever_it_is(before: int, num_inputs: int) -> None:
     assert found.count(before) >= 18
 
 
-def test_of_several_jumps_the_last_is_found_and_none_in_too_few_windows() -> None:
+def test_the_last_of_several_jumps_is_found_and_none_in_too_few_windows() -> None:
     go_on_W1 = np.repeat([0.8, 0.5, 0.8], 15)[:, None]
     assert breaks(np.tile(go_on_W1, (1, 3)), 240, seed=2) == 30
     assert breaks(np.repeat([0.8, 0.4], [3, 1])[:, None], 12_000, seed=3) == 0

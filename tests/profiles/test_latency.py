@@ -115,14 +115,14 @@ RECORDS = exit_records([[0.9, 0.0, 0.0, 0.0], [0.0, 0.9, 0.9, 0.0], [0.0, 0.0, 0
 HALF = dict.fromkeys(RECORDS.ramps, 0.5)
 
 
-def test_a_network_that_is_left_out_no_input_leaves() -> None:
+def test_no_input_leaves_in_a_network_that_is_left_out() -> None:
     left = of_networks(RECORDS, (1, 2), CHAIN)
     assert left.ramps == (2, 3)
     assert left.outcome({2: 0.5, 3: 0.5}).exits_N.tolist() == [4, 2, 2, 4]
     assert of_networks(RECORDS, (0, 1, 2), CHAIN).outcome(HALF).exits_N.tolist() == [0, 1, 2, 4]
 
 
-def test_survival_is_told_of_every_choice_of_networks_by_the_ramps_that_have_a_threshold() -> None:
+def test_survival_is_computed_for_every_set_of_networks_from_ramps_with_a_threshold() -> None:
     found = survival_of(RECORDS, HALF, CHAIN)
     assert found == {
         (2,): (1, 1, 1, 1, 0.75),

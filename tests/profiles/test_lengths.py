@@ -20,7 +20,7 @@ def mean_filled(lengths_N: list[int], budget: int) -> float:
     return float(np.mean(batches))
 
 
-def test_lengths_know_their_mean_their_ends_and_can_be_stretched() -> None:
+def test_lengths_have_a_mean_and_bounds_and_can_be_scaled() -> None:
     lengths = Lengths.of([2, 2, 8])
     assert lengths.mean == pytest.approx(4.0)
     assert (lengths.shortest, lengths.longest) == (2, 8)
@@ -83,7 +83,7 @@ def test_sequences_are_read_in_their_order(tmp_path: Path) -> None:
     assert read_sequences(path) == ((4808, 10), (3180, 8))
 
 
-def test_many_lengths_become_few_of_nearly_the_same_mean() -> None:
+def test_many_lengths_are_reduced_to_few_of_nearly_the_same_mean() -> None:
     tokens = np.random.default_rng(0).geometric(0.005, 5000)
     few = grouped(tokens.tolist())
     assert few.shares is not None

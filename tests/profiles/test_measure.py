@@ -91,7 +91,7 @@ def test_a_point_is_one_line_of_plain_data() -> None:
 # From points to tables
 
 
-def test_tables_share_what_a_call_adds_among_blocks_and_ramps_and_never_fall() -> None:
+def test_the_cost_of_a_call_is_spread_over_blocks_and_ramps_and_times_never_fall() -> None:
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [6.0], split(0, 2): [10.0]}, 2, [0]
     )
@@ -125,7 +125,7 @@ def test_tables_share_what_a_call_adds_among_blocks_and_ramps_and_never_fall() -
     assert table.ramp_s_EB.tolist() == [[0.0]]
 
 
-def test_a_longer_context_costs_a_block_so_much_for_a_token_of_a_step() -> None:
+def test_a_longer_context_adds_a_cost_per_block_and_token() -> None:
     timed = profile_splits(2, (), (1, 4), (1, 8), further=30)
     seconds = dict.fromkeys(timed, (10.0, 20.0, 30.0))
     seconds[timed[-1]] = (10.0 + 2.4, 20.0 + 4.8, 30.0 + 2.4)
@@ -176,7 +176,7 @@ def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 
         pytest.param([64.0, 32.0, 16.0, 8.0, 8.0, 1.0], (1.0, 1.0, 1.0), id="stable once two runs take as long"),
     ],
 )
-def test_runs_warm_up_until_they_are_stable_and_uncounted(seconds: list[float], counted: tuple[float, ...]) -> None:
+def test_warm_up_runs_until_stable_and_is_not_counted(seconds: list[float], counted: tuple[float, ...]) -> None:
     assert timed(FakeRunner({8: seconds}), [8], repeats=3) == [counted]
 
 
@@ -274,7 +274,7 @@ def test_steps_come_after_a_context_and_a_prompt_is_one_input(decoder: EarlyExit
     assert memory.use().sequences == 5
 
 
-def test_there_is_room_for_all_that_is_timed_and_for_no_more(decoder: EarlyExitModel) -> None:
+def test_the_store_has_room_for_all_timed_sequences_and_no_more(decoder: EarlyExitModel) -> None:
     splits = profile_splits(3, (0, 1), (1, 2, 4), (1, 8), further=60)
     memory = decoder.backbone.open_memory(room_for(splits, CONTEXT))
     live = LiveSplits(decoder, np.random.default_rng(0), context=CONTEXT)

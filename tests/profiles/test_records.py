@@ -68,7 +68,7 @@ def test_small_entropies_are_sure_ones() -> None:
 
 
 @pytest.mark.parametrize(("score", "endless"), [("confidence", np.inf), ("entropy", -np.inf)])
-def test_endless_scores_do_not_leave_at_ramps_that_are_off(score: Score, endless: float) -> None:
+def test_inputs_with_infinite_scores_do_not_leave_at_inactive_ramps(score: Score, endless: float) -> None:
     records = replace(RECORDS, score=score, scores_NR=np.full((4, 2), endless, dtype=np.float32))
     assert records.outcome({}).exits_N.tolist() == [5, 5, 5, 5]
     assert records.outcome({3: 0.5}).exits_N.tolist() == [3, 3, 3, 3]
@@ -156,7 +156,7 @@ OF_INPUTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OF_INPUTS)
-def test_what_is_known_of_inputs_stays_with_them_in_subsets_and_files(tmp_path: Path, name: str) -> None:
+def test_data_of_inputs_is_kept_in_subsets_and_files(tmp_path: Path, name: str) -> None:
     replace(RECORDS, **{name: OF_INPUTS[name]}).subset(np.array([3, 1])).save(tmp_path / "r.npz")
     loaded = ExitRecords.load(tmp_path / "r.npz")
     assert loaded.sample_ids == ("d", "b")
@@ -174,7 +174,7 @@ EARLY_WRONG = ExitRecords.of_answers(
 WITH_END = replace(EARLY_WRONG, end_losses_N=np.array([0.0, 1.0, 1.0, 0.0]))
 
 
-def test_harm_is_what_is_lost_where_the_full_model_is_right() -> None:
+def test_harm_counts_losses_where_the_full_model_is_right() -> None:
     harmed = EARLY_WRONG.of_harm()
     # The full model is right only about a and b, so only their early answers can do harm.
     assert harmed.losses_NR.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
@@ -189,7 +189,7 @@ def test_harm_is_what_is_lost_where_the_full_model_is_right() -> None:
     assert harmed.end_losses_N.tolist() == [0, 1, 0, 0]
 
 
-def test_who_goes_to_the_end_pays_what_the_end_costs_also_in_the_worst_of_all_subsets() -> None:
+def test_an_input_that_reaches_the_end_has_its_loss_also_in_the_worst_subset() -> None:
     assert WITH_END.outcome({1: 0.75}).losses_N.tolist() == [0, 1, 1, 0]  # a and c leave; b has the end's loss
     assert EARLY_WRONG.outcome({1: 0.75}).losses_N.tolist() == [0, 0, 1, 0]
     thresholds = {1: 0.6, 3: 0.6}
@@ -254,7 +254,7 @@ def test_whole_numbers_stay_the_labels_that_they_are(tmp_path: Path) -> None:
     assert records.answers().tolist() == [[7, 3]]
 
 
-def test_numbers_differ_by_a_scale_and_losses_may_be_given_in_the_place_of_answers(tmp_path: Path) -> None:
+def test_losses_of_numbers_use_a_scale_and_may_replace_answers(tmp_path: Path) -> None:
     rows = ("a,0,0.5,1.5,2", "a,1,0.5,4,2", "a,2,,2,2")
     records = read_records(file(tmp_path, *rows), scale=2.0)
     assert records.losses_NR.tolist() == [[0.25, 1.0]]
@@ -269,7 +269,7 @@ def test_numbers_differ_by_a_scale_and_losses_may_be_given_in_the_place_of_answe
     assert records.true_losses_NE.tolist() == [[0.5, 0.125]]
 
 
-def test_arrays_that_numpy_alone_wrote_are_records(tmp_path: Path) -> None:
+def test_arrays_written_by_numpy_are_records(tmp_path: Path) -> None:
     facts = {"score": "confidence", "zero_one": True, "num_blocks": 3, "ramps": [0, 1], "provenance": {}}
     header = json.dumps({"schema_version": 2, **facts})
     arrays: dict[str, Any] = {
@@ -301,7 +301,7 @@ def remaining(batches: RecordedBatches, active: tuple[int, ...]) -> IntArray:
     return np.stack([batch_counts(exits_N > ramp, batches.size) for ramp in active], axis=1)
 
 
-def test_every_batch_counts_who_is_left_and_records_become_batches_of_some_ramps_in_their_order() -> None:
+def test_every_batch_counts_the_remaining_inputs_and_records_become_batches_in_order() -> None:
     both = remaining(batches(), (0, 2)).tolist()
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)

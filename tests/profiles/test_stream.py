@@ -69,7 +69,7 @@ PRUNED = replace(PROBES, end_losses_N=floats(1, np.nan))
 """The first of both has pruned words."""
 
 
-def test_what_the_end_costs_is_kept_where_words_were_pruned_and_counted_by_agreement() -> None:
+def test_losses_of_the_end_are_kept_for_pruned_inputs_and_count_in_agreement() -> None:
     stream = ExitStream(SHAPE, since_s=0)
     stream.append(PROBES)
     stream.append(PRUNED)
@@ -118,7 +118,7 @@ def stream(most_of_window: int) -> ExitStream:
     return ExitStream(SAMPLED, since_s=0.0, period_s=120.0, keep_s=1200.0, most_stayed=10 * most_of_window)
 
 
-def test_a_window_keeps_so_many_of_those_that_stayed_and_all_probes() -> None:
+def test_a_window_keeps_a_sample_of_inputs_that_stayed_and_all_probes() -> None:
     kept = stream(50)
     kept.take_in(inputs(np.arange(0.0, 120.0, 0.1)))
     kept.take_in(inputs(np.arange(0.0, 120.0, 1.0), probe=True))
@@ -126,7 +126,7 @@ def test_a_window_keeps_so_many_of_those_that_stayed_and_all_probes() -> None:
     assert (int(sampled_N(window).sum()), int(window.probe_N.sum())) == (50, 120)
 
 
-def test_the_sample_is_the_same_however_it_came_also_of_what_was_given_back() -> None:
+def test_the_sample_does_not_depend_on_the_order_of_arrival() -> None:
     times_s = np.arange(0.0, 120.0, 0.05)
     at_once, bit_by_bit = stream(40), stream(40)
     at_once.take_in(inputs(times_s))

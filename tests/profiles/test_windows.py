@@ -20,14 +20,14 @@ ASKED: tuple[dict[int, float], ...] = ({}, {1: 0.9}, {3: 0.7}, {1: 0.75, 3: 0.55
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @pytest.mark.parametrize("stay", [False, True], ids=["stop", "stay"])
-def test_over_all_draws_estimates_average_right(plan: dict[int, float], asked: dict[int, float], stay: bool) -> None:
+def test_estimates_are_unbiased_over_all_draws(plan: dict[int, float], asked: dict[int, float], stay: bool) -> None:
     for num_probes in (1, 2, 3):
         assert_right_on_average(plan, asked, num_probes, stay)
 
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan], ids=str)
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_of_inputs_that_stay_all_is_known_of_active_ramps(plan: dict[int, float], asked: dict[int, float]) -> None:
+def test_inputs_that_stay_are_observed_by_all_active_ramps(plan: dict[int, float], asked: dict[int, float]) -> None:
     records = random_records(500, seed=3)
     plan, asked = ({0 if ramp == 1 else 3: limit for ramp, limit in each.items()} for each in (plan, asked))
     found = estimate(records, plan, [False] * 500, asked, stay=True)
@@ -100,7 +100,7 @@ def test_effective_inputs_predict_the_spread_of_estimates() -> None:
     assert 65 < inputs < 85  # close to the 75 probes, because nothing else was observed here
 
 
-def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -> None:
+def test_a_small_unobserved_rest_is_estimated_in_the_middle_and_a_large_one_is_not() -> None:
     # 99 of 100 inputs leave at ramp 1 at 0.9. One left at 0.5; at 0.6 it would continue, past ramp 3 or not.
     sure, unsure = [0], [1]
     many = RECORDS.subset(np.array(sure * 99 + unsure))
@@ -114,7 +114,7 @@ def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -
     assert estimate(two, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7}).survival is None
 
 
-def test_all_inputs_count_before_the_first_ramp_asked_for_then_probes() -> None:
+def test_all_inputs_count_before_the_first_requested_ramp_and_then_probes() -> None:
     found = estimate(RECORDS, {}, [True, False, False, False], {3: 0.7})
     assert found.survival is not None
     assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])
@@ -183,7 +183,7 @@ def test_a_window_gives_its_probes_as_exit_records() -> None:
     assert records.true_losses_NE.tolist() == RECORDS.true_losses_NE[[1, 3]].tolist()
 
 
-def test_a_window_without_inputs_says_nothing() -> None:
+def test_a_window_without_inputs_has_no_estimate() -> None:
     found = Window(start_s=0, period_s=120, observations=empty(SHAPE)).estimate({1: 0.5})
     assert (found.num_inputs, found.survival, found.go_on) == (0, None, None)
     assert (found.agreement, found.accuracy, found.mean_blocks) == (None, None, None)
@@ -234,7 +234,7 @@ def test_windows_of_few_probes_together_show_no_bias(go_on: float) -> None:
     assert forecast.survival_HK[0, 1] == pytest.approx(go_on, abs=4 * np.sqrt(go_on * (1 - go_on) / 4800))
 
 
-def test_windows_whose_probes_are_of_one_mind_count_no_more_than_others() -> None:
+def test_windows_whose_probes_agree_count_no_more_than_others() -> None:
     # At ramp 1 of the plan four fifths leave; nine tenths of these would pass ramp 3. The others leave at ramp 3.
     rng = np.random.default_rng(8)
     found = []
@@ -256,7 +256,7 @@ def stream_of(times_s: list[float], **settings: Any) -> ExitStream:
     return stream
 
 
-def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_given() -> None:
+def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_returned() -> None:
     stream = stream_of([5, 119.9, 120, 361, 130])
     found = windows(stream, now_s=480)
     assert [(window.start_s, window.num_inputs) for window in found] == [(0, 2), (120, 2), (240, 0), (360, 1)]

@@ -26,7 +26,7 @@ FOUND = (225, 1074, 2000, 2032, 2142, 300457)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
-def test_the_laws_of_the_service_hold_whatever_goes_wrong(first: int) -> None:
+def test_the_invariants_hold_under_all_faults(first: int) -> None:
     heard: Counter[str] = Counter()
     for seed in range(first, first + 50):
         heard.update(line.split()[-1] for line in check(seed).watch.log)
@@ -35,7 +35,7 @@ def test_the_laws_of_the_service_hold_whatever_goes_wrong(first: int) -> None:
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_the_laws_hold_where_they_did_not_once(seed: int) -> None:
+def test_the_invariants_hold_for_seeds_in_which_they_once_failed(seed: int) -> None:
     assert check(seed).watch.log
 
 
@@ -57,7 +57,7 @@ def wrong_of(seeds: range) -> list[str]:
 
 
 @pytest.mark.slow
-def test_they_hold_for_a_hundred_thousand_seeds() -> None:
+def test_the_invariants_hold_for_a_hundred_thousand_seeds() -> None:
     parts = [range(first, first + 500) for first in range(SEEDS, SEEDS + MANY, 500)]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         found = [wrong for part in pool.map(wrong_of, parts) for wrong in part]

@@ -119,7 +119,7 @@ def test_at_60_percent_load_nothing_is_refused(last_s: tuple[float, float]) -> N
     assert figures.in_slo == figures.inputs
 
 
-def test_a_burst_after_idleness_fills_the_buffer_and_what_is_admitted_of_it_is_in_time() -> None:
+def test_a_burst_after_idleness_fills_the_buffer_and_its_admitted_inputs_are_in_time() -> None:
     rate_per_s = per_s(2, 1)
     arrivals_s = np.concatenate([poisson_arrivals(0.3 * rate_per_s, 5.0, 1), np.full(1000, 6.0)])
     figures = play(service(arrivals_s, duration_s=7.0)).figures_between(6.0, 7.0)
@@ -177,7 +177,7 @@ def with_a_changing_speed(made: SimulatedService, seed: int) -> SimulatedService
     return made
 
 
-def test_services_whose_batches_take_now_half_as_long_now_twice_keep_the_admitted_in_time() -> None:
+def test_services_with_varying_speed_answer_admitted_inputs_in_time() -> None:
     """A running batch and the next one take the whole SLO: to keep 99 of 100, at most 0.74 can be admitted.
 
     The result of one service depends on its seed (one in seven of 54 others keeps 0.975 to 0.98), so the mean counts.

@@ -65,7 +65,7 @@ def networks_in_force(result: Controlled) -> list[list[int]]:
     return found
 
 
-def test_orders_from_the_cascade_to_the_large_network_and_back_lose_nothing_and_answer_by_it() -> None:
+def test_changes_between_the_cascade_and_the_large_network_lose_no_input() -> None:
     orders = (Order(at_s=10.0, plan=ALONE), Order(at_s=30.0, plan=CASCADE))
     made = scenario(CASCADE, (0.6,), 50.0, 120.0)
     result = simulate_controlled(made, steered(0.6, hold=True, orders=orders))
@@ -80,7 +80,7 @@ def test_orders_from_the_cascade_to_the_large_network_and_back_lose_nothing_and_
     assert np.mean(exit_N[arrived_s_N > 40.0] == 1) == pytest.approx(0.6, abs=0.01)
 
 
-def test_probes_of_a_plan_that_leaves_the_small_network_out_tell_what_it_would_return() -> None:
+def test_probes_of_a_plan_without_the_small_network_show_its_exits() -> None:
     made = scenario(ALONE, (0.8,), 30.0, 100.0)
     result = simulate_controlled(made, steered(0.0, hold=True))
     (probes,) = [report.probes for report in result.reports]
@@ -90,7 +90,7 @@ def test_probes_of_a_plan_that_leaves_the_small_network_out_tell_what_it_would_r
     assert result.outcome.figures().answered == 3000
 
 
-def test_the_cascade_is_taken_when_the_small_network_returns_enough_and_left_when_it_does_not() -> None:
+def test_the_cascade_is_chosen_while_the_small_network_answers_enough_inputs() -> None:
     made = scenario(ALONE, (0.8, 0.0), 130.0, 40.0)
     result = simulate_controlled(made, steered(0.0))
     check_outcomes(result)

@@ -11,7 +11,7 @@ from tests.simulator.controlled_cases import EASY, HARD, control, halves, proble
 from tests.simulator.troubles import Fault, with_faults
 
 
-def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -> None:
+def test_the_number_of_inputs_in_flight_is_the_loads_for_the_current_mix() -> None:
     closed = Closed(in_flight=8, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),))
     made = scenario(whole(2), np.zeros(0), closed.rows_N, duration_s=1.0, slo_s=math.inf, admission=False)
     outcome = simulate_controlled(made, control(problem(0.0), hold=True), closed=closed).outcome
@@ -27,7 +27,7 @@ def test_as_many_inputs_are_under_way_as_the_load_says_of_the_mix_that_is_on() -
     assert set(outcome.exit_N[~early_N]) == {3}
 
 
-def test_refused_inputs_come_again_after_a_pause() -> None:
+def test_refused_inputs_are_sent_again_after_a_pause() -> None:
     closed = Closed(in_flight=2, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),), pause_s=0.5)
     made = scenario(whole(4), np.zeros(0), closed.rows_N, duration_s=20.0, admission=False)
     lost = Fault(at_s=5.0, happen=lambda fleet: fleet.lose("cpu", (0, 1, 2, 3)))
@@ -37,7 +37,7 @@ def test_refused_inputs_come_again_after_a_pause() -> None:
     assert (refused_N ^ ~np.isnan(outcome.latency_s_N)).all()
 
 
-def test_inputs_are_those_of_the_mix_that_is_on_when_their_request_arrives() -> None:
+def test_inputs_come_from_the_mix_at_the_arrival_of_their_request() -> None:
     mixes = [Mix(at_s=0.0, rows_N=np.array([0, 1])), Mix(at_s=2.0, rows_N=np.array([5]))]
     assert rows_in_turn(mixes, np.array([0.0, 1.0, 1.9, 2.0, 3.0])).tolist() == [0, 1, 0, 5, 5]
     assert rows_in_turn(mixes, np.array([1.0, 2.5]), inputs_per_request=3).tolist() == [0, 1, 0, 5, 5, 5]

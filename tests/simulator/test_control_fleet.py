@@ -36,7 +36,7 @@ def now(asked: Coroutine[Any, Any, Any]) -> Any:
     return answer.value.value
 
 
-def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
+def test_replicas_host_the_stages_of_their_type_through_starts_and_deaths() -> None:
     fleet, service = fleet_of(halves(1, 2))
 
     def stages() -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def test_replicas_host_the_stages_of_their_type_whichever_come_and_go() -> None:
     assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND), ("cpu#3", SECOND)]
 
 
-def test_what_has_not_started_is_given_up_first_or_begins_again_elsewhere() -> None:
+def test_a_replica_that_has_not_started_is_stopped_first_or_restarts_on_another_accelerator() -> None:
     fleet, service = fleet_of(whole(2))
     now(fleet.scale("cpu", 4))
     now(fleet.scale("cpu", 1))
@@ -64,7 +64,7 @@ def test_what_has_not_started_is_given_up_first_or_begins_again_elsewhere() -> N
     assert seconds(fleet.log)[-1] == "7.00 split-cpu#1 runs"  # noticed at 3
 
 
-def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_those_that_come_back() -> None:
+def test_lost_accelerators_count_until_ray_notices_and_replicas_wait_for_their_return() -> None:
     fleet, service = fleet_of(whole(4))
     fleet.lose("cpu", (0, 3))
     service.events.run_arrivals([7.9], lambda _: None)

@@ -53,7 +53,7 @@ def ramps_at(result: Controlled, at_s: float) -> set[int]:
 
 
 @pytest.mark.parametrize("tuning", ["off", "guarantee"])
-def test_other_ramps_are_on_a_period_after_they_became_the_better_ones(tuning: Tuning) -> None:
+def test_ramps_are_active_a_period_after_they_became_better(tuning: Tuning) -> None:
     mixes = [Mix(at_s=0.0, rows_N=np.arange(1000)), Mix(at_s=CHANGES_S, rows_N=np.arange(1000, 2000))]
     load = {"rate_per_s": 200, "duration_s": ENDS_S}
     result = simulated(with_costs(), whole(4), RECORDS, mixes, tuning=tuning, **load)

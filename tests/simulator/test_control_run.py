@@ -48,7 +48,7 @@ def check_outcomes(result: Controlled) -> None:
     assert all(report.unanswered == report.waiting == 0 for report in result.reports)
 
 
-def test_a_change_over_moves_replicas_to_other_stages_and_loses_nothing() -> None:
+def test_a_changeover_moves_replicas_to_other_stages_and_loses_no_input() -> None:
     order = Order(at_s=10.1, plan=halves(2, 1))
     steered = control(problem(0.6), hold=True, orders=(order,))
     result = simulate_controlled(scenario(whole(4), evenly(100, 30), rows(0.6), duration_s=30.0), steered)
@@ -91,7 +91,7 @@ def test_a_straggler_is_found_and_gets_no_work() -> None:
     check_outcomes(result)
 
 
-def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() -> None:
+def test_lost_accelerators_cause_a_new_plan_and_their_return_another() -> None:
     made = scenario(halves(2, 2), evenly(150, 120), rows(0.6), duration_s=120.0)
     lost = Fault(at_s=30.0, happen=lambda fleet: fleet.lose("cpu", (2, 3)))
     back = Fault(at_s=90.0, happen=lambda fleet: fleet.bring_back("cpu", (2, 3)))
@@ -121,7 +121,7 @@ def test_the_plan_follows_inputs_that_become_harder() -> None:
     check_outcomes(result)
 
 
-def test_probes_tell_the_controller_what_ramps_that_are_off_would_do() -> None:
+def test_probes_show_the_controller_the_effect_of_inactive_ramps() -> None:
     made = scenario(whole(4), evenly(200, 61), rows(0.6), duration_s=61.0)
     result = simulate_controlled(made, control(problem(0.0), probe_share=0.5))
     assert result.outcome.figures_between(0.0, 60.0).exits == {3: 12000}
@@ -165,7 +165,7 @@ def troubled(seed: int) -> tuple[Scenario, Control]:
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 40))])
-def test_every_input_has_one_outcome_whatever_goes_wrong(seed: int) -> None:
+def test_every_input_has_one_outcome_under_all_faults(seed: int) -> None:
     check_outcomes(simulate_controlled(*troubled(seed), seed=seed))
 
 

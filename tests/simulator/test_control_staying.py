@@ -36,7 +36,7 @@ def stream(plan: Plan, tuning: Tuning, **options: Any) -> Controlled:
     return simulated(soonest(), plan, RECORDS, mixes, rate_per_s=100, duration_s=ENDS_S, tuning=tuning, **steered)
 
 
-def test_the_plan_of_the_soonest_answers_is_found_taken_and_kept() -> None:
+def test_the_plan_with_the_earliest_answers_is_chosen_and_kept() -> None:
     result = stream(whole(4), "off")
     taken = epochs(result, "period")[0]
     assert taken.at_s == pytest.approx(60.3)
@@ -65,14 +65,14 @@ def test_a_plan_that_stays_is_put_in_force_and_left_without_losing_an_input() ->
     assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
 
 
-def test_a_plan_that_stays_is_planned_again_without_probes_by_what_was_expected() -> None:
+def test_a_plan_that_stays_is_planned_again_without_probes_from_the_expected_survival() -> None:
     result = stream(staying(4), "off", probe_share=0.0)
     assert result.words("error") == []
     assert epochs(result, "period")[0].at_s == pytest.approx(60.3)
     assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
 
 
-def test_where_inputs_stay_the_alarm_hears_all_of_them_and_no_capacity_is_lost() -> None:
+def test_if_inputs_stay_the_alarm_observes_all_of_them_and_no_capacity_is_lost() -> None:
     result = stream(staying(4), "guarantee", hold=True)
     alarm = epochs(result, "alarm")[0]
     # 100 answers per second are compared with the full model's, 5 of them of probes: one tick is enough.

@@ -79,14 +79,14 @@ def test_a_stream_that_drifts_keeps_its_agreement_with_tuning_and_inputs_leave_a
     assert tuned.words("error") == []
 
 
-def test_the_same_stream_loses_it_without() -> None:
+def test_the_same_stream_loses_agreement_without_tuning() -> None:
     kept = drifting(150, "off")
     assert (epochs(kept, "alarm"), epochs(kept, "thresholds")) == ([], [])
     assert agreement(kept, 0.0, DRIFTS_S) > 1 - BUDGET
     assert agreement(kept, DRIFTS_S, ENDS_S) == pytest.approx(0.7, abs=0.02)
 
 
-def test_a_plan_that_lives_on_exits_gives_way_to_another_at_once() -> None:
+def test_a_plan_that_needs_exits_is_replaced_at_once_after_an_alarm() -> None:
     tuned = drifting(380, "guarantee")
     (alarm,), another = epochs(tuned, "alarm"), epochs(tuned, "after an alarm")[0]
     # The one replica of the second half runs 200 of the 380 inputs/s. The new plan has the whole model on all four.

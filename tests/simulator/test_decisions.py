@@ -71,12 +71,12 @@ def test_patience_counts_active_ramps_that_repeat_the_one_before(
     assert patient(records(), patience).leaves_N(active, active).tolist() == leaves
 
 
-def test_patience_looks_at_ramps_of_earlier_splits_too() -> None:
+def test_patience_includes_ramps_of_earlier_splits() -> None:
     decisions = patient(records(), 1)
     assert decisions.leaves_N((2,), (0, 1, 2)).tolist() == [NOWHERE, 2, NOWHERE]  # the first has left at ramp 1
 
 
-def test_survival_is_that_of_the_rows_that_are_served_made_up_or_not() -> None:
+def test_survival_is_that_of_the_served_rows_recorded_or_random() -> None:
     decisions = nested((1.0, 0.7, 0.7, 0.2), (0, 1, 2), np.random.default_rng(0), num_rows=10)
     assert decisions.sure_NR.sum(0).tolist() == [3, 3, 8]
     assert (np.diff(decisions.sure_NR.astype(int), axis=1) >= 0).all()

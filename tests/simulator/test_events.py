@@ -18,7 +18,7 @@ class Written:
         self.log.append(f"{self.events.time_s:g} {what}")
 
 
-def test_of_one_moment_ends_come_before_arrivals_over_links_the_controller_and_requests() -> None:
+def test_events_of_equal_time_are_ordered_as_ends_links_controller_and_requests() -> None:
     written = Written()
     for priority, name in ((CONTROLS, "control"), (COMES, "comes"), (ENDS, "ends"), (COMES, "comes later")):
         written.events.at(2.0, priority, written.write, name)
@@ -33,7 +33,7 @@ def test_of_one_moment_ends_come_before_arrivals_over_links_the_controller_and_r
     assert written.events.next_s == 2.0
 
 
-def test_the_clock_goes_to_where_it_is_run_even_if_nothing_happens() -> None:
+def test_the_clock_advances_to_the_end_of_the_run_even_without_events() -> None:
     written = Written()
     assert written.events.next_s == math.inf
     written.events.at(3.0, ENDS, written.write, "ends")

@@ -79,7 +79,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
 
 
 @pytest.mark.parametrize(("at_s", "ended_s"), [(2.0, 2.0 + 3 * 4.0), (8.0, 8.0 + 6.0), (8.5, 8.5 + 6.0)])
-def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ended_s: float) -> None:
+def test_a_sequence_whose_replica_dies_continues_on_another(at_s: float, ended_s: float) -> None:
     """Its tokens so far, one or three, are part of the prompt on the other replica."""
     service = booted(case(plan(stage(2, split(0, 4))), (1, 3)))
     [ingress] = service.ingresses
@@ -95,7 +95,7 @@ def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ende
     assert (service.events.time_s, ingress.core.num_unanswered) == (ended_s, 0)
 
 
-def test_a_plan_that_moves_the_blocks_has_sequences_begin_anew_and_another_batch_has_not() -> None:
+def test_a_plan_that_moves_blocks_restarts_sequences_and_one_that_changes_batches_does_not() -> None:
     service = booted(case(ALONE, (1, 4)))
     [ingress] = service.ingresses
     assert isinstance(ingress, GeneratingIngress)
@@ -107,7 +107,7 @@ def test_a_plan_that_moves_the_blocks_has_sequences_begin_anew_and_another_batch
     assert ingress.loop.counts.lost == 0
 
 
-def test_what_cannot_keep_its_slo_is_refused() -> None:
+def test_a_sequence_that_cannot_keep_its_slo_is_refused() -> None:
     given = case(ALONE, *((1, 20),) * 8, arrivals_s=tuple(float(10 * k) for k in range(8)))
     assert given.sequences is not None
     strict = replace(given, sequences=replace(given.sequences, tpot_slo_s=5.0))
@@ -123,7 +123,7 @@ def test_equal_scenarios_give_equal_outcomes() -> None:
     assert made[0].said_K.tolist() == [answer for _, answer in lengths]
 
 
-def test_what_is_no_sequence_is_refused() -> None:
+def test_an_invalid_sequence_is_refused() -> None:
     with pytest.raises(DataError, match="at least one token"):
         case(ALONE, (0, 3))
     with pytest.raises(DataError, match="one sequence"):

@@ -10,13 +10,13 @@ from simulator.inputs import truncated_normal
 
 
 @pytest.mark.parametrize("variance", [20.0, 100.0])
-def test_lengths_have_the_mean_and_variance_asked_for_where_the_bounds_are_far(variance: float) -> None:
+def test_lengths_have_the_requested_mean_and_variance_if_the_bounds_are_far(variance: float) -> None:
     lengths = truncated_normal(40_000, mean=50, variance=variance, low=3, high=100, seed=0)
     assert lengths.mean() == pytest.approx(50, abs=0.2)
     assert lengths.var() == pytest.approx(variance, rel=0.03)
 
 
-def test_lengths_fill_their_bounds_by_their_seed_and_are_the_mean_without_variance() -> None:
+def test_lengths_depend_on_their_seed_and_equal_the_mean_without_variance() -> None:
     lengths = truncated_normal(20_000, mean=20, variance=400, low=3, high=100, seed=1)
     assert lengths.dtype == np.int64
     assert lengths.min() == 3

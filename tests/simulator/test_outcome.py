@@ -66,7 +66,7 @@ def test_a_request_is_as_late_as_its_last_input_and_whole_only_with_all_of_them(
     assert figures.goodput_per_s == 0.5
 
 
-def test_without_answers_there_are_no_latencies_and_without_requests_nothing_is_missed() -> None:
+def test_without_answers_there_are_no_latencies_and_without_requests_no_losses() -> None:
     figures = outcome([NAN] * 4, dict.fromkeys(range(4), ADMISSION)).figures()
     assert (figures.p50_s, figures.p99_s, figures.mean_s) == (None, None, None)
     assert (figures.goodput_per_s, figures.in_slo_share, figures.exits) == (0, 0, {})

@@ -46,7 +46,7 @@ def played(share: float, *lengths: tuple[int, int]) -> tuple[SimulatedService, G
     return service, ingress
 
 
-def test_a_probe_says_all_its_tokens_behind_the_last_block_and_its_rows_are_the_records() -> None:
+def test_a_probe_answers_all_its_tokens_after_the_last_block_and_gives_the_recorded_rows() -> None:
     service, ingress = played(1.0, (1, 6))
     seen = ingress.core.report(0.0, 0.0).probes
     assert seen is not None
@@ -64,7 +64,7 @@ def test_a_probe_says_all_its_tokens_behind_the_last_block_and_its_rows_are_the_
     assert len(seen) == 2
 
 
-def test_others_leave_early_beside_probes() -> None:
+def test_other_sequences_leave_early_beside_probes() -> None:
     _, ingress = played(0.5, (1, 30), (1, 30), (1, 30))
     seen = ingress.core.report(0.0, 0.0).probes
     counts = ingress.loop.counts

@@ -116,7 +116,7 @@ TIMES = st.lists(st.tuples(st.floats(0, 60), st.integers(0, 5)), max_size=4)
 
 
 @FEW_AND_MANY
-def test_every_input_has_exactly_one_outcome_though_replicas_come_and_go(examples: int) -> None:
+def test_every_input_has_exactly_one_outcome_while_replicas_start_and_die(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(drawn=scenarios(), kills=TIMES, stops=TIMES)
     def has_one(drawn: Scenario, kills: list[tuple[float, int]], stops: list[tuple[float, int]]) -> None:

@@ -57,11 +57,11 @@ NO_SENSE: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 @pytest.mark.parametrize(("options", "words"), NO_SENSE, ids=[words for _, words in NO_SENSE])
-def test_inputs_arrivals_and_numbers_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_inputs_arrivals_and_numbers_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         scenario(WHOLE, **({"arrivals_s": [0.0, 1.0]} | options))
 
 
-def test_a_request_may_come_at_the_very_end_and_none_must_come() -> None:
+def test_a_request_may_arrive_at_the_very_end_and_there_may_be_none() -> None:
     assert len(scenario(WHOLE, [0.0, 3.0], duration_s=3.0).arrivals_s) == 2
     assert len(scenario(WHOLE, []).arrivals_s) == 0

@@ -41,7 +41,7 @@ def test_equal_scenarios_give_equal_outcomes_to_the_byte(num_ingresses: int) -> 
     assert said(one) != said(simulate(busy(slo_s=30.0, admission=True, num_ingresses=num_ingresses, seed=1)))
 
 
-def test_accelerators_are_held_until_the_last_work_is_done_and_without_requests_to_the_end() -> None:
+def test_accelerators_are_held_until_the_last_work_ends_or_without_requests_to_the_end() -> None:
     outcome = simulate(scenario(TWO_STAGES, [], duration_s=10.0))
     figures = outcome.figures()
     assert (figures.inputs, figures.goodput_per_s, figures.splits) == (0, 0.0, ())
@@ -54,7 +54,7 @@ def test_accelerators_are_held_until_the_last_work_is_done_and_without_requests_
     assert outcome.usd == pytest.approx(8 / 3600 * 3)
 
 
-def test_progress_is_told_in_shares_of_the_time_and_garbage_collected_again_afterwards() -> None:
+def test_progress_is_reported_in_shares_of_the_time_and_garbage_collection_is_enabled_again() -> None:
     assert gc.isenabled()
     arrivals_s = np.linspace(0.0, 4.0, CHUNK + 2)
     told: list[float] = []
@@ -67,7 +67,7 @@ def interrupt(share: float) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_was_computed_before_an_interruption_is_kept() -> None:
+def test_results_from_before_an_interruption_are_kept() -> None:
     arrivals_s = np.linspace(0.0, 200.0, 300).tolist()  # slightly more than is served at once
     interrupted = simulate(scenario(TWO_STAGES, arrivals_s, ROWS), progress=interrupt)
     whole = simulate(scenario(TWO_STAGES, arrivals_s, ROWS))

@@ -46,7 +46,7 @@ def served(served_by: Plan, *rows: int, **options: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("served_by", [CASCADE, TOGETHER], ids=["two stages", "one stage"])
-def test_unsure_inputs_cross_by_the_ingress_wherever_the_next_network_is(served_by: Plan) -> None:
+def test_unsure_inputs_cross_through_the_ingress_wherever_the_next_network_runs(served_by: Plan) -> None:
     outcome = served(served_by, AT_1, TO_END)
     assert outcome.exit_N.tolist() == [1, 3]
     # Two blocks of a second; half a second on the link and a quarter for encoding; two more blocks.
@@ -64,7 +64,7 @@ def test_a_plan_that_leaves_a_network_out_begins_with_the_next_and_crossings_are
     assert (counts.crossings, counts.crossing_s) == ({2: 2}, {2: 2 * CROSSING_S})
 
 
-def test_pruned_inputs_take_what_fewer_tokens_or_smaller_batches_do() -> None:
+def test_pruned_inputs_take_the_time_of_fewer_tokens_or_smaller_batches() -> None:
     table = replace(tiny_cases.problem().latency["cpu"], length=10)
     told = {"latency": {"cpu": table}, "network_tokens": (1.0, 2.0), "crossing_tokens": (1.0, 1.0)}
     lengths = {"lengths_R": np.array([20, 20, 20, 20])}
@@ -80,7 +80,7 @@ def test_pruned_inputs_take_what_fewer_tokens_or_smaller_batches_do() -> None:
     assert outcome.latency_s_N.tolist() == [2 * 1.75 + 4 * 0.5 + CROSSING_S + 2 * 1.25] * 4
 
 
-def test_with_one_network_it_is_simulated_as_without_any_word_of_networks() -> None:
+def test_a_chain_of_one_network_is_simulated_as_a_plain_model() -> None:
     arrivals_s, rows = [0.3 * number for number in range(40)], [number % 4 for number in range(40)]
     whole = tiny_cases.plan(stage(2, split(0, 2, ramps=(0, 1))), stage(1, split(2, 4, ramps=(2,))))
     plain = tiny_cases.scenario(whole, arrivals_s, rows)
@@ -91,6 +91,6 @@ def test_with_one_network_it_is_simulated_as_without_any_word_of_networks() -> N
     assert one.splits == other.splits
 
 
-def test_a_plan_of_other_networks_is_refused() -> None:
+def test_a_plan_with_other_networks_is_refused() -> None:
     with pytest.raises(PlanError, match=r"the plan's networks end at \[\], the problem's at \[2, 4\]"):
         served(tiny_cases.plan(stage(1, split(0, 4))), TO_END)

@@ -75,7 +75,7 @@ def test_inputs_of_the_profiles_length_are_served_event_for_event_as_without_len
     assert events(simulate(without)) == events(simulate(by_tokens))
 
 
-def test_a_batch_and_a_hop_take_what_their_tokens_take() -> None:
+def test_times_of_a_batch_and_a_hop_depend_on_their_tokens() -> None:
     # Four blocks; 8 tokens take 1 s a block, 16 take 1.25 s, so 12 take 1.125 s. Shorter than 8 is no faster.
     alone = plan(stage(1, split(0, 4)))
     took_s = [
@@ -95,7 +95,7 @@ def test_a_batch_and_a_hop_take_what_their_tokens_take() -> None:
     assert hopped_s == 4 * 1.5 + 1.5
 
 
-def test_a_full_batch_is_one_of_tokens() -> None:
+def test_tokens_determine_when_a_batch_is_full() -> None:
     # Of ten that wait while the first runs, 32 tokens run together, and the next 32.
     served = budgets(stage(1, split(0, 4)))
     wide = replace(served, stages=(stage(1, replace(split(0, 4, 32), tokens=32)),))
@@ -113,12 +113,12 @@ def test_a_full_batch_is_one_of_tokens() -> None:
     ("lengths", "said"),
     [([8, 8], "lengths need 4 numbers, one per row"), ([8, 8, 8, 0], "each at least 1")],
 )
-def test_lengths_that_no_input_has_are_refused(lengths: list[int], said: str) -> None:
+def test_invalid_lengths_are_refused(lengths: list[int], said: str) -> None:
     with pytest.raises(DataError, match=said):
         with_lengths(plan(stage(1, split(0, 4))), [0.0], lengths)
 
 
-def test_lengths_and_token_budgets_need_each_other_and_latencies_of_a_known_length() -> None:
+def test_lengths_need_token_budgets_and_latencies_with_a_length() -> None:
     with pytest.raises(DataError, match="the latency of cpu does not say its length"):
         with_lengths(plan(stage(1, split(0, 4))), [0.0], [8] * 4, problem=measured(None))
     served = budgets(stage(1, split(0, 4)))

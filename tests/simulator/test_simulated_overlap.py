@@ -23,7 +23,7 @@ def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int
     return pytest.approx(simulate(scenario(served_by, arrivals_s, rows, **options)).latency_s_N.tolist())
 
 
-def test_the_next_batch_begins_beside_what_remains_and_a_batch_that_leaves_makes_it_faster() -> None:
+def test_the_next_batch_begins_beside_remaining_inputs_and_is_faster_once_they_leave() -> None:
     rows, arrivals_s = (AT_0, TO_END), [0.0, 1.0]
     # Two inputs in block 0 until 1.25 s, then one in three blocks, until 4.25 s; then the same again.
     assert latencies_s(RAMP_0, arrivals_s, rows, **TWO) == [1.25, 4.25, 4.25 + 1.25 - 1, 8.5 - 1]
@@ -38,7 +38,7 @@ def test_the_next_batch_begins_beside_what_remains_and_a_batch_that_leaves_makes
     assert latencies_s(stays, [0.0, 1.0], (AT_0, TO_END), **TWO) == [1.25, 5.0, 5 + 1.25 - 1, 10.0 - 1]
 
 
-def test_the_threshold_is_of_the_inputs_that_remain() -> None:
+def test_the_threshold_counts_the_remaining_inputs() -> None:
     rows, arrivals_s = (AT_0, TO_END, TO_END), [0.0, 1.0]
     # Two remain at 1.5 s, which is not fewer than two: they run three blocks of two, until 5.25 s.
     apart_s = [1.5, 5.25, 5.25, 5.25 + 1.5 - 1, 10.5 - 1, 10.5 - 1]
@@ -61,7 +61,7 @@ def test_a_batch_of_few_may_be_joined_at_once() -> None:
     assert latencies_s(RAMP_0.with_splits(overlap_below=2), [0.0, 2.0], (TO_END,), num_ingresses=2) == [4.5, 4.5]
 
 
-def test_what_never_shrinks_so_far_is_as_without() -> None:
+def test_batches_that_never_shrink_below_the_threshold_do_not_overlap() -> None:
     arrivals_s, rows = [0.0, 0.1, 0.2, 0.3, 3.0], (TO_END, AT_0, AT_2)
     apart = simulate(scenario(EVERY_RAMP, arrivals_s, rows))
     # No input waits while the first batch, of one, could be joined; then four run, and two remain at the end.

@@ -37,13 +37,13 @@ def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int
     return simulate(scenario(served_by, arrivals_s, rows, **options)).latency_s_N.tolist()
 
 
-def test_a_batch_takes_its_blocks_at_its_size_and_what_arrives_meanwhile_is_the_next() -> None:
+def test_a_batch_takes_the_time_of_its_size_and_later_arrivals_form_the_next() -> None:
     for size, seconds in ((1, 4.0), (2, 5.0), (3, 6.0), (4, 7.0)):
         assert latencies_s(WHOLE, [0.0], inputs_per_request=size) == [seconds] * size
     assert latencies_s(WHOLE, [0, 1, 1, 1]) == [4, 9, 9, 9]  # three inputs from 4 s to 10 s
 
 
-def test_inputs_leave_at_the_ramps_inside_and_a_batch_ends_where_the_last_of_it_does() -> None:
+def test_inputs_leave_at_inner_ramps_and_a_batch_ends_with_its_last_input() -> None:
     rows = (TO_END, AT_1, AT_0, AT_2)
     outcome = simulate(scenario(EVERY_RAMP, [0.0], rows, inputs_per_request=4))
     assert outcome.latency_s_N.tolist() == [5.5, 3.25, 1.75, 4.5]  # 1.75 + 1.5 + 1.25 + 1
@@ -53,7 +53,7 @@ def test_inputs_leave_at_the_ramps_inside_and_a_batch_ends_where_the_last_of_it_
     assert [each.busy_s for each in outcome.splits] == [3.5]
 
 
-def test_an_active_ramp_takes_its_time_too() -> None:
+def test_an_active_ramp_takes_time_too() -> None:
     rows = (AT_0, AT_1, AT_2, TO_END)
     slow_ramps = problem(ramp_s=0.5)
     assert latencies_s(EVERY_RAMP, [0.0], rows, inputs_per_request=4, problem=slow_ramps) == [2.25, 4.25, 6.0, 7.0]
@@ -86,12 +86,12 @@ def test_a_replica_sends_one_batchs_survivors_at_a_time_and_computes_meanwhile()
         pytest.param(2, [0, 6, 6], 1, [11, 5, 15], id="forgets when it meant to start"),
     ],
 )
-def test_a_deferred_stage(batch: int, arrivals_s: list[float], size: int, expected_s: list[float]) -> None:
+def test_a_deferred_stage_waits(batch: int, arrivals_s: list[float], size: int, expected_s: list[float]) -> None:
     served_by = plan(stage(1, split(0, 4, batch)), dispatch="deferred")
     assert latencies_s(served_by, arrivals_s, slo_s=20.0, inputs_per_request=size) == expected_s
 
 
-def test_what_cannot_be_answered_in_time_is_dropped_unrun() -> None:
+def test_inputs_that_cannot_be_in_time_are_dropped_unrun() -> None:
     outcome = simulate(scenario(WHOLE, [0.0, 1.2], slo_s=5.0))  # 4 s from 4 on end after 6.2
     assert outcome.latency_s_N[0] == 4
     assert math.isnan(outcome.latency_s_N[1])
@@ -110,7 +110,7 @@ def at(service: SimulatedService, second: float, action: Any) -> Outcome:
     return play(service)
 
 
-def test_what_a_dead_replica_had_or_sent_starts_again_elsewhere() -> None:
+def test_inputs_of_a_dead_replica_start_again_on_others() -> None:
     service = booted(scenario(plan(stage(2, split(0, 4))), [0.0]))
     assert at(service, 1.0, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(1.05 + 4)]
     served_by = plan(stage(2, split(0, 2)), stage(1, split(2, 4)))
@@ -119,7 +119,7 @@ def test_what_a_dead_replica_had_or_sent_starts_again_elsewhere() -> None:
     assert at(service, 2.25, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]
 
 
-def test_a_replica_that_is_stopped_ends_what_it_has_and_gets_no_more() -> None:
+def test_a_stopped_replica_finishes_its_inputs_and_gets_no_more() -> None:
     service = booted(scenario(plan(stage(2, split(0, 4))), [0.0, 2.0]))
     outcome = at(service, 1.0, service.stop)
     assert outcome.latency_s_N.tolist() == [4, 4]

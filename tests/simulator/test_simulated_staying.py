@@ -22,7 +22,7 @@ from tests.simulator.tiny_cases import AT_0, AT_1, AT_2, TO_END, plan, problem, 
 EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2)))).with_splits(after_answer="stay")
 
 
-def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
+def test_answers_are_sent_at_ramps_and_the_batch_continues_with_all_inputs() -> None:
     rows = (TO_END, AT_1, AT_0, AT_2)
     outcome = simulate(scenario(EVERY_RAMP, [0.0, 1.0], rows, inputs_per_request=4))
     first = [7.0, 3.5, 1.75, 5.25]  # 1.75 s for every block of four
@@ -45,7 +45,7 @@ def test_answers_leave_at_ramps_and_the_batch_goes_on_with_everyone() -> None:
 
 @pytest.mark.parametrize("after_answer", ["stop", "stay"])
 @pytest.mark.parametrize("rows", [(AT_0, AT_1, TO_END, AT_2, AT_0, TO_END, TO_END, AT_1), (AT_2, AT_0), (AT_1,)])
-def test_a_device_does_what_the_simulated_one_does(after_answer: AfterAnswer, rows: Sequence[int]) -> None:
+def test_a_device_behaves_as_the_simulated_one(after_answer: AfterAnswer, rows: Sequence[int]) -> None:
     served_by = plan(stage(1, split(0, 2, 4, ramps=(0, 1)), split(2, 4, 3, ramps=(2,)))).with_splits(
         after_answer=after_answer
     )

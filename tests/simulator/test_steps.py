@@ -40,7 +40,7 @@ def with_table(given: Scenario, **changes: object) -> Scenario:
     return replace(given, problem=replace(given.problem, latency={"cpu": table}))
 
 
-def test_tokens_that_left_early_are_run_with_the_next_that_survives() -> None:
+def test_tokens_that_left_early_run_with_the_next_surviving_token() -> None:
     # The first step, of the prompt, runs all; the second leaves after block 0; the third runs it too, 1.25 s a block.
     rows = (TO_END, AT_0, TO_END)
     computed = generate(case(EARLY, (1, 3), rows=rows))
@@ -52,7 +52,7 @@ def test_tokens_that_left_early_are_run_with_the_next_that_survives() -> None:
     assert behind == {1: 3, 2: 1}
 
 
-def test_a_longer_context_a_prompt_beside_steps_and_the_head_cost_what_was_measured() -> None:
+def test_a_longer_context_a_prompt_beside_steps_and_the_head_take_the_measured_time() -> None:
     given = with_table(case(ALONE, (2, 3)), context=2, context_s=0.25)
     # The prompt 1.25 s a block, a step after 2 tokens 1 s, one after 3 tokens 1.25 s.
     assert told(generate(given)) == [(3, 5.0, (4.0 + 5.0) / 2)]
@@ -68,7 +68,7 @@ def test_a_longer_context_a_prompt_beside_steps_and_the_head_cost_what_was_measu
 
 
 @pytest.mark.parametrize(("policy", "second_s"), [("confidence", 1.5), ("foreseen", 1.5 + 3 * 1.25)])
-def test_a_token_that_leaves_by_the_head_that_all_share_is_told_at_the_end(policy: str, second_s: float) -> None:
+def test_a_token_that_leaves_by_the_shared_head_is_answered_late(policy: str, second_s: float) -> None:
     """One sequence's second token leaves after block 0, beside the prompt of the other sequence."""
     plan_of = replace(EARLY, policy=PolicySpec(name=policy, thresholds=0.4))
     given = case(plan_of, (2, 2), (2, 2), rows=(TO_END, TO_END, AT_0, TO_END))
@@ -80,12 +80,12 @@ def test_policies_that_decide_before_the_head_are_those_of_the_engine() -> None:
     assert all(each.foresees is not None for each in (ForeseenPolicy, SimilarPolicy))
 
 
-def test_a_sequence_that_is_over_is_not_waited_for() -> None:
+def test_a_batch_does_not_wait_for_a_finished_sequence() -> None:
     given = case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))
     assert told(generate(given))[1][1] == 4.0 - 1.0 + 4.0
 
 
-def test_where_more_run_than_a_batch_holds_they_take_turns_whatever_the_limit_on_a_token() -> None:
+def test_more_sequences_than_a_batch_holds_take_turns() -> None:
     small = plan(stage(1, split(0, 4, batch=2)))
     given = case(small, (1, 4), (1, 4), (1, 1), arrivals_s=(0.0, 0.5, 6.0))
     assert given.sequences is not None
@@ -102,7 +102,7 @@ def test_steps_that_stay_or_overlap_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("probe", "behind"), [(True, {}), (False, {0: 1})])
-def test_a_probe_pays_for_every_ramp_and_leaves_nothing_behind(probe: bool, behind: dict[int, int]) -> None:
+def test_a_probe_takes_the_time_of_every_ramp_and_skips_no_block(probe: bool, behind: dict[int, int]) -> None:
     table = case(EARLY, (1, 1)).problem.latency["cpu"]
     table = replace(table, ramp_s_EB=np.full((len(RAMPS), len(table.batches)), 0.5))
     only_0 = EARLY.stages[0].splits[0]

@@ -32,7 +32,7 @@ PLANS = plans(NUM_BLOCKS, (RAMP,), 2, ("compute", "copy"))
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(model: EarlyExitModel, plan: str) -> None:
+def test_every_sequence_generates_its_tokens_two_at_a_time_under_every_plan(model: EarlyExitModel, plan: str) -> None:
     splits, fill = PLANS[plan]
     engine = Engine(model, splits, ScriptedPolicy(0.5), byte_tokenizer(), fill=fill)
     made = engine.run(JOBS, concurrency=2, chunk=4)

@@ -85,7 +85,7 @@ def test_every_side_answers_every_input_once_as_the_records_have_it(plan: Plan, 
     assert answers_of(side) == expected_of(bench, members, plan)
 
 
-def test_a_side_that_answers_otherwise_than_the_records_is_found_out() -> None:
+def test_an_answer_that_differs_from_the_records_is_detected() -> None:
     bench = bench_of()
     wrong = Side(PLANS[0], TorchRunner(bench.model, EntropyPolicy(NEVER)), bench.clock, bench.expected(RAMPS))
     with pytest.raises(AssertionError, match="stock"):

@@ -103,7 +103,7 @@ async def test_texts_go_in_turn_the_warm_up_is_not_counted_and_answers_are_writt
     assert {row["input"] for row in rows} == {0, 1}
 
 
-async def test_the_client_is_a_process_of_its_own_and_says_where_no_server_listens(tmp_path: Path) -> None:
+async def test_the_client_is_another_process_and_fails_if_no_server_listens(tmp_path: Path) -> None:
     async with scripted(then=(ANSWER,)) as server:
         options = options_for(tmp_path, server.url, rate_per_s=1000.0, duration_s=0.1)
         result = await asyncio.to_thread(run_client, options)
@@ -166,7 +166,7 @@ def test_all_kernels_answer_a_batch_as_the_unsplit_model_its_inputs_one_by_one(t
     assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
 
 
-def test_the_compute_needs_neither_ray_nor_offramp_nor_transformers() -> None:
+def test_the_computation_needs_neither_ray_nor_offramp_nor_transformers() -> None:
     code = "import sys; import experiments.peers.stock; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"ray", "offramp", "deployments", "transformers"} & set(loaded)

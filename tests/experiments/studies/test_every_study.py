@@ -38,7 +38,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_a_study_gives_the_figures_that_it_gave_before(name: str) -> None:
+def test_a_study_gives_its_recorded_figures(name: str) -> None:
     outcome = perform(studies.load(name), "quick").outcome
     if outcome.state == "skipped":
         pytest.skip(outcome.reason)

@@ -56,7 +56,7 @@ def runner(folder: Path, printed: io.StringIO | None = None) -> Runner:
 
 
 @pytest.mark.parametrize("name", studies.FIGURES)
-def test_a_study_of_the_folder_says_what_it_is(name: str) -> None:
+def test_a_study_of_the_folder_has_a_description(name: str) -> None:
     about = studies.load(name).about
     assert about.name == name
     assert re.fullmatch(r"(apparate_|pame_|tcb_)?(fig|table)0?([1-9][0-9]?)_.*|tabi_(table2|v100|candidates)", name)
@@ -92,12 +92,12 @@ def test_a_study_without_its_data_is_skipped(tmp_path: Path, monkeypatch: pytest
     [DONE, with_result(LINES, BOXES), SKIPPED, FAILED],
     ids=["done, with bars", "lines and boxes", "skipped", "failed"],
 )
-def test_what_is_written_is_read_again(record: Record, tmp_path: Path) -> None:
+def test_a_written_record_is_read_back_equal(record: Record, tmp_path: Path) -> None:
     write_record(record, tmp_path)
     assert read_record(tmp_path, "fake_study") == record
 
 
-def test_studies_run_as_processes_and_stand_in_their_order(tmp_path: Path) -> None:
+def test_studies_run_as_processes_and_keep_their_order(tmp_path: Path) -> None:
     printed = io.StringIO()
     works, absent = runner(tmp_path, printed).run_all([NAME, f"{NAME}_absent"], 2)
     assert (works.about, works.effort, works.outcome.state) == (ABOUT, "quick", "done")
@@ -121,7 +121,7 @@ def test_a_broken_study_has_no_result(tmp_path: Path, monkeypatch: pytest.Monkey
     assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
 
 
-def test_the_report_is_its_results_and_a_study_that_did_not_run_says_why() -> None:
+def test_the_report_has_all_results_and_the_reason_of_a_study_that_did_not_run() -> None:
     text = report_text([DONE])
     for words in (
         "- Versions: Python 3.11.9, numpy 2.4, offramp 0.1\n- Commit: 01234567\n- Date: 2025-01-02\n- Minutes: 1.5",
