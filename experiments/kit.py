@@ -25,7 +25,7 @@ class Spread(NamedTuple):
     low: float
     high: float
 
-    def told(self, digits: int = 3) -> str:
+    def as_text(self, digits: int = 3) -> str:
         """Returns the spread as text, such as "1.02 (0.98 to 1.05)"."""
         return f"{self.median:.{digits}g} ({self.low:.{digits}g} to {self.high:.{digits}g})"
 
@@ -36,20 +36,20 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(median(known), min(known), max(known)) if known else None
 
 
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Prints a table with a left-aligned first column and right-aligned figures."""
-    table = Table(title=title or None, caption=caption, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, str) else number(cell) for cell in row))
+        table.add_row(*(cell if isinstance(cell, str) else format_figure(cell) for cell in row))
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE
     console.print(table)
 
 
-def number(value: object) -> str:
+def format_figure(value: object) -> str:
     """Returns a figure with three digits, above a thousand as an integer; "-" for None; other values as text."""
     if value is None:
         return "-"
@@ -61,7 +61,7 @@ def number(value: object) -> str:
     return f"{figure:.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
 
 
-def keep(document: object, path: Path) -> Path:
+def write_json(document: object, path: Path) -> Path:
     """Writes figures as JSON atomically; raises TypeError for a value that JSON cannot hold."""
     text = json.dumps(document, default=_plain, allow_nan=False, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from experiments.live.model import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.sides import per_input
-from experiments.turns import Figures, in_turns, tell
+from experiments.turns import Figures, in_turns, print_figures
 from optimizer.plan import stock_plan
 
 LOADS: Mapping[str, Mapping[str, float]] = {
@@ -53,13 +53,13 @@ def main() -> None:
         inputs = write_inputs(Path(folder) / "inputs.jsonl", TEXTS)
         model, plan = str(costless_model(Path(folder) / "model")), stock_plan(1, batch=32)
         settings = ServeSettings(model=model, plan=plan, backend=options.backend)
-        asked = {front: OfframpOptions.of(settings, {}, port=options.port, front=front) for front in options.fronts}
-        sides = {front: partial(cost_by_part, each, inputs, options.seconds) for front, each in asked.items()}
+        fronts = {front: OfframpOptions.of(settings, {}, port=options.port, front=front) for front in options.fronts}
+        sides = {front: partial(cost_by_part, each, inputs, options.seconds) for front, each in fronts.items()}
         found = in_turns(sides, options.rounds, warm_ups=0)
     if options.json:
         print(json.dumps(found))
     else:
-        tell(f"{options.rounds} rounds", found)
+        print_figures(f"{options.rounds} rounds", found)
 
 
 def cost_by_part(options: OfframpOptions, inputs: Path, seconds: float) -> Figures:
@@ -68,10 +68,10 @@ def cost_by_part(options: OfframpOptions, inputs: Path, seconds: float) -> Figur
     with offramp_process(options) as remote:
         server = remote.server
         for name, load in LOADS.items():
-            told = {"url": server.url, "inputs": inputs, "slo_s": SLO_S, **load}
-            run_client(ClientOptions.model_validate(told | {"duration_s": WARM_S}))
+            load_options = {"url": server.url, "inputs": inputs, "slo_s": SLO_S, **load}
+            run_client(ClientOptions.model_validate(load_options | {"duration_s": WARM_S}))
             before = server.cpu_s_by_part()
-            result = run_client(ClientOptions.model_validate(told | {"duration_s": seconds}))
+            result = run_client(ClientOptions.model_validate(load_options | {"duration_s": seconds}))
             assert not result.measured.lost_share, result
             parts_s = per_input(before, server.cpu_s_by_part(), result.num_sent)
             parts_s["beside the stages"] = sum(each_s for part, each_s in parts_s.items() if part != "stages")

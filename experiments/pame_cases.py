@@ -34,7 +34,7 @@ def records_file(name: str) -> Path:
     return MODELS / name / "exit_records.npz"
 
 
-def telling_absent(result: StudyResult, names: Sequence[str]) -> StudyResult:
+def with_missing_models(result: StudyResult, names: Sequence[str]) -> StudyResult:
     """Returns a study's result with a table of the missing models and the commands that make them."""
     rows = tuple((name, MAKERS[name]) for name in names if name in MAKERS and not records_file(name).is_file())
     if not rows:
@@ -103,7 +103,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
+class Evaluation:
     """The effect of found exits on inputs that the search did not see."""
 
     found: FoundExits
@@ -135,13 +135,15 @@ def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case
     return [_case(name, records, seed) for name, records in found if records is not None]
 
 
-def judged(case: Case, batch: int, options: SearchOptions | None = None, *, most_exits: int | None = None) -> Judged:
+def evaluate(
+    case: Case, batch: int, options: SearchOptions | None = None, *, most_exits: int | None = None
+) -> Evaluation:
     """Finds exits on one half of the records, and evaluates the first `most_exits` of them on the other."""
     found = find_exits(case.seconds, case.checks(), batch, options)
-    return judged_exits(case, found, found.ramps[:most_exits])
+    return evaluate_exits(case, found, found.ramps[:most_exits])
 
 
-def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
+def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluation | None:
     """Evaluates thresholds of Learn-then-Test instead of searched ones; returns None if no guarantee is possible."""
     design, tested = split_rows(len(case.known), design_rows(len(case.known), guarantee, DESIGN_SHARE), SEED)
     try:
@@ -152,18 +154,18 @@ def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
         return None
     checks = given_checks(recorded_batches(case.search, thresholds, batch))
     found = find_exits(case.seconds, checks, batch, SearchOptions(kept=None))
-    return judged_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
+    return evaluate_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
 
 
-def judged_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Judged:
+def evaluate_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Evaluation:
     """Evaluates some of the exits that a search found."""
-    return judged_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
+    return evaluate_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
 
 
-def judged_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Judged:
+def evaluate_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Evaluation:
     """Evaluates exits with the given thresholds."""
     outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
-    return Judged(
+    return Evaluation(
         found=found,
         times=Batching(seconds=case.seconds, size=found.batch).times(outcome.exits_N, ramps),
         precision=normalised(outcome),
@@ -218,9 +220,7 @@ def records_of(name: str) -> ExitRecords | None:
         # The records' full model is their deepest exit, so ramp 10 would agree by construction.
         return records.of_ramps(records.ramps[:-1])
     path = records_file(name)
-    return _load(path) if path.is_file() else None
-
-
-def _load(path: Path) -> ExitRecords | None:
+    if not path.is_file():
+        return None
     records = ExitRecords.load(path)
     return None if records.true_losses_NE is None else records

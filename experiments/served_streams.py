@@ -99,14 +99,14 @@ def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps:
     """
     columns = [records.ramps.index(ramp) for ramp in ramps]
     grid = np.quantile(records.scores_NR[:, columns], np.linspace(0, 1, GRID + 1))
-    found = dict.fromkeys(ramps, SCORES[records.score].never)
-    most = answered(records, found, times).mean_saved
+    replayed = dict.fromkeys(ramps, SCORES[records.score].never)
+    most = answered(records, replayed, times).mean_saved
     for threshold in np.unique(grid).tolist():
         tried = dict.fromkeys(ramps, threshold)
         outcome = answered(records, tried, times)
         if outcome.losses_N.mean() <= budget and outcome.mean_saved > most:
-            found, most = tried, outcome.mean_saved
-    return found
+            replayed, most = tried, outcome.mean_saved
+    return replayed
 
 
 def sampled(records: ExitRecords, share: float, rng: np.random.Generator) -> ExitRecords:
@@ -240,7 +240,7 @@ class Controller(Protocol):
         """Thresholds of the active ramps; other ramps are inactive."""
         ...
 
-    def told(self, seen: Observations) -> None:
+    def observe(self, seen: Observations) -> None:
         """Observes inputs that were answered under `thresholds`, in order; their times are positions in the stream."""
         ...
 
@@ -251,7 +251,7 @@ class Fixed:
 
     thresholds: Mapping[int, float]
 
-    def told(self, seen: Observations) -> None: ...
+    def observe(self, seen: Observations) -> None: ...
 
 
 class TunedThresholds:
@@ -265,12 +265,12 @@ class TunedThresholds:
         self._tuner = tuner
         tuner.follow(thresholds, 0.0)
 
-    def told(self, seen: Observations) -> None:
+    def observe(self, seen: Observations) -> None:
         """Passes the inputs to the tuner; its thresholds hold from the next batch on."""
-        found = self._tuner.observe(seen)
-        if found is not None:
-            self.changes.append(found)
-            self.set(found.thresholds, after(seen))
+        replayed = self._tuner.observe(seen)
+        if replayed is not None:
+            self.changes.append(replayed)
+            self.set(replayed.thresholds, after(seen))
 
     def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """Sets thresholds from a time on."""
@@ -316,7 +316,7 @@ def tuned_replay(
         outcome = part.outcome(thresholds)
         parts.append((outcome.exits_N, outcome.losses_N))
         settings.append(thresholds)
-        controller.told(observed(part, thresholds, probe_N[rows_N], first=first))
+        controller.observe(observed(part, thresholds, probe_N[rows_N], first=first))
     exits, losses = zip(*parts, strict=True)
     return Replayed(exits_N=np.concatenate(exits), losses_N=np.concatenate(losses), settings=tuple(settings))
 
@@ -362,17 +362,17 @@ def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0
     records, times = case.stream.served, case.times
     num_batches = -(-len(records) // BATCH)
     probes_K = np.random.default_rng(SEED).random(num_batches) < probe_share
-    found = tuned_replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
-    return Replay(answered=_timed(found, probes_K, records, times), settings=found.settings)
+    replayed = tuned_replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
+    return Replay(answered=_timed(replayed, probes_K, records, times), settings=replayed.settings)
 
 
-def _timed(found: Replayed, probes_K: BoolArray, records: ExitRecords, times: ExitTimes) -> Answered:
+def _timed(replayed: Replayed, probes_K: BoolArray, records: ExitRecords, times: ExitTimes) -> Answered:
     """Returns the latencies; for probes, all ramps take time."""
     answer_s = []
-    for index, (setting, is_probe) in enumerate(zip(found.settings, probes_K.tolist(), strict=True)):
-        exits_N = found.exits_N[index * BATCH : (index + 1) * BATCH]
+    for index, (setting, is_probe) in enumerate(zip(replayed.settings, probes_K.tolist(), strict=True)):
+        exits_N = replayed.exits_N[index * BATCH : (index + 1) * BATCH]
         answer_s.append(times.released_s(records.ramps if is_probe else setting)[exits_N])
-    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=found.losses_N, whole_s=times.whole_s)
+    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=replayed.losses_N, whole_s=times.whole_s)
 
 
 # Strategies: the ramps, the tuner of their thresholds, and the changes while a stream is served.
@@ -411,9 +411,9 @@ class PlannedRamps(TunedThresholds):
         self._budgets = budgets
         self._next_s = float(STRATEGIES_PERIOD)
 
-    def told(self, seen: Observations) -> None:
+    def observe(self, seen: Observations) -> None:
         """Makes a plan at the end of a period."""
-        super().told(seen)
+        super().observe(seen)
         probes = seen.take(seen.probe_N)
         if len(probes):
             joined = Observations.join(seen.shape, [self._known, probes])
@@ -425,12 +425,12 @@ class PlannedRamps(TunedThresholds):
     def _plan(self, since_s: float) -> None:
         question = self._tuner.question
         records = self._known.records(self._known.shape.ramps)
-        found = best_ramps(
+        replayed = best_ramps(
             records, question.times, self._budgets.ramps, greedily(question.times, self._budgets.loss)
         ).ramps
-        if set(found) != set(self.thresholds):
-            kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in found}
-            self.set(never(question.score, found) | kept, since_s)
+        if set(replayed) != set(self.thresholds):
+            kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in replayed}
+            self.set(never(question.score, replayed) | kept, since_s)
 
 
 class MovedRamps(TunedThresholds):
@@ -441,10 +441,10 @@ class MovedRamps(TunedThresholds):
         self._budgets = budgets
         self._window: list[Observations] = []
 
-    def told(self, seen: Observations) -> None:
+    def observe(self, seen: Observations) -> None:
         """Moves a ramp at the end of a round."""
         ramps = set(self.thresholds)
-        super().told(seen)
+        super().observe(seen)
         self._window.append(seen)
         if sum(map(len, self._window)) < MOVES_EVERY:
             return

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from experiments.kit import show, spread
+from experiments.kit import print_table, spread
 
 Figures = dict[str, float]
 """The figures of one run, by name with unit."""
@@ -28,7 +28,7 @@ def in_turns(sides: Mapping[str, Side], rounds: int, *, warm_ups: int = 1) -> Fo
     return found
 
 
-def tell(title: str, found: Found) -> None:
+def print_figures(title: str, found: Found) -> None:
     """Prints medians, and each further side's ratio to the first within each round, so that drift cancels out."""
     base = next(iter(found))
     rows = [
@@ -37,9 +37,9 @@ def tell(title: str, found: Found) -> None:
         for side, figures in found.items()
         if figure in figures
     ]
-    show(title, ("figure", "side", "median of rounds", f"x {base}"), rows)
+    print_table(title, ("figure", "side", "median of rounds", f"x {base}"), rows)
 
 
 def _ratio(values: list[float], base: list[float]) -> str:
     found = spread(value / other if other else None for value, other in zip(values, base, strict=False))
-    return "-" if found is None else found.told()
+    return "-" if found is None else found.as_text()

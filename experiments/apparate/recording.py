@@ -146,13 +146,14 @@ def _text_stream(name: str, folder: Path) -> Material:
     """Returns the sentiment model and a stream's encoded sentences."""
     from earlyexit.codecs import find_codec
     from earlyexit.data.rows import LabelledRows
+    from earlyexit.network.store import load_model
 
     rng = np.random.default_rng(SEED)
     known, phrases = texts.read_phrases(rng)
     model_folder = folder / "sentiment"
     if not (model_folder / "model.json").is_file():
         train_sentiment(known, model_folder)
-    model = _load(model_folder)
+    model = load_model(model_folder)
     sentences = texts.STREAMS[name](texts.read_pools(phrases, rng), NUM_TEXTS, rng)
     rows = LabelledRows.of_texts(sentences, [""] * len(sentences))
     encoded = rows.encode(find_codec(model.info.codec, model_folder))
@@ -204,12 +205,6 @@ def cifar_network() -> EarlyExitModel:
         task=LabelTask([f"class{index}" for index in range(10)]),
         ramps=RampOptions(at=()),
     )
-
-
-def _load(folder: Path) -> EarlyExitModel:
-    from earlyexit.network.store import load_model
-
-    return load_model(folder)
 
 
 MAKERS = {"vision": _image_stream, "text": _text_stream}

@@ -43,7 +43,7 @@ from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.data import RUNS, data_folder
 from experiments.engine.side import Plan, Side, cut_at, early_exit, members_of, stock
-from experiments.kit import keep, show
+from experiments.kit import print_table, write_json
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2, drawn_exits
 from experiments.turns import in_turns
 from offramp.commands.progress import provenance
@@ -157,10 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bench = workbench(name, options, records, MonotonicClock(), np.random.default_rng(options.seed))
         costs = measure_costs(bench)
         rows = [row for batch in options.batches for row in compare(bench, costs, batch)]
-        show(name, COLUMNS, [_cells(row, rows) for row in rows])
+        print_table(name, COLUMNS, [_cells(row, rows) for row in rows])
         document: dict[str, object] = {"provenance": provenance(seed=options.seed, **_device(options)), "exits": source}
         document |= {"options": {key: str(value) for key, value in vars(options).items()}, "costs": costs, "rows": rows}
-        print(f"wrote {keep(document, options.out / f'{name}.json')}", flush=True)
+        print(f"wrote {write_json(document, options.out / f'{name}.json')}", flush=True)
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> tuple[object, ...]:

@@ -34,7 +34,7 @@ from earlyexit.network.store import load_model, read_card
 from earlyexit.training.ramps import pack
 from experiments.engine.side import Plan, cut_at, early_exit, members_of, stock
 from experiments.engine.side import Side as OneDevice
-from experiments.turns import Figures, in_turns, tell
+from experiments.turns import Figures, in_turns, print_figures
 from offramp.commands.calibrated import read_calibration
 from optimizer.calibration_file import CalibrationCard
 
@@ -107,7 +107,8 @@ def main() -> None:
     for side in named.values():
         side(sample[:128])
     found = in_turns({name: partial(_rate, side, sample) for name, side in named.items()}, options.rounds, warm_ups=0)
-    tell(f"{len(sample)} inputs, batch {options.batch}, threads {options.threads}, {options.rounds} rounds", found)
+    title = f"{len(sample)} inputs, batch {options.batch}, threads {options.threads}, {options.rounds} rounds"
+    print_figures(title, found)
 
 
 def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:

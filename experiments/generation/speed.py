@@ -42,7 +42,7 @@ from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
-from experiments.turns import Figures, in_turns, tell
+from experiments.turns import Figures, in_turns, print_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class TokenTimes:
     """The due time of a sequence, and the time of each of its tokens, in seconds on one clock."""
 
     due_s: float
-    said_s: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float:
-        return self.said_s[0] - self.due_s
+        return self.token_s[0] - self.due_s
 
     @property
     def tpot_s(self) -> float:
         """Seconds per token after the first."""
-        return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
+        return (self.token_s[-1] - self.token_s[0]) / max(1, len(self.token_s) - 1)
 
 
 # The engine under one plan.
@@ -126,13 +126,13 @@ class Engine:
         for _ in range(min(concurrency, len(jobs))):
             self.begin(self._jobs.pop(), self._clock.now_s())
         self.device.run_until_idle()
-        assert len(self.made) == len(jobs)
+        assert len(self.finished) == len(jobs)
         assert not self.backbone.memory.kv.sequences
-        return self.made
+        return self.finished
 
     def reset(self, waiting: Sequence[Job], chunk: int) -> None:
         """Clears earlier runs; one of `waiting` begins whenever a sequence ends."""
-        self._jobs, self._chunk, self.made = list(waiting)[::-1], chunk, list[TokenTimes]()
+        self._jobs, self._chunk, self.finished = list(waiting)[::-1], chunk, list[TokenTimes]()
 
     def begin(self, job: Job, due_s: float) -> None:
         """Queues the first step of a sequence that was due at `due_s`."""
@@ -167,13 +167,13 @@ class Engine:
             sequence, times = self.under_way[number]
             assert isinstance(release.answer.value, PackedArray)
             if sequence.answered(release.answer.value.numpy(), release.answer.exit) is not None:
-                times.said_s.append(now_s)
+                times.token_s.append(now_s)
             if sequence.ended is None:
                 self._submit(number, sequence)
                 continue
             self.backbone.memory.end(number)
             del self.under_way[number]
-            self.made.append(times)
+            self.finished.append(times)
             if self._jobs:
                 self.begin(self._jobs.pop(), self._clock.now_s())
 
@@ -215,15 +215,15 @@ def _cut(last: int, ramps: tuple[int, ...], batch: int) -> list[Split]:
 def figures(side: Engine, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
     """Returns the figures of one run of all jobs."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    made = side.run(jobs, concurrency, chunk)
+    finished = side.run(jobs, concurrency, chunk)
     took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
-    said = sum(job.tokens for job in jobs)
-    assert said == sum(len(each.said_s) for each in made)
+    num_tokens = sum(job.tokens for job in jobs)
+    assert num_tokens == sum(len(each.token_s) for each in finished)
     return {
-        "tokens/s": said / took_s,
-        SPENT: 1e3 * spent_s / said,
-        "ms to the first token, p50": 1e3 * median(each.ttft_s for each in made),
-        "ms per further token, p50": 1e3 * median(each.tpot_s for each in made),
+        "tokens/s": num_tokens / took_s,
+        SPENT: 1e3 * spent_s / num_tokens,
+        "ms to the first token, p50": 1e3 * median(each.ttft_s for each in finished),
+        "ms per further token, p50": 1e3 * median(each.tpot_s for each in finished),
     }
 
 
@@ -257,7 +257,7 @@ def main() -> None:
         }
         turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in engines.items()}
         found = in_turns(turns, options.rounds, warm_ups=options.warm_ups)
-        tell(f"{concurrency} at once, {len(jobs)} sequences, ramps after {ramps}, {options.dtype}", found)
+        print_figures(f"{concurrency} at once, {len(jobs)} sequences, ramps after {ramps}, {options.dtype}", found)
 
 
 def loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:

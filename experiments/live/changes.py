@@ -25,8 +25,8 @@ import httpx
 
 from deployments.local_ray.cluster import LocalCluster
 from experiments.data import RUNS
-from experiments.kit import keep, show
-from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, said_by
+from experiments.kit import print_table, write_json
+from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, possible_answers
 from offramp.demo.turns import RunningService, hand_control, served
 from offramp.load.report import RequestRecord, percentile
 from optimizer.plan import Plan
@@ -68,7 +68,7 @@ async def run(on: Bench, service: RunningService, plans: Mapping[str, Plan], nam
         driven = await load
         page = (await client.get("/metrics")).text
     counted = {each: sum(map(float, re.findall(rf"^offramp_{each}_total{{.*}} (.+)$", page, re.M))) for each in COUNTED}
-    return {"counted": counted, **became(on, driven, steps)}
+    return {"counted": counted, **outcomes(on, driven, steps)}
 
 
 async def kill(client: httpx.AsyncClient, plan: Plan) -> None:
@@ -85,20 +85,20 @@ async def kill(client: httpx.AsyncClient, plan: Plan) -> None:
         pids = [[each["pid"] for each in of] for of in reply.json()["stages"]] if reply.is_success else []
 
 
-def became(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
+def outcomes(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
     """Returns the outcomes of the requests, in total and for the requests that were due during each step."""
-    said = [said_by(on.records, step.plan) for step in steps]
+    answers_of = [possible_answers(on.records, step.plan) for step in steps]
 
     def is_answered(record: RequestRecord) -> bool:
         """Returns whether the answer follows one of the plans that were in force while the request ran."""
-        asked, ends_s = driven.asked(record), [*(step.end_s for step in steps[1:]), math.inf]
+        sample_ids, ends_s = driven.sample_ids(record), [*(step.end_s for step in steps[1:]), math.inf]
         there = [
             each
-            for each, step, end_s in zip(said, steps, ends_s, strict=True)
+            for each, step, end_s in zip(answers_of, steps, ends_s, strict=True)
             if step.begin_s <= record.done_s and record.sent_s <= end_s
         ]
-        either = {key: set(chain(*(of[key] for of in there))) for key in asked}
-        return record.error is None and is_right(asked, record, either)
+        either = {key: set(chain(*(of[key] for of in there))) for key in sample_ids}
+        return record.error is None and is_right(sample_ids, record, either)
 
     rows = []
     for step, end_s in zip(steps, [*(step.begin_s for step in steps[1:]), math.inf], strict=True):
@@ -108,7 +108,7 @@ def became(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
         in_slo = sum(latency_s <= on.slo_s for latency_s in latencies_s) / max(1, len(due))
         rows.append((*took, len(due), sum(map(is_answered, due)), in_slo, percentile(latencies_s, 99)))
     columns = ("step", "chains", "took_s", "requests", "answered rightly", "in the SLO", "p99_s")
-    show("plans change and replicas die", columns, rows)
+    print_table("plans change and replicas die", columns, rows)
     errors = Counter(record.error for record in driven.records if record.error is not None)
     return {"columns": columns, "rows": rows, "errors": errors, "machine": driven.machine}
 
@@ -128,7 +128,7 @@ def main() -> None:
     with served(settings, plans[names[0]], LocalCluster(port=on.options.port)) as service:
         found = asyncio.run(run(on, service, plans, names))
     print(f"errors: {found['errors']}, counted by the ingress: {found['counted']}, CPU {found['machine']:.0%}")
-    print(f"written: {keep(found, RUNS / 'live' / 'changes.json')}")
+    print(f"written: {write_json(found, RUNS / 'live' / 'changes.json')}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.errors import DataError
 from experiments.data import RUNS
-from experiments.kit import keep, show
+from experiments.kit import print_table, write_json
 from experiments.live.model import FOLDER, LABELS, make_model
 from experiments.problems import ENTROPY, PROBLEMS, stretched
 from offramp.demo.turns import served
@@ -136,8 +136,8 @@ class Bench:
         records predict, and admission starts from them. It has a policy even without active ramps, because the policy
         determines the answers. Raises DataError if the best plan has fewer chains.
         """
-        strategy, _, asked = name.partition(":")
-        num_chains, space = int(asked or 1), SPACES[cast(Strategy, strategy)]
+        strategy, _, chains = name.partition(":")
+        num_chains, space = int(chains or 1), SPACES[cast(Strategy, strategy)]
         problem, reach = replace(self.problem, most_chains=num_chains), joint_reach(self.records, self.thresholds)
         decision = solve(problem, replace(space, several_stages=False) if num_chains > 1 else space)
         assert not isinstance(decision, NoPlan), decision.binding
@@ -164,7 +164,7 @@ class Driven:
     machine: float
     """Share of the machine's processors that was busy."""
 
-    def asked(self, record: RequestRecord) -> list[str]:
+    def sample_ids(self, record: RequestRecord) -> list[str]:
         """Returns the sample ids of a request's inputs."""
         return [self.keys[index] for index in record.input_indices]
 
@@ -191,21 +191,23 @@ async def drive(on: Bench, url: str, rate_per_s: float, seconds: float, *, slo_s
     return Driven(seconds=seconds, keys=keys, records=records, machine=psutil.cpu_percent() / 100)
 
 
-def said_by(records: ExitRecords, plan: Plan) -> dict[str, set[tuple[int, str]]]:
+def possible_answers(records: ExitRecords, plan: Plan) -> dict[str, set[tuple[int, str]]]:
     """Returns the possible answers of each input, as exit and label: one for each chain of the plan."""
-    said = defaultdict(set)
+    answers_of = defaultdict(set)
     for chain in plan.chains:
         outcome = records.outcome(active_thresholds(chain))
         assert outcome.answers_N is not None, "records of answers"
         for sample_id, left, answer in zip(records.sample_ids, outcome.exits_N, outcome.answers_N, strict=True):
-            said[sample_id].add((int(left), LABELS[answer]))
-    return said
+            answers_of[sample_id].add((int(left), LABELS[answer]))
+    return answers_of
 
 
-def is_right(asked: Sequence[str], record: RequestRecord, said: Mapping[str, set[tuple[int, str]]]) -> bool:
+def is_right(sample_ids: Sequence[str], record: RequestRecord, answers_of: Mapping[str, set[tuple[int, str]]]) -> bool:
     """Returns whether every input of a request got one of its possible answers."""
     answers = [(each.exit, each.label) for each in record.predictions]
-    return len(asked) == len(answers) and all(answer in said[key] for key, answer in zip(asked, answers, strict=True))
+    if len(sample_ids) != len(answers):
+        return False
+    return all(answer in answers_of[key] for key, answer in zip(sample_ids, answers, strict=True))
 
 
 def active_thresholds(plan: Plan) -> dict[int, float]:
@@ -237,7 +239,7 @@ def compare(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driv
     """Returns the figures of a run, live and simulated, and the ratio of simulated to live."""
     scheduled_s_R = np.array([record.scheduled_s for record in driven.records])
     live_s_R = np.array([record.latency_s if record.error is None else np.nan for record in driven.records])
-    slo_s, until_s, said = problem.slo.latency_s, driven.seconds, said_by(records, plan)
+    slo_s, until_s, answers_of = problem.slo.latency_s, driven.seconds, possible_answers(records, plan)
     live = figures(scheduled_s_R, live_s_R, slo_s, until_s)
     simulated = figures(scheduled_s_R, simulated_s(problem, plan, records, driven), slo_s, until_s)
     pairs = ((name, simulated[name], live[name]) for name in BOUNDS)
@@ -247,7 +249,7 @@ def compare(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driv
         "live": live,
         "simulated": simulated,
         "ratios": {name: ours / theirs if ours is not None and theirs else None for name, ours, theirs in pairs},
-        "wrong": sum(not is_right(driven.asked(record), record, said) for record in answered),
+        "wrong": sum(not is_right(driven.sample_ids(record), record, answers_of) for record in answered),
         "machine": driven.machine,
     }
 
@@ -272,7 +274,7 @@ def figures(due_s_R: FloatArray, latency_s_R: FloatArray, slo_s: float, until_s:
 def simulated_s(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: Driven) -> FloatArray:
     """Returns the simulated latency of every request; NaN if an input was dropped or its deadline had passed."""
     row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
-    rows = [row_of[key] for record in driven.records for key in driven.asked(record)]
+    rows = [row_of[key] for record in driven.records for key in driven.sample_ids(record)]
     scenario = Scenario(
         problem=problem,
         plan=plan,
@@ -288,7 +290,7 @@ def simulated_s(problem: PlanProblem, plan: Plan, records: ExitRecords, driven: 
     return np.where(latency_s_R <= problem.slo.latency_s, latency_s_R, np.nan)
 
 
-def _tell(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints the table, and how many figures are within the bounds."""
     columns = ["run", "planned_per_s"]
     columns += [f"{of}{name}" for name in BOUNDS for of in ("", "simulated ", "ratio of ")] + ["CPU", "failed"]
@@ -296,7 +298,7 @@ def _tell(rows: Sequence[Mapping[str, Any]]) -> None:
     for of, row in zip(cells, rows, strict=True):
         of += [each[name] for name in BOUNDS for each in (row["live"], row["simulated"], row["ratios"])]
         of += [f"{row['machine']:.0%}", f"{row['live']['failed']:g}, {row['simulated']['failed']:g}"]
-    show("live and simulated", columns, cells)
+    print_table("live and simulated", columns, cells)
     for name, bound in BOUNDS.items():
         near = sum(abs(row["ratios"][name] - 1) <= bound for row in rows if row["ratios"][name] is not None)
         print(f"{name}: {near} of {len(rows)} within {bound:.0%}")
@@ -330,9 +332,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=600, help="of a load")
     on = bench(parser.parse_args())
     rows = run(on)
-    _tell(rows)
-    told = {"emulated": True, "time_scale": on.options.time_scale, "slo_s": on.slo_s, "bounds": BOUNDS, "runs": rows}
-    print(f"written: {keep(told, RUNS / 'live' / 'validation.json')}")
+    _print_comparison(rows)
+    result = {"emulated": True, "time_scale": on.options.time_scale, "slo_s": on.slo_s, "bounds": BOUNDS, "runs": rows}
+    print(f"written: {write_json(result, RUNS / 'live' / 'validation.json')}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 from argparse import ArgumentParser
 
 from earlyexit.backends import BACKENDS
-from experiments.peers.compare import OURS, Asked, compare
+from experiments.peers.compare import OURS, ComparisonOptions, compare
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
 from experiments.peers.workloads import WORKLOADS
@@ -38,23 +38,23 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS])
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="auto", help="of Offramp; peers' are swept")
     parser.add_argument("--port", type=int, default=8000)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every started server is ended
-    machine = Processors(workers=options.workers, threads=options.threads, batch_limit=options.batch)
-    asked = Asked(
-        workload=options.workload,
-        dtype=options.dtype,
-        inputs_per_request=options.inputs,
+    machine = Processors(workers=arguments.workers, threads=arguments.threads, batch_limit=arguments.batch)
+    options = ComparisonOptions(
+        workload=arguments.workload,
+        dtype=arguments.dtype,
+        inputs_per_request=arguments.inputs,
         machine=machine,
-        seconds=options.seconds,
-        sides=tuple(options.sides),
-        backend=options.backend,
-        port=options.port,
+        seconds=arguments.seconds,
+        sides=tuple(arguments.sides),
+        backend=arguments.backend,
+        port=arguments.port,
     )
-    result = compare(asked, options.rounds)
+    result = compare(options, arguments.rounds)
     if result["rounds"]:
         print(render(result))
-    print(f"written to {asked.result}")
+    print(f"written to {options.result}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from earlyexit.backends import BackendName
-from experiments.kit import keep
+from experiments.kit import write_json
 from experiments.peers.client import ClientOptions
 from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.sides import (
@@ -27,7 +27,7 @@ from experiments.peers.sides import (
     Prepared,
     Rates,
     ServedSide,
-    Tried,
+    Swept,
     Turn,
     offramp_sides,
     prepare,
@@ -63,7 +63,7 @@ NUM_REQUESTS = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ComparisonOptions:
     """The options of a comparison."""
 
     workload: Name
@@ -92,7 +92,7 @@ class Asked:
 class Loaded:
     """A comparison with its workload, plans and load."""
 
-    asked: Asked
+    options: ComparisonOptions
     workload: Workload
     prepared: Prepared
     drawn: Sequence[int]
@@ -102,46 +102,46 @@ class Loaded:
 
 
 @contextmanager
-def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loaded]:
+def loaded(options: ComparisonOptions, workload: Workload, prepared: Prepared) -> Iterator[Loaded]:
     """Writes the texts to a file that exists until the end of the block."""
-    drawn = workload.draw(NUM_REQUESTS * asked.inputs_per_request, asked.seed)
+    drawn = workload.draw(NUM_REQUESTS * options.inputs_per_request, options.seed)
     with tempfile.TemporaryDirectory() as folder:
         load = ClientOptions(
             url="",
             inputs=workload.write(drawn, Path(folder) / "inputs.jsonl"),
-            inputs_per_request=asked.inputs_per_request,
+            inputs_per_request=options.inputs_per_request,
             concurrency=1,
-            duration_s=asked.seconds,
+            duration_s=options.seconds,
             warmup_s=WARM_UP_S + prepared.slo_s,
             slo_s=prepared.slo_s,
             timeout_s=max(2.0, 4 * prepared.slo_s),
         )
-        yield Loaded(asked=asked, workload=workload, prepared=prepared, drawn=drawn, load=load)
+        yield Loaded(options=options, workload=workload, prepared=prepared, drawn=drawn, load=load)
 
 
-def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
+def compare(options: ComparisonOptions, num_rounds: int) -> dict[str, Any]:
     """Measures, plans and sweeps, then runs the rounds; writes every result to disk at once."""
-    workload = WORKLOADS[asked.workload]()
-    prepared = prepare(workload, asked.dtype, asked.machine, asked.backend)
-    result = _document(asked, prepared)
-    with loaded(asked, workload, prepared) as bench:
+    workload = WORKLOADS[options.workload]()
+    prepared = prepare(workload, options.dtype, options.machine, options.backend)
+    result = _document(options, prepared)
+    with loaded(options, workload, prepared) as bench:
         swept = _sweeps(bench)
         result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
-        keep(result, asked.result)
+        write_json(result, options.result)
         for _ in range(num_rounds):
             _run_round(bench, result)
     return result
 
 
-def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
+def _document(options: ComparisonOptions, prepared: Prepared) -> dict[str, Any]:
     """Returns the part of a result that is known before the rounds."""
     return {
-        "workload": asked.workload,
-        "dtype": asked.dtype,
+        "workload": options.workload,
+        "dtype": options.dtype,
         "backend": prepared.backend,
-        "inputs_per_request": asked.inputs_per_request,
-        "machine": asdict(asked.machine),
-        "provenance": provenance(seed=asked.seed, seconds=asked.seconds),
+        "inputs_per_request": options.inputs_per_request,
+        "machine": asdict(options.machine),
+        "provenance": provenance(seed=options.seed, seconds=options.seconds),
         "stock_s": prepared.stock_s,
         "slo_s": prepared.slo_s,
         "problem": problem_document(prepared.problem),
@@ -157,25 +157,25 @@ def _workers(bench: Loaded) -> int:
     Then batches are full, and bad settings show as late answers.
     """
     predicted_per_s = float(bench.prepared.plans["stock"].predicted["rate_per_s"])
-    return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * predicted_per_s / bench.asked.inputs_per_request))
+    return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * predicted_per_s / bench.options.inputs_per_request))
 
 
-def _sweeps(bench: Loaded) -> dict[str, list[Tried]]:
+def _sweeps(bench: Loaded) -> dict[str, list[Swept]]:
     """Returns the results of every peer with each of its settings, best first."""
-    asked = bench.asked
-    batch = max(1, asked.machine.batch_limit // asked.inputs_per_request)
+    options = bench.options
+    batch = max(1, options.machine.batch_limit // options.inputs_per_request)
     short = bench.load.model_copy(update={"duration_s": SWEPT_S})
     swept = {}
-    for name in asked.peers:
-        tried = settings(bench.workload, asked.dtype, asked.machine, batch=batch, port=asked.port + 1000)
-        swept[name] = sweep(name, tried, short, _workers(bench), partial(_print_tried, name))
+    for name in options.peers:
+        tried = settings(bench.workload, options.dtype, options.machine, batch=batch, port=options.port + 1000)
+        swept[name] = sweep(name, tried, short, _workers(bench), partial(_print_setting, name))
     return swept
 
 
 def _run_round(bench: Loaded, result: dict[str, Any]) -> None:
     """Measures every server once, in a rotated order, and writes each result to disk as soon as the server ends."""
     before, index = dict(result), len(result["rounds"])
-    names = [*([SERVICE] if set(OURS) & set(bench.asked.sides) else []), *bench.asked.peers]
+    names = [*([SERVICE] if set(OURS) & set(bench.options.sides) else []), *bench.options.peers]
     found: dict[str, Any] = {
         "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": os.getloadavg()[0],
@@ -191,7 +191,7 @@ def _run_round(bench: Loaded, result: dict[str, Any]) -> None:
                 found["sides"][side.name] = _turn(bench, before, side, index)
             found["servers"][name] = {"idle_cores": idle_cores, "memory_bytes": server.memory_bytes()}
         result["rounds"] = [*before["rounds"], found]
-        keep(result, bench.asked.result)
+        write_json(result, bench.options.result)
 
 
 def _turned(all_of: Sequence[Any], index: int) -> list[Any]:
@@ -202,15 +202,15 @@ def _turned(all_of: Sequence[Any], index: int) -> list[Any]:
 @contextmanager
 def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[list[ServedSide]]:
     """Starts a server and yields its sides."""
-    asked = bench.asked
+    options = bench.options
     if name != SERVICE:
-        best = Tried.model_validate(result["sweeps"][name][0])
+        best = Swept.model_validate(result["sweeps"][name][0])
         with serving(name, best.options) as server:
             yield [ServedSide(name=name, server=server, load=bench.load)]
         return
-    ours = offramp_sides(bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=asked.port)
+    ours = offramp_sides(bench.workload, bench.prepared, options.dtype, options.machine, bench.load, port=options.port)
     with ours as sides:
-        yield [side for side in sides if side.name in asked.sides]
+        yield [side for side in sides if side.name in options.sides]
 
 
 def _idle_cores(server: Server) -> float:
@@ -242,7 +242,7 @@ def best_closed_per_s(result: Mapping[str, Any]) -> float:
     return max(float(tried["in_slo_per_s"]) for of_peer in result["sweeps"].values() for tried in of_peer)
 
 
-def _print_tried(name: str, one: Tried) -> None:
+def _print_setting(name: str, one: Swept) -> None:
     options = one.options
     p99 = "-" if one.p99_s is None else f"{one.p99_s * 1e3:.0f}"
     print(

@@ -10,7 +10,7 @@ import litserve
 from fastapi import HTTPException
 
 from earlyexit.errors import InputError
-from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
+from experiments.peers.stock import ServerOptions, StockModel, Texts, answer, parse_body
 
 SHORTEST_WAIT_S = 0.001
 """With a wait of 0, LitServe's workers poll their queue without a pause, even without requests."""
@@ -28,17 +28,17 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the
         """Loads the model, once in every worker."""
         self._model = StockModel.load(self._options)
 
-    def decode_request(self, request: dict[str, Any]) -> Asked:
+    def decode_request(self, request: dict[str, Any]) -> Texts:
         try:
             return parse_body(request)
         except InputError as error:
             raise HTTPException(400, str(error)) from error
 
-    def batch(self, inputs: Sequence[Asked]) -> Sequence[Asked]:
+    def batch(self, inputs: Sequence[Texts]) -> Sequence[Texts]:
         return inputs
 
-    def predict(self, x: Asked | Sequence[Asked]) -> Any:
-        return answer(self._model.predict, [x])[0] if isinstance(x, Asked) else answer(self._model.predict, x)
+    def predict(self, x: Texts | Sequence[Texts]) -> Any:
+        return answer(self._model.predict, [x])[0] if isinstance(x, Texts) else answer(self._model.predict, x)
 
     def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return output
@@ -65,4 +65,4 @@ def main(options: ServerOptions) -> None:
 
 
 if __name__ == "__main__":
-    main(ServerOptions.told())
+    main(ServerOptions.from_environment())

@@ -8,7 +8,7 @@ from typing import Any
 import mosec
 
 from earlyexit.errors import InputError
-from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
+from experiments.peers.stock import ServerOptions, StockModel, Texts, answer, parse_body
 
 TIMEOUT_S = 60.0
 
@@ -18,9 +18,9 @@ class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the ex
 
     def __init__(self) -> None:
         super().__init__()
-        self._model = StockModel.load(ServerOptions.told())
+        self._model = StockModel.load(ServerOptions.from_environment())
 
-    def deserialize(self, data: bytes) -> Asked:
+    def deserialize(self, data: bytes) -> Texts:
         try:
             return parse_body(super().deserialize(data))
         except InputError as error:
@@ -30,9 +30,11 @@ class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the ex
         """Returns compact JSON; mosec would indent it."""
         return json.dumps(data).encode()
 
-    def forward(self, data: Asked | list[Asked]) -> Any:
+    def forward(self, data: Texts | list[Texts]) -> Any:
         """Answers a batch; with a batch size of one, mosec passes a single request instead of a list."""
-        return answer(self._model.predict, [data])[0] if isinstance(data, Asked) else answer(self._model.predict, data)
+        if isinstance(data, Texts):
+            return answer(self._model.predict, [data])[0]
+        return answer(self._model.predict, data)
 
 
 def main(options: ServerOptions) -> None:
@@ -50,4 +52,4 @@ def main(options: ServerOptions) -> None:
 
 
 if __name__ == "__main__":
-    main(ServerOptions.told())
+    main(ServerOptions.from_environment())

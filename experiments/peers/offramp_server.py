@@ -62,28 +62,28 @@ class Remote:
             stdin: IO[str] = self.server.process.stdin  # type: ignore[assignment] # it was opened as text
             stdin.write(f"{name}\n")
             stdin.flush()
-            self.hear(DONE)
+            self.wait_for_line(DONE)
             self.following = name
 
-    def hear(self, word: str) -> None:
+    def wait_for_line(self, expected: str) -> None:
         """Waits until the service prints this line; raises OfframpError if it ends instead."""
         assert self.server.process.stdout is not None
-        if not any(line.strip() == word for line in self.server.process.stdout):
+        if not any(line.strip() == expected for line in self.server.process.stdout):
             raise OfframpError(f"the service ended; {self.server.log} says why")
 
 
 @contextmanager
 def offramp_process(options: OfframpOptions) -> Iterator[Remote]:
     """Runs the service until the end of the block; yields when it is ready."""
-    told = LOGS / "offramp.json"
-    told.parent.mkdir(parents=True, exist_ok=True)
-    told.write_text(options.model_dump_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "experiments.peers.offramp_server", str(told)]
+    path = LOGS / "offramp.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(options.model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "experiments.peers.offramp_server", str(path)]
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     environment = threads_of(options.settings.threads_per_replica)
-    with running(command, f"http://127.0.0.1:{options.port}", told.with_suffix(".log"), environment, **piped) as server:
+    with running(command, f"http://127.0.0.1:{options.port}", path.with_suffix(".log"), environment, **piped) as server:
         remote = Remote(server)
-        remote.hear(READY)
+        remote.wait_for_line(READY)
         yield remote
 
 

@@ -87,7 +87,7 @@ class Server:
 
     def memory_bytes(self) -> int:
         """Returns the memory of the processes: their own pages, and their part of shared pages (PSS)."""
-        return sum(_or(partial(_memory_bytes, process), 0) for process in self.processes())
+        return sum(_read_or(partial(_memory_bytes, process), 0) for process in self.processes())
 
     def cpu_s(self) -> float:
         """Returns the user and system CPU time of the living processes since their start."""
@@ -113,8 +113,8 @@ def running(
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     with log.open("wb") as log_file:
         streams = {"stdin": subprocess.DEVNULL, "stdout": log_file, "stderr": log_file}
-        told: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **quiet, **environment, MARK: mark}}
-        process = subprocess.Popen(command, start_new_session=True, **(told | streams | options))
+        process_options: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **quiet, **environment, MARK: mark}}
+        process = subprocess.Popen(command, start_new_session=True, **(process_options | streams | options))
     server = Server(url, process, mark, log)
     try:
         yield server
@@ -133,8 +133,8 @@ def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: fl
     with socket.socket() as probe:  # a server of another run would answer in place of this one
         if probe.connect_ex(("127.0.0.1", options.port)) == 0:
             raise OfframpError(f"port {options.port} is taken: something of an earlier run may still be there")
-    told = {VARIABLE: options.model_dump_json(), **threads_of(options.threads), **peer.environment(options)}
-    with running(command, f"http://127.0.0.1:{options.port}", logs / f"{name}.log", told) as server:
+    process_options = {VARIABLE: options.model_dump_json(), **threads_of(options.threads), **peer.environment(options)}
+    with running(command, f"http://127.0.0.1:{options.port}", logs / f"{name}.log", process_options) as server:
         wait_until_ready(server, name, start_s)
         yield server
 
@@ -186,7 +186,7 @@ def _end(server: Server) -> None:
     with suppress(subprocess.TimeoutExpired):
         server.process.wait(STOP_S)
     for left in server.processes():
-        _or(left.kill, None)
+        _read_or(left.kill, None)
     server.process.wait()
     psutil.wait_procs(server.processes(), timeout=STOP_S)
 
@@ -197,10 +197,10 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
-    return bool(_or(lambda: process.environ().get(MARK) == mark, False))
+    return bool(_read_or(lambda: process.environ().get(MARK) == mark, False))
 
 
-def _or(read: Callable[[], Figure], otherwise: Figure) -> Figure:
+def _read_or(read: Callable[[], Figure], otherwise: Figure) -> Figure:
     """Returns what `read` returns, or `otherwise` if the process has ended or must not be read."""
     try:
         return read()

@@ -22,7 +22,7 @@ from deployments.local_ray.applications import THROUGHPUT
 from deployments.local_ray.cluster import HAPROXY, HAPROXY_PORTS, RAYLET
 from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
-from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
+from experiments.peers.stock import ServerOptions, StockModel, Texts, answer, parse_body
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -64,13 +64,13 @@ def application(options: ServerOptions) -> Application:
         async def __call__(self, request: Request) -> Response:
             """Answers one request on any path."""
             try:
-                asked = parse_body(json.loads(await request.body()))
+                texts = parse_body(json.loads(await request.body()))
             except (InputError, ValueError) as error:
                 return Response(json.dumps({"error": str(error)}), status_code=400, media_type="application/json")
-            return Response(json.dumps(await self._answer(asked)), media_type="application/json")
+            return Response(json.dumps(await self._answer(texts)), media_type="application/json")
 
         @serve.batch(max_batch_size=options.batch, batch_wait_timeout_s=options.wait_s)
-        async def _answer(self, requests: list[Asked]) -> list[dict[str, Any]]:
+        async def _answer(self, requests: list[Texts]) -> list[dict[str, Any]]:
             return answer(self._model.predict, requests)
 
     deployment = serve.deployment(
@@ -130,4 +130,4 @@ def _wait_for_the_end() -> None:
 
 
 if __name__ == "__main__":
-    main(ServerOptions.told())
+    main(ServerOptions.from_environment())

@@ -97,7 +97,7 @@ WAIT_S = 0.005
 """Seconds that a server waits for a batch to fill, if it waits at all."""
 
 
-class Tried(BaseModel):
+class Swept(BaseModel):
     """One setting of a sweep."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -150,23 +150,23 @@ def settings(workload: Workload, dtype: Dtype, machine: Processors, *, batch: in
 
 
 def sweep(
-    name: str, tried: Sequence[ServerOptions], load: ClientOptions, concurrency: int, on_tried: Callable[[Tried], None]
-) -> list[Tried]:
+    name: str, tried: Sequence[ServerOptions], load: ClientOptions, concurrency: int, on_swept: Callable[[Swept], None]
+) -> list[Swept]:
     """Measures every setting by a closed loop; returns them by answers within the SLO, then by all answers."""
     results = []
     for options in tried:
         with serving(name, options) as server:
             changes = {"url": server.url, "rate_per_s": None, "concurrency": concurrency}
             result = run_client(load.model_copy(update=changes))
-        one = Tried(
+        setting = Swept(
             options=options,
             in_slo_per_s=result.goodput_per_s,
             answered_per_s=result.answered_per_s,
             p99_s=result.p99_s,
         )
-        on_tried(one)
-        results.append(one)
-    return sorted(results, key=lambda one: (one.in_slo_per_s, one.answered_per_s), reverse=True)
+        on_swept(setting)
+        results.append(setting)
+    return sorted(results, key=lambda setting: (setting.in_slo_per_s, setting.answered_per_s), reverse=True)
 
 
 @contextmanager
@@ -304,8 +304,8 @@ def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[s
     before = side.server.cpu_s_by_part()
     result = side.measure(rate_per_s, seed)
     parts = per_answer(before, side.server.cpu_s_by_part(), result, side.load.inputs_per_request)
-    told = f"{1e3 * sum(parts.values()):.2f} ms of processor time per answer"
-    print(f"{probe_line(side.name, rate_per_s, result, turn)}  {told}", flush=True)
+    cost_text = f"{1e3 * sum(parts.values()):.2f} ms of processor time per answer"
+    print(f"{probe_line(side.name, rate_per_s, result, turn)}  {cost_text}", flush=True)
     return result.model_dump(mode="json") | {"cpu_s": parts if side.is_ours else {"server": sum(parts.values())}}
 
 

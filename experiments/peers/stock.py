@@ -58,7 +58,7 @@ class ServerOptions(BaseModel):
     port: int = Field(default=8100, ge=1, le=65535)
 
     @classmethod
-    def told(cls) -> ServerOptions:
+    def from_environment(cls) -> ServerOptions:
         """Returns the options with which this process was started."""
         return cls.model_validate_json(os.environ[VARIABLE])
 
@@ -75,7 +75,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Texts:
     """The texts of one request."""
 
     texts: tuple[str, ...]
@@ -83,21 +83,21 @@ class Asked:
     """Whether the body has one text instead of a list of texts."""
 
 
-def parse_body(document: object) -> Asked:
+def parse_body(document: object) -> Texts:
     """Returns the texts of a parsed body and ignores other fields; raises InputError for a body without texts."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
     if isinstance(inputs, str):
-        return Asked(texts=(inputs,), alone=True)
+        return Texts(texts=(inputs,), alone=True)
     if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in inputs):
         raise InputError('the body must be {"inputs": "text"} or {"inputs": ["text", ...]}')
-    return Asked(texts=tuple(inputs), alone=False)
+    return Texts(texts=tuple(inputs), alone=False)
 
 
-def answer(predict: Callable[[Sequence[str]], list[Prediction]], requests: Sequence[Asked]) -> list[dict[str, Any]]:
+def answer(predict: Callable[[Sequence[str]], list[Prediction]], requests: Sequence[Texts]) -> list[dict[str, Any]]:
     """Returns the JSON replies to several requests, whose texts run as one batch."""
-    predictions = iter(predict([text for asked in requests for text in asked.texts]))
-    outputs = [[asdict(next(predictions)) for _ in asked.texts] for asked in requests]
-    return [each[0] if asked.alone else {"outputs": each} for asked, each in zip(requests, outputs, strict=True)]
+    predictions = iter(predict([text for request in requests for text in request.texts]))
+    outputs = [[asdict(next(predictions)) for _ in request.texts] for request in requests]
+    return [each[0] if request.alone else {"outputs": each} for request, each in zip(requests, outputs, strict=True)]
 
 
 Logits = Callable[[Sequence[Encoded]], Tensor]

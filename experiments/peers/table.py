@@ -107,17 +107,17 @@ def _sides(result: Mapping[str, Any]) -> Iterator[str]:
         yield _row(
             (
                 f"**{side}**" if side == SERVICE else side,
-                _ranged(spread(_each(result, side, heavy_s).values()), 1e3, ".2f"),
-                _ranged(ratio(result, side, cheapest, heavy_s), 1, ".2f"),
-                _ranged(spread(_each(result, side, light_s).values()), 1e3, ".2f"),
-                _ranged(own, 1, ".0f"),
-                _ranged(ratio(result, side, fastest, sustained), 1, ".2f"),
-                _ranged(ratio(result, side, "early-exit", sustained), 1, ".2f"),
-                _told(reached, ".0%"),
-                " / ".join(_told(_median_of(result, side, _light(name)), ".1f", 1e3) for name in ("p50_s", "p99_s")),
-                _told(spread(each["memory_bytes"] for each in held), ".0f", 1 / MIB),
-                _told(spread(each["idle_cores"] for each in held), ".2f"),
-                _told(_median_of(result, side, lambda turn: turn["answers"]["accuracy"]), ".1%"),
+                _range(spread(_each(result, side, heavy_s).values()), 1e3, ".2f"),
+                _range(ratio(result, side, cheapest, heavy_s), 1, ".2f"),
+                _range(spread(_each(result, side, light_s).values()), 1e3, ".2f"),
+                _range(own, 1, ".0f"),
+                _range(ratio(result, side, fastest, sustained), 1, ".2f"),
+                _range(ratio(result, side, "early-exit", sustained), 1, ".2f"),
+                _median(reached, ".0%"),
+                " / ".join(_median(_median_of(result, side, _light(name)), ".1f", 1e3) for name in ("p50_s", "p99_s")),
+                _median(spread(each["memory_bytes"] for each in held), ".0f", 1 / MIB),
+                _median(spread(each["idle_cores"] for each in held), ".2f"),
+                _median(_median_of(result, side, lambda turn: turn["answers"]["accuracy"]), ".1%"),
             )
         )
 
@@ -127,7 +127,7 @@ def _parts(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"|{'---|' * (1 + len(OF_US))}"
     for side in (side for side in _names(result) if side in OURS):
         medians = [_median_of(result, side, _part(part)) for part in OF_US]
-        yield _row((side, *(_told(each, ".2f", 1e3) for each in medians)))
+        yield _row((side, *(_median(each, ".2f", 1e3) for each in medians)))
 
 
 def _part(part: str) -> Of:
@@ -146,14 +146,14 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _told(value: Spread | float | None, form: str, times: float = 1.0) -> str:
+def _median(value: Spread | float | None, form: str, times: float = 1.0) -> str:
     """Formats a median, or nothing."""
     if value is None:
         return ""
     return format((value.median if isinstance(value, Spread) else value) * times, form)
 
 
-def _ranged(value: Spread | None, times: float, form: str) -> str:
+def _range(value: Spread | None, times: float, form: str) -> str:
     """Formats a median, with its range if there were several rounds."""
     if value is None:
         return ""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.random import default_rng
 
-from experiments.kit import show
+from experiments.kit import print_table
 from experiments.planning.divisions import Fleet, divided, share_of
 from optimizer.plan_file import stages_document
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -59,7 +59,7 @@ def main() -> None:
         )
         for each in answers
     ]  # fmt: skip
-    show("Models on 20 accelerators", columns, rows)
+    print_table("Models on 20 accelerators", columns, rows)
 
 
 def answered(seed: int, most_chains: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import require_data
-from experiments.kit import show
+from experiments.kit import print_table
 from experiments.planning.pipelines import Pipeline, Segments, best_mixture, best_pipelines
 from experiments.problems import PROBLEMS
 from optimizer.master import Cluster, Demand
@@ -59,7 +59,7 @@ def main() -> None:
     if given.json:
         print(json.dumps(results))
     else:
-        tell(problems, results)
+        print_comparison(problems, results)
 
 
 def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | None = None) -> dict[str, Any]:
@@ -69,22 +69,22 @@ def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | N
     """
     begin = time.perf_counter()
     names, models = tuple(problem["gpus"]), problem["models"]
-    found = [
+    candidates = [
         (place, pipeline)
         for place, model in enumerate(models)
         for survival in ([None] if survival_N is None else [None, survival_N])
         for count in range(1, model["max_parts"] + 1)
         for pipeline in best_pipelines(segments_of(model, names, tables, survival), count)
     ]
-    if len({place for place, _ in found}) < len(models):  # a model has no pipeline within its SLO
+    if len({place for place, _ in candidates}) < len(models):  # a model has no pipeline within its SLO
         return {"id": problem["id"], "objective": 0.0, "gap": 0.0, "seconds": 0.0, "pipelines": [[] for _ in models]}
-    columns = [pipeline.column(place, whole_devices=models[place]["whole_gpus"]) for place, pipeline in found]
+    columns = [pipeline.column(place, whole_devices=models[place]["whole_gpus"]) for place, pipeline in candidates]
     cluster = Cluster(count_C=np.array([float(problem["gpus"][name]) for name in names]), usd_C=np.zeros(len(names)))
     demands = [Demand(weight=model["weight"], most_chains=None) for model in models]
     objective, bound, replicas_of = best_mixture(columns, demands, cluster, SECONDS)
     plans_M: list[list[list[dict[str, Any]]]] = [[] for _ in models]
     for q, replicas in replicas_of.items():
-        place, pipeline = found[q]
+        place, pipeline = candidates[q]
         plans_M[place].append(described(pipeline, replicas, models[place], names, tables))
     return {
         "id": problem["id"],
@@ -174,9 +174,9 @@ def check(problem: Mapping[str, Any], tables: Tables, answer: Mapping[str, Any])
         for (_, name), count in shares_of.items():
             gpus[name] += math.ceil(count - NOISE) if model["whole_gpus"] else count
         objective = min(objective, rate / model["weight"])
-    _hold(math.isclose(objective, answer["objective"], rel_tol=CLOSE), f"{answer['id']}: objective is {objective}")
+    _require(math.isclose(objective, answer["objective"], rel_tol=CLOSE), f"{answer['id']}: objective is {objective}")
     for name, count in gpus.items():
-        _hold(count <= problem["gpus"][name] + CLOSE, f"{answer['id']}: {count} {name}")
+        _require(count <= problem["gpus"][name] + CLOSE, f"{answer['id']}: {count} {name}")
 
 
 def _checked_rate(model: Mapping[str, Any], tables: Tables, partitions: Sequence[Mapping[str, Any]]) -> float:
@@ -187,7 +187,7 @@ def _checked_rate(model: Mapping[str, Any], tables: Tables, partitions: Sequence
     for part in partitions:
         first, end = part["layers"]
         shares, batch = part["mps"] + 1, part["bs"]
-        _hold(first == before < end and shares <= model["shares"][part["gpu"]], f"{model['name']}: {part}")
+        _require(first == before < end and shares <= model["shares"][part["gpu"]], f"{model['name']}: {part}")
         before = end
         rows = tables[f"{model['name']}-{part['gpu']}-{shares}"]
         infer_us = sum(row[batch - 1] for row in rows[first:end])
@@ -195,25 +195,25 @@ def _checked_rate(model: Mapping[str, Any], tables: Tables, partitions: Sequence
         servers = model["gpus_per_server"][list(model["shares"]).index(part["gpu"])]
         slowest_us = max(infer_us / batch, received_us * shares * servers, sent_us * shares * servers)
         count = part["num_gpu"] * shares
-        _hold(abs(count - round(count)) < NOISE, f"{model['name']}: {count} shares are not whole")
+        _require(abs(count - round(count)) < NOISE, f"{model['name']}: {count} shares are not whole")
         rates.append(count / slowest_us * US_PER_S)
         for name, value in {"xput": rates[-1], "lat_infer": infer_us, "lat_trans": batch * sent_us}.items():
             is_same = math.isclose(part[name], value, rel_tol=1e-4, abs_tol=NOISE)
-            _hold(is_same, f"{model['name']}: {name} is {value}: {part}")
+            _require(is_same, f"{model['name']}: {name} is {value}: {part}")
         latency_us += infer_us + batch * sent_us
-    _hold(before == len(rows) and len(partitions) <= model["max_parts"], f"{model['name']}: {partitions}")
-    _hold(len(sizes) == 1 or not model["same_batch"], f"{model['name']}: batches {sizes}")
+    _require(before == len(rows) and len(partitions) <= model["max_parts"], f"{model['name']}: {partitions}")
+    _require(len(sizes) == 1 or not model["same_batch"], f"{model['name']}: batches {sizes}")
     latency_us += model["batch_build_factor"] * (max(sizes) - 1) / model["assumed_rate_per_s"] * US_PER_S
-    _hold(latency_us <= model["sla_us"] * (1 + CLOSE), f"{model['name']}: latency {latency_us} us: {partitions}")
+    _require(latency_us <= model["sla_us"] * (1 + CLOSE), f"{model['name']}: latency {latency_us} us: {partitions}")
     return float(min(rates))
 
 
-def _hold(is_true: bool, otherwise: str) -> None:
+def _require(is_true: bool, otherwise: str) -> None:
     if not is_true:
         raise ValueError(otherwise)
 
 
-def tell(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
+def print_comparison(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
     """Prints a row for each problem, and summaries."""
     rows, ratios = [], defaultdict(list)
     for problem, result in zip(problems, results, strict=True):
@@ -225,9 +225,9 @@ def tell(problems: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, A
         for other in sorted({"bl", "dart-r"} & set(of)):
             ratios[f"ours / {other}"].append(objective / of[other])
             ratios[f"v4 / {other}"].append(of["v4"] / of[other])
-    show("PPipe's problems", ("problem", "ours", "v4", "ours / v4", "gap", "s", "with exits / without"), rows)
+    print_table("PPipe's problems", ("problem", "ours", "v4", "ours / v4", "gap", "s", "with exits / without"), rows)
     means = [(name, f"{statistics.mean(values):.3f}", len(values)) for name, values in ratios.items()]
-    show("", ("mean of", "ratio", "problems"), means)
+    print_table("", ("mean of", "ratio", "problems"), means)
     seconds = [result["seconds"] for result in results]
     print(f"seconds: median {statistics.median(seconds):.2f}, most {max(seconds):.2f}")
 

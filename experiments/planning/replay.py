@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.data import RUNS, require_data
-from experiments.kit import keep, show
+from experiments.kit import print_table, write_json
 from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import drawn_exits
 from experiments.studies.fig19_bursts import AZURE, BURSTY_HOUR_S, HOUR_S, TWITTER
@@ -110,9 +110,9 @@ def main() -> None:
         for most_chains in map(int, options.chains.split(",")):
             rows.append(row(options, name, most_chains))
             print(*rows[-1], flush=True)
-    show(f"{options.problem}, a mean of {options.rate:g}/s", COLUMNS, rows)
-    told = {"options": vars(options), "columns": COLUMNS, "rows": rows}
-    print(f"written: {keep(told, RUNS / 'planning' / 'replay.json')}")
+    print_table(f"{options.problem}, a mean of {options.rate:g}/s", COLUMNS, rows)
+    document = {"options": vars(options), "columns": COLUMNS, "rows": rows}
+    print(f"written: {write_json(document, RUNS / 'planning' / 'replay.json')}")
 
 
 if __name__ == "__main__":

@@ -86,19 +86,19 @@ class Runner:
         waiting, running, found = deque(names), dict[int, tuple[str, BaseProcess]](), dict[str, Record]()
         while waiting or running:  # in one thread, because one of two waiting threads could miss the exit status
             while waiting and len(running) < jobs:
-                process = self._started(name := waiting.popleft())
+                process = self._start(name := waiting.popleft())
                 running[process.sentinel] = name, process
             for sentinel in wait(list(running)):
                 assert isinstance(sentinel, int)
                 name, process = running.pop(sentinel)
                 process.join()
-                record = found[name] = self._left(name, process.exitcode or 0)
+                record = found[name] = self._read_result(name, process.exitcode or 0)
                 outcome = record.outcome
                 ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
                 self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
         return [found[name] for name in names]
 
-    def _started(self, name: str) -> BaseProcess:
+    def _start(self, name: str) -> BaseProcess:
         """Starts the study's command."""
         path = record_path(self.folder, name.rpartition(".")[2])
         path.unlink(missing_ok=True)  # so that the result is from this run
@@ -110,7 +110,7 @@ class Runner:
         process.start()
         return process
 
-    def _left(self, name: str, code: int) -> Record:
+    def _read_result(self, name: str, code: int) -> Record:
         """Returns the record that an ended study has written, or a record of its failure."""
         short = name.rpartition(".")[2]
         log = record_path(self.folder, short).with_suffix(".log")
@@ -133,9 +133,9 @@ def _reason(code: int, log: Path) -> str:
 
 def unknown(name: str) -> About:
     """Returns placeholders for a study that failed before it described itself."""
-    said = dict.fromkeys(("claim", "exits", "hardware", "differs"), "not known: the study broke before it could say")
+    texts = dict.fromkeys(("claim", "exits", "hardware", "differs"), "not known: the study broke before it could say")
     facts = {"name": name, "section": "?", "title": "?", "how": "computed", "minutes": 0, "quick_s": 0}
-    return TypeAdapter(About).validate_python(facts | said)
+    return TypeAdapter(About).validate_python(facts | texts)
 
 
 def write_report(records: Sequence[Record], folder: Path) -> Path:

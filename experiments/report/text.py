@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from experiments.kit import number
+from experiments.kit import format_figure
 from experiments.studies.__main__ import FIGURES
 from experiments.studies.picture import Picture
 from experiments.studies.study import SYSTEMS, Ratios, Record, StudyResult, Table
@@ -92,7 +92,7 @@ def _figures(record: Record) -> tuple[str, str, str]:
     if not result.comparisons:
         return NONE, NONE, NONE
     first = result.comparisons[0]
-    return f"{first.name}: {number(first.paper)}", number(first.ours), NONE
+    return f"{first.name}: {format_figure(first.paper)}", format_figure(first.ours), NONE
 
 
 def _pair(ratios: Ratios) -> str:
@@ -112,17 +112,17 @@ def _section(record: Record, pictures: Mapping[str, Picture]) -> Iterator[str]:
         took = f" (took {outcome.took_s / 60:.1f} min)"
         yield f"**Here**: {about.how}. Exits: {about.exits}. Hardware: {about.hardware}. Seed {about.seed}."
         yield from (f"![{picture.title}]({FIGURES}/{name})" for name, picture in pictures.items())
-        yield from _told(outcome.result, about.system)
+        yield from _tables(outcome.result, about.system)
         yield f"**Why ours differs**: {about.differs}"
     yield f"Command{took}: `{about.command}{' --quick' if record.effort == 'quick' else ''}`"
 
 
-def _told(result: StudyResult, system: str) -> Iterator[str]:
+def _tables(result: StudyResult, system: str) -> Iterator[str]:
     compared = tuple((each.name, each.paper, each.ours) for each in result.comparisons)
     for table in (Table("", ("", f"{system}'s paper", "ours"), compared), *result.tables):
         if table.rows:
             yield from [f"{table.title}:"] if table.title else []
-            rows = [_row([number(cell) for cell in row]) for row in table.rows]
+            rows = [_row([format_figure(cell) for cell in row]) for row in table.rows]
             yield "\n".join([_row(table.columns), "|---" + "|--:" * (len(table.columns) - 1) + "|", *rows])
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from experiments import studies
 from experiments.data import RUNS
-from experiments.kit import show
+from experiments.kit import print_table
 from experiments.studies.picture import draw
 from experiments.studies.study import About, Effort, Outcome, Record, Study, perform, record_of, write_record
 from offramp.commands.plan_picture import load_pyplot
@@ -92,9 +92,9 @@ def _conclude(record: Record, written: Sequence[Path], console: Console) -> None
         console.print(f"{record.outcome.state}: {record.outcome.reason}")
     else:
         columns = ("", "ours", f"{record.about.system}'s paper")
-        show("", columns, [(each.name, each.ours, each.paper) for each in result.comparisons])
+        print_table("", columns, [(each.name, each.ours, each.paper) for each in result.comparisons])
         for table in result.tables:
-            show(table.title, table.columns, table.rows)
+            print_table(table.title, table.columns, table.rows)
         console.print(f"took {record.outcome.took_s:.1f} s")
     for path in written:
         console.print(f"written: {path}", soft_wrap=True)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from experiments.pame_cases import (
     KINDS,
     Case,
-    Judged,
+    Evaluation,
     cases,
-    judged,
-    judged_exits,
-    judged_thresholds,
-    promised,
-    telling_absent,
+    evaluate,
+    evaluate_exits,
+    evaluate_guaranteed,
+    evaluate_thresholds,
+    with_missing_models,
 )
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars, Lines
@@ -37,12 +37,12 @@ def _study(name: str, compare: Callable[[Divisions], StudyResult]) -> Study:
     def run(effort: Effort) -> StudyResult:
         divisions = [cases(seed=seed) for seed in range(DIVISIONS[effort])]
         by_name = {case.name: [of[place] for of in divisions] for place, case in enumerate(divisions[0])}
-        return telling_absent(compare(by_name), tuple(KINDS))
+        return with_missing_models(compare(by_name), tuple(KINDS))
 
     return declare(name, run, needs=(BERT12_SST2,))
 
 
-def mean_percent(of: Sequence[Judged], name: str) -> float:
+def mean_percent(of: Sequence[Evaluation], name: str) -> float:
     """Returns the mean of a share over divisions, in percent."""
     return 100 * fmean(getattr(each, name) for each in of)
 
@@ -70,16 +70,16 @@ class Row(NamedTuple):
 
     name: str
     batch: int
-    judged: Sequence[Judged]
+    evaluate: Sequence[Evaluation]
 
     def percent(self, name: str) -> float:
-        return mean_percent(self.judged, name)
+        return mean_percent(self.evaluate, name)
 
     def cells(self) -> tuple[str | float, ...]:
         """Returns the cells of a table row."""
-        slower = 100 * fmean(each.times.slower for each in self.judged)
-        least = 100 * min(each.precision for each in self.judged)
-        exits = fmean(len(each.found.ramps) for each in self.judged)
+        slower = 100 * fmean(each.times.slower for each in self.evaluate)
+        least = 100 * min(each.precision for each in self.evaluate)
+        exits = fmean(len(each.found.ramps) for each in self.evaluate)
         saved = (self.percent("mean_saved"), self.percent("tail_saved"))
         return self.name, self.batch, *saved, slower, self.percent("precision"), least, exits
 
@@ -89,7 +89,7 @@ def promised_rows(divisions: Divisions) -> list[Row]:
     rows: list[Row] = []
     for name, of in divisions.items():
         for batch in of[0].kind.batches:
-            given = [found for case in of if (found := promised(case, batch, GUARANTEE)) is not None]
+            given = [found for case in of if (found := evaluate_guaranteed(case, batch, GUARANTEE)) is not None]
             if given:
                 rows.append(Row(f"{name}, {len(given)} of {len(of)}", batch, given))
     return rows
@@ -98,16 +98,16 @@ def promised_rows(divisions: Divisions) -> list[Row]:
 def fig09_compare(divisions: Divisions) -> StudyResult:
     """Returns the mean over the batch sizes of each task, as in the paper."""
     rows = [
-        Row(name, batch, [judged(case, batch) for case in of])
+        Row(name, batch, [evaluate(case, batch) for case in of])
         for name, of in divisions.items()
         for batch in of[0].kind.batches
     ]
-    told = []
+    comparisons = []
     for name in divisions:
         mine, task = [row for row in rows if row.name == name], KINDS[name].task
         for words, paper in zip(("mean", "tail"), FIG09_PAPER[name], strict=True):
             ours = fmean(row.percent(f"{words}_saved") for row in mine)
-            told.append(Comparison(f"{task} ({name}): {words} saved (%)", ours, paper))
+            comparisons.append(Comparison(f"{task} ({name}): {words} saved (%)", ours, paper))
     kept = fmean(row.percent("precision") for row in rows)
     labels = tuple(f"{row.name} {'SML'[place % 3]}" for place, row in enumerate(rows))
     series = {words: tuple(row.percent(f"{words}_saved") for row in rows) for words in ("mean", "tail")}
@@ -118,7 +118,7 @@ def fig09_compare(divisions: Divisions) -> StudyResult:
         ),
     }
     return StudyResult(
-        comparisons=(*told, Comparison("precision kept (%), over all", kept, PAPER_PRECISION)),
+        comparisons=(*comparisons, Comparison("precision kept (%), over all", kept, PAPER_PRECISION)),
         pictures=(Bars("Latency saved by exits", "task and batch size", "saved (%)", labels, series),),
         tables=tuple(Table(title, FIG09_COLUMNS, tuple(row.cells() for row in of)) for title, of in tables.items()),
     )
@@ -162,7 +162,7 @@ def places(case: Case) -> list[Place]:
     def place(each: Candidate) -> Place | None:
         if each.configured is None or each.configured.setting.threshold is None:
             return None
-        alone = judged_thresholds(case, found, {each.ramp: each.configured.setting.threshold})
+        alone = evaluate_thresholds(case, found, {each.ramp: each.configured.setting.threshold})
         expected, mean = each.mean_s / step.matrix.whole_s, alone.times.mean_s / alone.times.whole_s
         shares = (100 * each.slower, 100 * alone.times.slower, 100 * alone.precision)
         chosen = "chosen" if step.chosen is each else ""
@@ -174,15 +174,15 @@ def places(case: Case) -> list[Place]:
 def fig12_run(effort: Effort) -> StudyResult:
     """Runs every task whose records exist, at its large batch; with quick effort only GLUE."""
     known = {case.name: (case, places(case)) for case in cases(NAMES[effort])}
-    told = []
+    comparisons = []
     for name, (case, found) in known.items():
         chosen = next((each.ramp for each in found if each.chosen), None)
         share = None if chosen is None else 100 * (chosen + 1) / case.search.num_blocks
         worst = largest(abs(each.error) for each in found)
-        told.append(Comparison(f"{name}: largest error of an estimated mean (%)", worst, PAPER_ERROR))
-        told.append(Comparison(f"{name}: first exit, of the blocks (%)", share, 100 * PAPER_PLACE))
+        comparisons.append(Comparison(f"{name}: largest error of an estimated mean (%)", worst, PAPER_ERROR))
+        comparisons.append(Comparison(f"{name}: first exit, of the blocks (%)", share, 100 * PAPER_PLACE))
     result = StudyResult(
-        comparisons=tuple(told),
+        comparisons=tuple(comparisons),
         pictures=tuple(
             Lines(
                 f"Mean answer time with one exit ({name})",
@@ -206,7 +206,7 @@ def fig12_run(effort: Effort) -> StudyResult:
             for name, (_, found) in known.items()
         ),
     )
-    return telling_absent(result, NAMES[effort])
+    return with_missing_models(result, NAMES[effort])
 
 
 FIG12_STUDY = declare("pame_fig12_places", fig12_run, needs=(BERT12_SST2,))
@@ -222,7 +222,7 @@ FIG14_COLUMNS = (
 )
 
 
-def moving_on(of: Sequence[Judged]) -> float:
+def moving_on(of: Sequence[Evaluation]) -> float:
     """Returns the share that continues after the first exit, over divisions; 1 without an exit."""
     return fmean(100 * (each.moving[0] if each.moving else 1.0) for each in of)
 
@@ -230,7 +230,7 @@ def moving_on(of: Sequence[Judged]) -> float:
 def fig14_compare(divisions: Divisions) -> StudyResult:
     """Returns the figures of the first exit alone, every task at its large batch."""
     found = {
-        (name, eta): [judged(case, case.kind.batches[LARGE], SearchOptions(kept=eta), most_exits=1) for case in of]
+        (name, eta): [evaluate(case, case.kind.batches[LARGE], SearchOptions(kept=eta), most_exits=1) for case in of]
         for name, of in divisions.items()
         for eta in FIG14_PAPER
     }
@@ -247,7 +247,7 @@ def fig14_compare(divisions: Divisions) -> StudyResult:
     )
 
 
-def _cells(name: str, eta: float, of: Sequence[Judged]) -> tuple[str | float, ...]:
+def _cells(name: str, eta: float, of: Sequence[Evaluation]) -> tuple[str | float, ...]:
     precisions = [100 * each.precision for each in of]
     with_exit = f"{sum(bool(each.moving) for each in of)} of {len(of)}"
     return name, eta, moving_on(of), fmean(precisions), min(precisions), with_exit
@@ -265,10 +265,10 @@ PAPER_TAKES = {"mean": 0.8, "tail": 5.0}
 """Time that the second exit takes of mean and tail latency (%), QNLI."""
 
 
-def by_number(case: Case) -> list[Judged]:
+def by_number(case: Case) -> list[Evaluation]:
     """Returns the figures with none, one, two and more of the found exits, in their order."""
     found = find_exits(case.seconds, case.checks(), case.kind.batches[LARGE])
-    return [judged_exits(case, found, found.ramps[:count]) for count in range(MOST + 1)]
+    return [evaluate_exits(case, found, found.ramps[:count]) for count in range(MOST + 1)]
 
 
 def fig15_compare(divisions: Divisions) -> StudyResult:

@@ -153,18 +153,18 @@ def run(effort: Effort) -> StudyResult:
         for history, seen in HISTORIES.items()
         if full or history == "probes"
     }
-    told: dict[str, Errors] = {}
+    errors: dict[str, Errors] = {}
     for history, rows in found.items():
         means = {name: np.mean([each.errors for each in of], axis=0).tolist() for name, of in rows.items()}
-        told[history] = {name: (forecast, last) for name, (forecast, last) in means.items()}
+        errors[history] = {name: (forecast, last) for name, (forecast, last) in means.items()}
     return StudyResult(
-        comparisons=tuple(each for history, rows in told.items() for each in _comparisons(history, rows)),
+        comparisons=tuple(each for history, rows in errors.items() for each in _comparisons(history, rows)),
         pictures=tuple(_lines(name, cuts, found["probes"][name][0]) for name in DRAWN),
         tables=(
             Table(
                 f"Mean absolute error in inputs; cuts before blocks {cuts[0]} and {cuts[1]}",
                 ("history", "workload", "forecast", "last value"),
-                tuple((history, name, *each) for history, rows in told.items() for name, each in rows.items()),
+                tuple((history, name, *each) for history, rows in errors.items() for name, each in rows.items()),
             ),
         ),
     )

@@ -15,7 +15,7 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member, SplitCounts
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
-from experiments.pame_cases import KINDS, Kind, records_file, telling_absent, v100
+from experiments.pame_cases import KINDS, Kind, records_file, v100, with_missing_models
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
@@ -257,7 +257,7 @@ def run(effort: Effort) -> StudyResult:
         ),
         tables=tuple(tables),
     )
-    return telling_absent(result, ("cifar10",) if effort == "full" else ())
+    return with_missing_models(result, ("cifar10",) if effort == "full" else ())
 
 
 FIG18_STUDY = declare("pame_fig18_parallel_batches", run, needs=(BERT12_SST2,), makes_up_quick=True)

@@ -424,7 +424,7 @@ def slots_study(rows: int, paper: float, effort: Effort) -> StudyResult:
                 "Times as fast as one slot",
                 ("slots", "this CPU (all rounds)", *list(series)[1:]),
                 tuple(
-                    (str(slots), computed[slots].told(), *(values[at] for values in list(series.values())[1:]))
+                    (str(slots), computed[slots].as_text(), *(values[at] for values in list(series.values())[1:]))
                     for at, slots in enumerate(SLOTS_SLOTS)
                 ),
             ),

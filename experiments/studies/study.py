@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from earlyexit.errors import DataError, InputError
 from experiments.data import data_folder
-from experiments.kit import keep
+from experiments.kit import write_json
 from experiments.studies.picture import Picture
 from offramp.commands.progress import provenance
 
@@ -270,7 +270,7 @@ def record_path(folder: Path, name: str) -> Path:
 
 def write_record(record: Record, folder: Path) -> Path:
     """Writes the record as one JSON file."""
-    return keep(record, record_path(folder, record.about.name))
+    return write_json(record, record_path(folder, record.about.name))
 
 
 def read_record(folder: Path, name: str) -> Record:

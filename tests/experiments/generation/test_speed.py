@@ -35,7 +35,7 @@ PLANS = plans(NUM_BLOCKS, (RAMP,), 2, ("compute", "copy"))
 def test_every_sequence_generates_its_tokens_two_at_a_time_under_every_plan(model: EarlyExitModel, plan: str) -> None:
     splits, fill = PLANS[plan]
     engine = Engine(model, splits, ScriptedPolicy(0.5), byte_tokenizer(), fill=fill)
-    made = engine.run(JOBS, concurrency=2, chunk=4)
-    assert sorted(len(each.said_s) for each in made) == [1, 3, 4, 5, 6]
-    assert all(each.due_s <= each.said_s[0] <= each.said_s[-1] for each in made)
+    finished = engine.run(JOBS, concurrency=2, chunk=4)
+    assert sorted(len(each.token_s) for each in finished) == [1, 3, 4, 5, 6]
+    assert all(each.due_s <= each.token_s[0] <= each.token_s[-1] for each in finished)
     assert backbone_of(model).memory.use().peak_pages <= 2 * 4

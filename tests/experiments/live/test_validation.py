@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
-from experiments.live.validation import Driven, compare, is_right, said_by, simulated_s
+from experiments.live.validation import Driven, compare, is_right, possible_answers, simulated_s
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -54,7 +54,7 @@ PIPELINE = Plan(stages=(stage(0, 1, 0), stage(1, 2)), policy=POLICY)
 """A stage per block."""
 
 
-def driven(asked: list[list[str]], scheduled_s: list[float], took_s: list[float]) -> Driven:
+def driven(sample_ids: list[list[str]], scheduled_s: list[float], took_s: list[float]) -> Driven:
     """Returns a live run in which the whole model answered every request."""
     label_of = {"easy": "positive", "hard": "negative"}
     records = tuple(
@@ -67,9 +67,9 @@ def driven(asked: list[list[str]], scheduled_s: list[float], took_s: list[float]
             num_attempts=1,
             predictions=tuple(Prediction(label=label_of[key], exit=1, request_id="") for key in keys),
         )
-        for k, (keys, at_s, each_s) in enumerate(zip(asked, scheduled_s, took_s, strict=True))
+        for k, (keys, at_s, each_s) in enumerate(zip(sample_ids, scheduled_s, took_s, strict=True))
     )
-    return Driven(seconds=20.0, keys=tuple(key for each in asked for key in each), records=records, machine=0.3)
+    return Driven(seconds=20.0, keys=tuple(key for each in sample_ids for key in each), records=records, machine=0.3)
 
 
 def test_a_simulated_request_is_answered_with_its_last_input_or_fails_at_its_deadline() -> None:
@@ -86,8 +86,8 @@ def test_a_repeated_run_has_ratios_of_one_and_an_answer_of_any_chain_is_right() 
     found = compare(problem(4.0), WHOLE, two_inputs(), driven([HARD, EASY], [12.0, 12.5], [2.0, 3.5]))
     assert found["ratios"] == pytest.approx({"goodput_per_s": 1.0, "p50_s": 1.0, "p99_s": 1.0})
     assert found["wrong"] == 0
-    asked, records = [HARD, EASY], driven([HARD, EASY], [0.0, 0.0], [1.0, 1.0]).records
+    sample_ids, records = [HARD, EASY], driven([HARD, EASY], [0.0, 0.0], [1.0, 1.0]).records
     both = Plan(stages=(stage(0, 2, 0), stage(0, 2)), shares=(0.5, 0.5), policy=POLICY)
     for plan, right in ((PIPELINE, [True, False]), (both, [True, True])):
-        said = said_by(two_inputs(), plan)
-        assert [is_right(*each, said) for each in zip(asked, records, strict=True)] == right
+        answers_of = possible_answers(two_inputs(), plan)
+        assert [is_right(*each, answers_of) for each in zip(sample_ids, records, strict=True)] == right

@@ -19,7 +19,7 @@ from earlyexit.errors import OfframpError
 from earlyexit.training.ramps import exit_outputs
 from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
 from experiments.peers.processes import MARK, Server, serving
-from experiments.peers.stock import Asked, Kernel, Prediction, ServerOptions, StockModel, answer, parse_body
+from experiments.peers.stock import Kernel, Prediction, ServerOptions, StockModel, Texts, answer, parse_body
 from offramp.client.protocol import Prediction as Answered
 from offramp.load.report import RequestRecord
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
@@ -40,7 +40,7 @@ def test_requests_of_several_texts_are_one_batch_and_get_their_own_answers_back(
         return [Prediction(label=text, score=float(len(texts)), exit=5) for text in texts]
 
     requests = [parse_body({"inputs": inputs, "ids": ["a"]}) for inputs in ("a", ["b", "c"], ["d"])]
-    assert requests[2] == Asked(texts=("d",), alone=False)
+    assert requests[2] == Texts(texts=("d",), alone=False)
     a, b, c, d = ({"label": name, "score": 4.0, "exit": 5} for name in "abcd")
     assert answer(echo, requests) == [a, {"outputs": [b, c]}, {"outputs": [d]}]
 
