@@ -100,7 +100,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, body: str) -> N
             return
         except (URLError, ConnectionError):
             if time.monotonic() > until_s or process.poll() is not None:
-                raise TimeoutError(f"{url} does not answer") from None
+                raise TimeoutError(f"{url} did not answer within {START_S:g} s") from None
             time.sleep(SETTLE_S)
 
 

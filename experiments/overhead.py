@@ -43,8 +43,8 @@ def main() -> None:
     """Measures and prints."""
     parser = ArgumentParser(prog="python -m experiments.overhead", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a load")
-    parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds per load")
+    parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="backend of the model")
     parser.add_argument("--fronts", nargs="+", choices=get_args(HttpFront), default=["auto"])
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true")

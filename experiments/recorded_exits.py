@@ -32,7 +32,7 @@ def bert12_sst2(score: Literal["entropy", "confidence"]) -> ExitRecords:
     path = require_data(BERT12_SST2)
     rows = np.loadtxt(path, delimiter=",", skiprows=1).reshape(-1, BERT12_EXITS, len(COLUMNS))
     if not (rows[:, :, 0] == rows[:, :1, 0]).all() or not (rows[:, :, 1] == np.arange(BERT12_EXITS)).all():
-        raise DataError(f"{path} needs the exits of a sample in one piece, from 0 to {BERT12_EXITS - 1}")
+        raise DataError(f"{path} must list the exits of a sample together, from 0 to {BERT12_EXITS - 1}")
     confidence_NR = rows[:, 1:, 2]
     labels_NR = rows[:, 1:, 3].astype(np.int64)
     scores_NR = confidence_NR if score == "confidence" else binary_entropy(confidence_NR)
@@ -85,7 +85,7 @@ def easy_and_hard(records: ExitRecords, thresholds: Mapping[int, float]) -> tupl
     easy_N = records.outcome(thresholds).exits_N < records.num_blocks // 2
     easy, hard = np.flatnonzero(easy_N), np.flatnonzero(~easy_N)
     if not len(easy) or not len(hard):
-        raise DataError(f"no mixes of {len(easy)} easy and {len(hard)} hard inputs")
+        raise DataError(f"a mix needs easy and hard inputs, and there are {len(easy)} and {len(hard)}")
     return easy, hard
 
 

@@ -98,7 +98,7 @@ class _Search:
             while self.sustains(rate_per_s * step):
                 rate_per_s, step = rate_per_s * step, step**2
                 if rate_per_s > HIGHEST * expected_per_s:
-                    raise DataError(f"{rate_per_s:g} inputs/s are answered in time: has the scenario an SLO?")
+                    raise DataError(f"{rate_per_s:g} inputs/s are answered in time; does the scenario have an SLO?")
             return rate_per_s, rate_per_s * step
         while rate_per_s > LOWEST * expected_per_s:
             if self.sustains(rate_per_s / step):

@@ -61,7 +61,7 @@ class Cost:
 def fit(seconds: Mapping[Work, float]) -> Cost:
     """Fits the cost to measured runs by relative errors; no part is negative."""
     if len(seconds) < 3:
-        raise DataError(f"three runs are needed to tell a cost by, not {len(seconds)}")
+        raise DataError(f"a cost needs at least three runs, not {len(seconds)}")
     took_s = np.array(list(seconds.values()))
     parts = np.array([(1.0, work.tokens, work.cells) for work in seconds]) / took_s[:, None]
     scale = parts.max(0)  # the parts differ by orders of magnitude
@@ -115,7 +115,7 @@ def layout(scheme: Scheme, lengths: Sequence[int], cost: Cost, *, row: int = 0) 
 def _rows(lengths: Sequence[int], row: int, per_row: int) -> Work:
     """Returns the work of rows with this number of slots; one slot is the whole row."""
     if max(lengths) > row:
-        raise DataError(f"an input of {max(lengths)} tokens fits into no row of {row}")
+        raise DataError(f"an input of {max(lengths)} tokens does not fit into a row of {row}")
     width = row // per_row
     rows = -(-len(first_fit_decreasing(lengths, width)) // per_row)
     return Work(rows * row, rows * per_row * width**2)

@@ -191,7 +191,7 @@ def main() -> None:
     """Runs and prints."""
     parser = ArgumentParser(prog="python -m experiments.trained", description=__doc__)
     parser.add_argument("name", choices=tuple(TRAINED))
-    parser.add_argument("--out", type=Path, help="another folder than the one where experiments look")
+    parser.add_argument("--out", type=Path, help="output folder; experiments read the default one")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     report = run(options.name, options.out)

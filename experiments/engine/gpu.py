@@ -122,19 +122,19 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     batches = (1, 2, 4) if dry else (1, 2, 4, 8, 16, 32, 64)
     parser.add_argument("--batches", nargs="+", type=int, default=batches, help="batch limits")
     parser.add_argument("--rounds", type=int, default=2 if dry else 5)
-    parser.add_argument("--seconds", type=float, default=0.05 if dry else 1.0, help="of a side's run in each round")
+    parser.add_argument("--seconds", type=float, default=0.05 if dry else 1.0, help="seconds of a run in each round")
     parser.add_argument("--records", choices=("auto", "recorded", "synthetic"), default="auto")
     parser.add_argument(
         "--decisions",
         choices=("waited", "known"),
         default="waited",
-        help="waited: the host reads every ramp's logits, as served policies must; known: records answer at once",
+        help="waited: the host reads every ramp's logits, as in a service; known: exits come from records at once",
     )
-    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
+    parser.add_argument("--no-graphs", action="store_true", help="run without CUDA graphs")
     parser.add_argument("--device", default="cpu" if dry else "cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RUNS / "gpu")
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--dry-run", action="store_true", help="run tiny models on the CPU")
     options = parser.parse_args(arguments)
     if min(*options.batches, options.rounds) < 1 or options.seconds <= 0:
         parser.error("batches and rounds must be at least 1, seconds above 0")
@@ -146,13 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints, and writes one file per model."""
     options = parse(arguments)
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise SystemExit("skipped: no CUDA device here; --dry-run tries everything on the CPU")
+        raise SystemExit("skipped: this machine has no CUDA device; --dry-run runs the code on the CPU")
     torch.set_num_threads(1)  # the host's work is small tensors; on the CPU, more threads would hide its cost
     records, source = find_exits(options.records, np.random.default_rng(options.seed))
     graphs = "off" if options.no_graphs else "on"
     print(f"device: {options.device}; graphs {graphs}; decisions {options.decisions}\nexits: {source}", flush=True)
     if not can_plan():
-        print("without the best ramps and the best cuts: the planner needs numba, which is missing")
+        print("the best ramps and the best cuts are skipped: the planner needs numba, which is not installed")
     for name in options.models:
         bench = workbench(name, options, records, MonotonicClock(), np.random.default_rng(options.seed))
         costs = measure_costs(bench)
@@ -186,7 +186,7 @@ def on_blocks(records: ExitRecords, num_blocks: int) -> ExitRecords:
     """
     times, rest = divmod(num_blocks, records.num_blocks)
     if rest or not times:
-        raise DataError(f"exits of {records.num_blocks} blocks cannot be laid on {num_blocks}")
+        raise DataError(f"exits of {records.num_blocks} blocks do not fit a model of {num_blocks} blocks")
     return replace(records, num_blocks=num_blocks, ramps=tuple(times * (ramp + 1) - 1 for ramp in records.ramps))
 
 

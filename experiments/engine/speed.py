@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--dtypes", nargs="+", choices=get_args(FloatName), default=["float32"])
-    parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
+    parser.add_argument("--sides", nargs="+", default=[""], help="prefixes of the names of the compared variants")
     parser.add_argument("--backends", nargs="+", choices=sorted({*BACKENDS} - {"torch"}), default=[])
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -116,9 +116,9 @@ def outcomes(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]
 def main() -> None:
     """Serves, changes, prints and writes."""
     parser = options_of("experiments.live.changes", __doc__, devices="V100=1,P100=1,K80=2", slo_s=0.5)
-    parser.add_argument("--steps", default="best:1,best:3,kill,best:1,kill,best:2,kill,best:3", help="a plan first")
-    parser.add_argument("--share", type=float, default=0.5, help="of what the slowest plan is predicted to do")
-    parser.add_argument("--seconds", type=float, default=300.0, help="of the load")
+    parser.add_argument("--steps", default="best:1,best:3,kill,best:1,kill,best:2,kill,best:3", help="plans and kills")
+    parser.add_argument("--share", type=float, default=0.5, help="load as a share of the slowest plan's predicted rate")
+    parser.add_argument("--seconds", type=float, default=300.0, help="seconds of load")
     on = bench(parser.parse_args())
     names = on.options.steps.split(",")
     plans = {name: on.best(name) for name in names if name != KILL}

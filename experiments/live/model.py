@@ -40,7 +40,7 @@ def make_model(folder: Path = FOLDER) -> ExitRecords:
     if data is not None and (data / BERT12_SST2).is_file():
         records = bert12_sst2("entropy")
     else:
-        print(f"{BERT12_SST2} is not in OFFRAMP_DATA: exit records are made up")
+        print(f"{BERT12_SST2} is not in OFFRAMP_DATA: exit records are drawn at random")
         survival_N = read_problem(PROBLEMS / "bert_base_16_v100.yaml").problem.survival_N
         records = drawn_exits(survival_N, num_inputs=NUM_DRAWN, rng=np.random.default_rng(0))
     records.save(folder / RECORDS_FILE)

@@ -143,7 +143,7 @@ class Bench:
         assert not isinstance(decision, NoPlan), decision.binding
         stages = apply_rescoring(problem, decision, rescore(problem, decision, reach)).stages
         if len(chains_of(stages, problem.num_blocks)) != num_chains:
-            raise DataError(f"the best plan of up to {num_chains} chains has fewer: {stages}")
+            raise DataError(f"the best plan has fewer than {num_chains} chains: {stages}")
         expected = evaluate(problem, stages, reach)
         predicted = {"rate_per_s": expected.rate_per_s, "latency_s": expected.latency_s}
         return Plan(stages=stages, shares=expected.shares, policy=self.policy, predicted=predicted)
@@ -308,9 +308,9 @@ def _print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
 def options_of(name: str, words: str | None, *, devices: str = "V100=6", slo_s: float = 0.1) -> ArgumentParser:
     """Returns the options of a command that runs on an emulated cluster, with some defaults."""
     parser = ArgumentParser(prog=f"python -m {name}", description=words)
-    parser.add_argument("--devices", default=devices, help="accelerator types, and how many there are of each")
-    parser.add_argument("--time-scale", type=float, default=40.0, help="wall-clock seconds of an emulated one")
-    parser.add_argument("--slo-s", type=float, default=slo_s, help="emulated seconds; E3's SLO is 0.1")
+    parser.add_argument("--devices", default=devices, help="number of accelerators by type")
+    parser.add_argument("--time-scale", type=float, default=40.0, help="real seconds of an emulated second")
+    parser.add_argument("--slo-s", type=float, default=slo_s, help="SLO in emulated seconds; E3's is 0.1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8000)
     return parser
@@ -329,7 +329,7 @@ def main() -> None:
     parser = options_of("experiments.live.validation", __doc__)
     parser.add_argument("--plans", default="stock,e3,best", help="strategies; best:3 has three chains")
     parser.add_argument("--loads", default="0.4,0.7,0.95,1.2", help="shares of a plan's predicted rate")
-    parser.add_argument("--requests", type=int, default=600, help="of a load")
+    parser.add_argument("--requests", type=int, default=600, help="requests per load")
     on = bench(parser.parse_args())
     rows = run(on)
     _print_comparison(rows)

@@ -70,7 +70,7 @@ class ClientOptions(BaseModel):
     @model_validator(mode="after")
     def _one_way_of_sending(self) -> Self:
         if (self.rate_per_s is None) == (self.concurrency is None):
-            raise ValueError("give one of rate_per_s and concurrency")
+            raise ValueError("set exactly one of rate_per_s and concurrency")
         return self
 
 
@@ -130,7 +130,7 @@ def run_client(options: ClientOptions) -> LoadResult:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience_s)
     except subprocess.TimeoutExpired as error:
-        raise OfframpError(f"the client does not come to an end within {patience_s:g} s") from error
+        raise OfframpError(f"the client did not end within {patience_s:g} s") from error
     if done.returncode:
         raise OfframpError(f"the client failed: {done.stderr.strip() or f'exit status {done.returncode}'}")
     return LoadResult.model_validate_json(done.stdout)
@@ -204,7 +204,7 @@ def _config(options: ClientOptions) -> LoadConfig:
         process, rng = Poisson(rate_per_s=options.rate_per_s), np.random.default_rng(options.seed)
         times_s = process.draw(options.warmup_s + options.duration_s, rng).tolist()
         if not times_s or times_s[-1] < options.warmup_s:
-            raise DataError(f"nothing is due in the {options.duration_s:g} s after the warm-up")
+            raise DataError(f"no request is due in the {options.duration_s:g} s after the warm-up")
     return LoadConfig(
         url=options.url,
         inputs=[row["text"] for row in rows],

@@ -69,7 +69,7 @@ class Remote:
         """Waits until the service prints this line; raises OfframpError if it ends instead."""
         assert self.server.process.stdout is not None
         if not any(line.strip() == expected for line in self.server.process.stdout):
-            raise OfframpError(f"the service ended; {self.server.log} says why")
+            raise OfframpError(f"the service ended; see {self.server.log}")
 
 
 @contextmanager

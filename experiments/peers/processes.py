@@ -132,7 +132,7 @@ def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: fl
     command = [sys.executable, "-m", peer.module]
     with socket.socket() as probe:  # a server of another run would answer in place of this one
         if probe.connect_ex(("127.0.0.1", options.port)) == 0:
-            raise OfframpError(f"port {options.port} is taken: something of an earlier run may still be there")
+            raise OfframpError(f"port {options.port} is taken, perhaps by a server of an earlier run")
     process_options = {VARIABLE: options.model_dump_json(), **threads_of(options.threads), **peer.environment(options)}
     with running(command, f"http://127.0.0.1:{options.port}", logs / f"{name}.log", process_options) as server:
         wait_until_ready(server, name, start_s)

@@ -147,7 +147,7 @@ class StockModel:
 def label_task(model: EarlyExitModel) -> LabelTask:
     """Returns the model's task; raises ModelFolderError if its answers are not labels."""
     if not isinstance(model.task, LabelTask):
-        raise ModelFolderError(f"{model.info.name} answers no labels")
+        raise ModelFolderError(f"{model.info.name} is not a classifier")
     return model.task
 
 

@@ -36,7 +36,7 @@ def main() -> None:
     """Prints every result."""
     paths = sorted(FOLDER.glob("*.json"))
     if not paths:
-        raise SystemExit(f"{FOLDER} holds no result yet: python -m experiments.peers clinc150 makes one")
+        raise SystemExit(f"{FOLDER} holds no result yet; run python -m experiments.peers clinc150")
     for path in paths:
         print(render(json.loads(path.read_text(encoding="utf-8"))) + "\n")
 

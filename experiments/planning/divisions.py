@@ -177,5 +177,5 @@ def share_of(fleet: Fleet, chains_M: Sequence[Sequence[Chain]]) -> float:
             for stage in chain:
                 left[stage.device] -= stage.replicas
             if min(left.values()) < 0:
-                raise ValueError(f"more accelerators than there are: {left} are left")
+                raise ValueError(f"the division uses more accelerators than exist: {left} remain")
     return float((rates_M / fleet.weight_M).min())

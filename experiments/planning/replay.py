@@ -96,13 +96,13 @@ def row(options: Namespace, name: str, most_chains: int) -> tuple[object, ...]:
 def main() -> None:
     """Replays, prints and writes."""
     parser = ArgumentParser(prog="python -m experiments.planning.replay", description=__doc__)
-    parser.add_argument("--problem", default="resnet50_hetero", help="of examples/problems")
-    parser.add_argument("--rate", type=float, default=8_000.0, help="mean of a trace, per second")
+    parser.add_argument("--problem", default="resnet50_hetero", help="name of a file in examples/problems")
+    parser.add_argument("--rate", type=float, default=8_000.0, help="mean requests per second of a trace")
     parser.add_argument("--hours", type=float, default=0.5)
-    parser.add_argument("--chains", default="1,3", help="the most that a plan may have")
+    parser.add_argument("--chains", default="1,3", help="largest numbers of chains in a plan")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--time-scale", type=float, default=32.0)
-    parser.add_argument("--in-time", type=float, default=0.0, help="share of Poisson arrivals that plans keep in time")
+    parser.add_argument("--in-time", type=float, default=0.0, help="share of Poisson arrivals that must be in time")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = []

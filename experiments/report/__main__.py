@@ -39,10 +39,10 @@ PRELOADED = ("experiments.studies.__main__", "experiments.studies.sides", "matpl
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs, writes and prints the path of the report; exits with 1 if a study failed, and with 130 after Ctrl-C."""
     parser = ArgumentParser(prog="python -m experiments.report", description="Run every study and write REPORT.md.")
-    parser.add_argument("names", nargs="*", default=studies.FIGURES, help="only these studies", metavar="NAME")
+    parser.add_argument("names", nargs="*", default=studies.FIGURES, help="run only these studies", metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="fewer points, into runs/report-quick")
-    parser.add_argument("--jobs", type=int, default=1, help="studies at a time; measured times suffer above 1")
-    parser.add_argument("--out", type=Path, help="another folder")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel studies; above 1, measured times get worse")
+    parser.add_argument("--out", type=Path, help="output folder")
     options = parser.parse_args(arguments)
     effort: Effort = "quick" if options.quick else "full"
     folder = options.out or FOLDERS[effort]

@@ -12,7 +12,7 @@ from experiments.studies.study import SYSTEMS, Ratios, Record, StudyResult, Tabl
 
 HOW = {
     "simulated": "the live batch engine, router and admission on a simulated clock",
-    "computed": "from records, published times and the cost model; nothing is served or simulated",
+    "computed": "from records, published times and the cost model, without a service or a simulation",
     "emulated": "the live service, with accelerators that take known times",
     "real": "measured on the machine above",
 }
@@ -30,8 +30,8 @@ COLUMNS = {
     **{system: (*SHARED[:2], f"{system}'s paper", "ours", *SHARED[2:]) for system in SYSTEMS},
 }
 QUICK = (
-    "**Quick runs: fewer points and shorter runs than the full report; not for quoting. Why ours differ is told of the "
-    "full runs.**"
+    "**Quick runs have fewer points and shorter runs than the full report. Do not quote their figures. The "
+    "explanations of differences are those of the full runs.**"
 )
 
 
@@ -40,7 +40,7 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
     quick = any(record.effort == "quick" for record in records)
     head = Path(__file__).with_name("head.md").read_text(encoding="utf-8").strip()
     parts = [
-        "# The evaluations of E3, Apparate, PAME, TCB and Tabi, done again",
+        "# The evaluations of E3, Apparate, PAME, TCB and Tabi, repeated",
         f"Written by `python -m experiments.report{' --quick' if quick else ''}`. {head}",
         *([QUICK] if quick else []),
         "\n".join(_facts(records)),

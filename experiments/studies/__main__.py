@@ -31,8 +31,8 @@ FIGURES = "figures"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options and runs the study; a dotted name is a module of another package."""
     parser = ArgumentParser(prog="python -m experiments.studies", description=__doc__)
-    parser.add_argument("name", nargs="?", help="such as fig07_homogeneous")
-    parser.add_argument("--quick", action="store_true", help="fewer points; not for quoting")
+    parser.add_argument("name", nargs="?", help="a study, such as fig07_homogeneous")
+    parser.add_argument("--quick", action="store_true", help="run fewer points; the figures must not be quoted")
     parser.add_argument("--out", type=Path, help=f"folder of the results (default {FOLDERS['full']}, or ...-quick)")
     options = parser.parse_args(arguments)
     if options.name is None or not ("." in options.name or options.name in studies.FIGURES):

@@ -101,7 +101,7 @@ def imdb_runs() -> tuple[ImdbRun, ...]:
     except ValidationError as error:
         raise DataError(f"{path} holds no runs of Apparate: {error.errors()[0]['msg']}") from error
     if [round(each.exit_rate, 9) for each in runs] != [round(sum(each.values()) / of, 9) for of, each in COUNTS]:
-        raise DataError(f"{path} holds other runs of Apparate than those whose exits are counted")
+        raise DataError(f"{path} holds other runs of Apparate than the transcribed ones")
     return tuple(
         ImdbRun(
             requests_per_s=each.qps,

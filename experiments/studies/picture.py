@@ -97,7 +97,7 @@ def _check(title: str, length: int, series: Values, paper: Values) -> None:
     _check_lengths(title, length, series)
     alone = paper.keys() - series.keys()
     if alone:
-        raise InputError(f"{title}: the paper's series {', '.join(alone)} has none of ours beside it")
+        raise InputError(f"{title}: the paper's series {', '.join(alone)} is not among ours")
     for values in (*series.values(), *paper.values()):
         if len(values) != length or not all(value is None or math.isfinite(value) for value in values):
             raise InputError(f"{title}: a series needs {length} finite values or None, not {values}")

@@ -54,7 +54,7 @@ main({[*DRY, "--out", str(tmp_path), "--batches", "1"]!r})
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "the planner needs numba, which is missing" in done.stdout
+    assert "the planner needs numba, which is not installed" in done.stdout
     document = json.loads((tmp_path / "bert-base.json").read_text(encoding="utf-8"))
     assert [row["side"] for row in document["rows"]] == [side for side in SIDES if side not in PLANNED]
 

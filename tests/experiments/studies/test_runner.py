@@ -148,7 +148,7 @@ def test_a_quick_report_warns_repeats_the_quick_commands_and_removes_old_picture
     (tmp_path / "figures" / "fig01_gone.svg").touch()
     text = write_report([replace(DONE, effort="quick")], tmp_path).read_text(encoding="utf-8")
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["fake_study.svg"]
-    assert "not for quoting" in text
+    assert "Do not quote" in text
     assert "`python -m experiments.report --quick`" in text
     assert "`python -m experiments.studies fake_study --quick`" in text
 
