@@ -96,7 +96,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, body: str) -> N
     while True:
         try:
             for _ in range(5):
-                ask(url, body)
+                send(url, body)
             return
         except (URLError, ConnectionError):
             if time.monotonic() > until_s or process.poll() is not None:
@@ -104,7 +104,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, body: str) -> N
             time.sleep(SETTLE_S)
 
 
-def ask(url: str, body: str) -> None:
+def send(url: str, body: str) -> None:
     """Posts the body and reads the whole answer."""
     with urlopen(Request(url, body.encode(), {"Content-Type": "application/json"})) as answer:
         answer.read()
@@ -115,7 +115,7 @@ def files_of_window(folder: Path, window: int, url: str, body: str) -> set[str]:
     opened = folder / f"{window}.open"
     opened.touch()
     time.sleep(SETTLE_S)
-    ask(url, body)
+    send(url, body)
     opened.unlink()
     time.sleep(SETTLE_S)
     ran = {file for each in folder.glob(f"{window}.*.json") for file in json.loads(each.read_text())}

@@ -55,11 +55,11 @@ def main() -> None:
         settings = ServeSettings(model=model, plan=plan, backend=options.backend)
         fronts = {front: OfframpOptions.of(settings, {}, port=options.port, front=front) for front in options.fronts}
         sides = {front: partial(cost_by_part, each, inputs, options.seconds) for front, each in fronts.items()}
-        found = in_turns(sides, options.rounds, warm_ups=0)
+        figures_by_side = in_turns(sides, options.rounds, warm_ups=0)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(figures_by_side))
     else:
-        print_figures(f"{options.rounds} rounds", found)
+        print_figures(f"{options.rounds} rounds", figures_by_side)
 
 
 def cost_by_part(options: OfframpOptions, inputs: Path, seconds: float) -> Figures:

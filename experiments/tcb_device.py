@@ -65,9 +65,9 @@ def fit(seconds: Mapping[Work, float]) -> Cost:
     took_s = np.array(list(seconds.values()))
     parts = np.array([(1.0, work.tokens, work.cells) for work in seconds]) / took_s[:, None]
     scale = parts.max(0)  # the parts differ by orders of magnitude
-    found = nnls(parts / scale, np.ones(len(took_s)))[0] / scale
-    fixed_s, token_s, cell_s = found.tolist()
-    return Cost(fixed_s=fixed_s, token_s=token_s, cell_s=cell_s, worst=float(np.abs(parts @ found - 1).max()))
+    by_side = nnls(parts / scale, np.ones(len(took_s)))[0] / scale
+    fixed_s, token_s, cell_s = by_side.tolist()
+    return Cost(fixed_s=fixed_s, token_s=token_s, cell_s=cell_s, worst=float(np.abs(parts @ by_side - 1).max()))
 
 
 def uniform_runs(profile: LatencyProfile) -> dict[Work, float]:
@@ -445,9 +445,9 @@ def by_rate(
     """Simulates every side at every rate."""
     rates = RATES[effort]
     streams = [stream(rate, REQUESTS[effort], drawn, deadlines_s=deadlines_s) for rate in rates]
-    found = {name: [measured(serve(each, side, order, cost)) for each in streams] for name, side in SIDES.items()}
+    by_side = {name: [measured(serve(each, side, order, cost)) for each in streams] for name, side in SIDES.items()}
     series = {
-        measure: {name: tuple(point[at] for point in points) for name, points in found.items()}
+        measure: {name: tuple(point[at] for point in points) for name, points in by_side.items()}
         for at, measure in enumerate(MEASURES)
     }
     return ByRate(rates_per_s=rates, series=series)

@@ -75,11 +75,11 @@ def mixed(pools: Pools, share_at: Callable[[float], Share], num_inputs: int, rng
     every_news = [text for texts in zip(*pools.news.values(), strict=False) for text in texts]
     of_pool = {"phrases": cycle(pools.phrases), "reviews": cycle(pools.reviews), "news": cycle(every_news)}
     names = list(of_pool)
-    found = []
+    sentences = []
     for place in range(num_inputs):
         shares = share_at(place / num_inputs)
-        found.append(next(of_pool[names[rng.choice(len(names), p=[shares.get(name, 0.0) for name in names])]]))
-    return found
+        sentences.append(next(of_pool[names[rng.choice(len(names), p=[shares.get(name, 0.0) for name in names])]]))
+    return sentences
 
 
 def reviews_in_order(pools: Pools, num_inputs: int, _rng: np.random.Generator) -> list[str]:

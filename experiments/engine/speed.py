@@ -106,9 +106,9 @@ def main() -> None:
     named = _named(options, card)
     for side in named.values():
         side(sample[:128])
-    found = in_turns({name: partial(_rate, side, sample) for name, side in named.items()}, options.rounds, warm_ups=0)
+    figures = in_turns({name: partial(_rate, side, sample) for name, side in named.items()}, options.rounds, warm_ups=0)
     title = f"{len(sample)} inputs, batch {options.batch}, threads {options.threads}, {options.rounds} rounds"
-    print_figures(title, found)
+    print_figures(title, figures)
 
 
 def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
@@ -129,8 +129,8 @@ def _by_backend(options: Namespace, card: CalibrationCard, backend: str, name: s
     model = load_model(options.model)
     segments = open_segments(backend, model, options.model, options.threads)
     side = sides(model, card, options.batch)[name](segments=segments)
-    if (found := computed_by(segments)) is not None:
-        print(f"{name}: {backend} took {found}", file=sys.stderr)
+    if (chosen := computed_by(segments)) is not None:
+        print(f"{name}: {backend} took {chosen}", file=sys.stderr)
     return side
 
 

@@ -181,7 +181,7 @@ class Engine:
 SPENT = "ms of processor time per token"
 
 
-def jobs_of(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job]:
+def draw_jobs(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job]:
     """Returns prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
     rng = np.random.default_rng(0)
     ids = text.encode(options.data.read_text(encoding="utf-8")[:400_000]).ids
@@ -249,7 +249,7 @@ def main() -> None:
     text, model = loaded(options)
     policy, ramps = ScriptedPolicy(options.share), (options.ramp,)
     for concurrency in options.concurrency:
-        jobs = jobs_of(options, text, options.sequences or max(4, 2 * concurrency))
+        jobs = draw_jobs(options, text, options.sequences or max(4, 2 * concurrency))
         engines = {
             name: Engine(model, splits, policy, text, fill=fill)
             for name, (splits, fill) in plans(model.num_blocks, ramps, concurrency, options.fills).items()

@@ -126,9 +126,9 @@ def main() -> None:
     control = control.model_copy(update={"watch_s": PATIENCE_S})  # otherwise a stage that is empty for 30 s is given up
     settings = on.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
     with served(settings, plans[names[0]], LocalCluster(port=on.options.port)) as service:
-        found = asyncio.run(run(on, service, plans, names))
-    print(f"errors: {found['errors']}, counted by the ingress: {found['counted']}, CPU {found['machine']:.0%}")
-    print(f"written: {write_json(found, RUNS / 'live' / 'changes.json')}")
+        result = asyncio.run(run(on, service, plans, names))
+    print(f"errors: {result['errors']}, counted by the ingress: {result['counted']}, CPU {result['machine']:.0%}")
+    print(f"written: {write_json(result, RUNS / 'live' / 'changes.json')}")
 
 
 if __name__ == "__main__":

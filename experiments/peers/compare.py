@@ -89,7 +89,7 @@ class ComparisonOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Comparison:
     """A comparison with its workload, plans and load."""
 
     options: ComparisonOptions
@@ -102,7 +102,7 @@ class Loaded:
 
 
 @contextmanager
-def loaded(options: ComparisonOptions, workload: Workload, prepared: Prepared) -> Iterator[Loaded]:
+def comparison_of(options: ComparisonOptions, workload: Workload, prepared: Prepared) -> Iterator[Comparison]:
     """Writes the texts to a file that exists until the end of the block."""
     drawn = workload.draw(NUM_REQUESTS * options.inputs_per_request, options.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def loaded(options: ComparisonOptions, workload: Workload, prepared: Prepared) -
             slo_s=prepared.slo_s,
             timeout_s=max(2.0, 4 * prepared.slo_s),
         )
-        yield Loaded(options=options, workload=workload, prepared=prepared, drawn=drawn, load=load)
+        yield Comparison(options=options, workload=workload, prepared=prepared, drawn=drawn, load=load)
 
 
 def compare(options: ComparisonOptions, num_rounds: int) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def compare(options: ComparisonOptions, num_rounds: int) -> dict[str, Any]:
     workload = WORKLOADS[options.workload]()
     prepared = prepare(workload, options.dtype, options.machine, options.backend)
     result = _document(options, prepared)
-    with loaded(options, workload, prepared) as bench:
+    with comparison_of(options, workload, prepared) as bench:
         swept = _sweeps(bench)
         result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
         write_json(result, options.result)
@@ -151,7 +151,7 @@ def _document(options: ComparisonOptions, prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _workers(bench: Loaded) -> int:
+def _workers(bench: Comparison) -> int:
     """Returns the number of workers of a closed loop, so that requests wait about as long as the SLO allows.
 
     Then batches are full, and bad settings show as late answers.
@@ -160,7 +160,7 @@ def _workers(bench: Loaded) -> int:
     return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * predicted_per_s / bench.options.inputs_per_request))
 
 
-def _sweeps(bench: Loaded) -> dict[str, list[Swept]]:
+def _sweeps(bench: Comparison) -> dict[str, list[Swept]]:
     """Returns the results of every peer with each of its settings, best first."""
     options = bench.options
     batch = max(1, options.machine.batch_limit // options.inputs_per_request)
@@ -172,35 +172,35 @@ def _sweeps(bench: Loaded) -> dict[str, list[Swept]]:
     return swept
 
 
-def _run_round(bench: Loaded, result: dict[str, Any]) -> None:
+def _run_round(bench: Comparison, result: dict[str, Any]) -> None:
     """Measures every server once, in a rotated order, and writes each result to disk as soon as the server ends."""
     before, index = dict(result), len(result["rounds"])
     names = [*([SERVICE] if set(OURS) & set(bench.options.sides) else []), *bench.options.peers]
-    found: dict[str, Any] = {
+    round_result: dict[str, Any] = {
         "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": os.getloadavg()[0],
         "sides": {},
         "servers": {},
     }
     print(PROBE_HEADER, flush=True)
-    for name in _turned(names, index):
-        with _started(bench, before, name) as sides:
+    for name in _rotated(names, index):
+        with _started_sides(bench, before, name) as sides:
             server = sides[0].server
             idle_cores = _idle_cores(server)
-            for side in _turned(sides, index):
-                found["sides"][side.name] = _turn(bench, before, side, index)
-            found["servers"][name] = {"idle_cores": idle_cores, "memory_bytes": server.memory_bytes()}
-        result["rounds"] = [*before["rounds"], found]
+            for side in _rotated(sides, index):
+                round_result["sides"][side.name] = _take_turn(bench, before, side, index)
+            round_result["servers"][name] = {"idle_cores": idle_cores, "memory_bytes": server.memory_bytes()}
+        result["rounds"] = [*before["rounds"], round_result]
         write_json(result, bench.options.result)
 
 
-def _turned(all_of: Sequence[Any], index: int) -> list[Any]:
+def _rotated(all_of: Sequence[Any], index: int) -> list[Any]:
     first = index % len(all_of)
     return [*all_of[first:], *all_of[:first]]
 
 
 @contextmanager
-def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[list[ServedSide]]:
+def _started_sides(bench: Comparison, result: Mapping[str, Any], name: str) -> Iterator[list[ServedSide]]:
     """Starts a server and yields its sides."""
     options = bench.options
     if name != SERVICE:
@@ -220,15 +220,15 @@ def _idle_cores(server: Server) -> float:
     return (server.cpu_s() - before_s) / IDLE_S
 
 
-def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int) -> dict[str, Any]:
-    per_s = best_closed_per_s(result)
+def _take_turn(bench: Comparison, result: Mapping[str, Any], side: ServedSide, index: int) -> dict[str, Any]:
+    peer_per_s = best_closed_per_s(result)
     turns = [each["sides"][side.name] for each in result["rounds"] if side.name in each["sides"]]
     before = [sustained(each) or 0.0 for each in turns]
     closed = side.saturate(_workers(bench), SATURATED_S)  # also warms it up
     turn = Turn(
         workload=bench.workload,
         drawn=bench.drawn,
-        rates=Rates(light_per_s=LIGHT_LOAD * per_s, heavy_per_s=HEAVY_LOAD * per_s),
+        rates=Rates(light_per_s=LIGHT_LOAD * peer_per_s, heavy_per_s=HEAVY_LOAD * peer_per_s),
         start_per_s=max([*before[-1:], 1.0]) if before else max(1.0, START_SHARE * closed.answered_per_s),
         is_known=bool(before),
         slo_s=bench.prepared.slo_s,

@@ -83,7 +83,7 @@ class Runner:
 
         Prints a line per finished study. On Ctrl-C the running studies end by themselves, and no other study begins.
         """
-        waiting, running, found = deque(names), dict[int, tuple[str, BaseProcess]](), dict[str, Record]()
+        waiting, running, records = deque(names), dict[int, tuple[str, BaseProcess]](), dict[str, Record]()
         while waiting or running:  # in one thread, because one of two waiting threads could miss the exit status
             while waiting and len(running) < jobs:
                 process = self._start(name := waiting.popleft())
@@ -92,11 +92,11 @@ class Runner:
                 assert isinstance(sentinel, int)
                 name, process = running.pop(sentinel)
                 process.join()
-                record = found[name] = self._read_result(name, process.exitcode or 0)
+                record = records[name] = self._read_result(name, process.exitcode or 0)
                 outcome = record.outcome
                 ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
                 self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
-        return [found[name] for name in names]
+        return [records[name] for name in names]
 
     def _start(self, name: str) -> BaseProcess:
         """Starts the study's command."""

@@ -173,7 +173,7 @@ def point(times: int, slo_s: float, batch: int, ours: Outcome, stock: Outcome) -
     )
 
 
-Found = Mapping[str, Mapping[str, Sequence[Point]]]
+Results = Mapping[str, Mapping[str, Sequence[Point]]]
 """Points by arrivals and stream."""
 
 

@@ -281,16 +281,16 @@ def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figure
     """Returns, by side, the figures of everything, before the change, after it, and after the last reaction to it."""
     end = len(case.served)
     changed = end - round(end * 5000 / (BEFORE + 5000))
-    told = {}
+    results = {}
     for side, served in found.items():
-        told[side] = {
+        results[side] = {
             "whole": figures(case, served, 0, end),
             "before": figures(case, served, 0, changed),
             "changed": figures(case, served, changed, end),
         }
         if changed < served.settled < end - BATCH:
-            told[side]["after the reaction"] = figures(case, served, served.settled, end)
-    return told
+            results[side]["after the reaction"] = figures(case, served, served.settled, end)
+    return results
 
 
 def run(effort: Effort) -> StudyResult:
@@ -298,25 +298,25 @@ def run(effort: Effort) -> StudyResult:
     records = recorded(effort)
     cases = {name: case_of(name, records) for name in (CHANGES if effort == "full" else PAPER)}
     found = {name: {side: serve(case) for side, serve in SIDES.items()} for name, case in cases.items()}
-    told = {name: parts(case, found[name]) for name, case in cases.items()}
-    agreements = {side: tuple(sides[side]["whole"].agreement for sides in told.values()) for side in SIDES}
+    results = {name: parts(case, found[name]) for name, case in cases.items()}
+    agreements = {side: tuple(sides[side]["whole"].agreement for sides in results.values()) for side in SIDES}
     return StudyResult(
         comparisons=(
-            *_reactions(told),
+            *_reactions(results),
             *(
                 Comparison(f"{name}, {side}: agreement (%)", of["whole"].agreement)
-                for name, sides in told.items()
+                for name, sides in results.items()
                 for side, of in sides.items()
             ),
         ),
-        pictures=(Bars("Agreement where inputs change", "stream", "agreement (%)", tuple(told), agreements),),
+        pictures=(Bars("Agreement where inputs change", "stream", "agreement (%)", tuple(results), agreements),),
         tables=(
             Table(
                 "By stream, side and part (%)",
                 ("stream", "side", "part", "slow batches", "precision", "agreement", "mean time saved"),
                 tuple(
                     (name, side, part, each.slow, each.precision, each.agreement, each.saved)
-                    for name, sides in told.items()
+                    for name, sides in results.items()
                     for side, of in sides.items()
                     for part, each in of.items()
                 ),
@@ -330,10 +330,10 @@ def run(effort: Effort) -> StudyResult:
     )
 
 
-def _reactions(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[Comparison]:
+def _reactions(results: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[Comparison]:
     """`tuned once` shows the change without a reaction."""
     rows = []
-    for name, sides in told.items():
+    for name, sides in results.items():
         seen = {
             "before": sides["pame"]["before"],
             "changed": sides["tuned once"]["changed"],

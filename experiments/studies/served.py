@@ -39,7 +39,7 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 Sides = Mapping[str, Callable[[Case], Answered]]
-Found = Mapping[str, Mapping[str, Answered]]
+Results = Mapping[str, Mapping[str, Answered]]
 """By stream and side."""
 AGREEMENT, P25, MEDIAN, MEAN, P95 = (
     *("agreement (%)", "p25 saved (%)", "median saved (%)"),
@@ -56,17 +56,17 @@ FIGURES: Mapping[str, Callable[[Answered], float]] = {
 """Savings are relative to the model without ramps; negative if ramps cost more than they save."""
 
 
-def run_sides(streams: Sequence[Case], sides: Sides) -> Found:
+def run_sides(streams: Sequence[Case], sides: Sides) -> Results:
     """Runs every side on every stream."""
     return {case.name: {side: serve(case) for side, serve in sides.items()} for case in streams}
 
 
-def of_kind(found: Found, kind: Kind, side: str, figure: str) -> list[float]:
+def of_kind(found: Results, kind: Kind, side: str, figure: str) -> list[float]:
     """Returns a side's figure on every stream of a kind."""
     return [FIGURES[figure](sides[side]) for name, sides in found.items() if KINDS[name] == kind and side in sides]
 
 
-def mean(found: Found, kind: Kind, side: str, figure: str, paper: float | None = None) -> Comparison:
+def mean(found: Results, kind: Kind, side: str, figure: str, paper: float | None = None) -> Comparison:
     """Compares the mean over the streams of a kind with the paper's."""
     values = of_kind(found, kind, side, figure)
     return Comparison(f"{kind}, {side}: {figure}", fmean(values) if values else None, paper)
@@ -75,14 +75,14 @@ def mean(found: Found, kind: Kind, side: str, figure: str, paper: float | None =
 Range = tuple[float | None, float | None]
 
 
-def extremes(found: Found, kind: Kind, side: str, figure: str, paper: Range = (None, None)) -> list[Comparison]:
+def extremes(found: Results, kind: Kind, side: str, figure: str, paper: Range = (None, None)) -> list[Comparison]:
     """Compares the lowest and the highest value over the streams of a kind with the paper's."""
     ours = of_kind(found, kind, side, figure)
     pairs = zip(("lowest", "highest"), (min(ours), max(ours)), paper, strict=True)
     return [Comparison(f"{kind}, {side}: {word} {figure}", value, wanted) for word, value, wanted in pairs]
 
 
-def table(found: Found) -> Table:
+def table(found: Results) -> Table:
     """Returns the table of all figures, stream by stream."""
     return Table(
         "Stream by stream",
@@ -95,7 +95,7 @@ def table(found: Found) -> Table:
     )
 
 
-def bars(title: str, found: Found, figure: str) -> Bars:
+def bars(title: str, found: Results, figure: str) -> Bars:
     """Returns the picture of a figure by stream and side."""
     names = list(next(iter(found.values())))
     series = {side: tuple(FIGURES[figure](sides[side]) for sides in found.values()) for side in names}
