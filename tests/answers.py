@@ -5,7 +5,7 @@ from __future__ import annotations
 from earlyexit.network.boundary import Answer, ExitResult
 
 
-def label_of(said: Answer | ExitResult) -> int:
+def label_of(answer: Answer | ExitResult) -> int:
     """Returns the index of the label, if answers are labels."""
-    assert isinstance(said.value, int)
-    return said.value
+    assert isinstance(answer.value, int)
+    return answer.value

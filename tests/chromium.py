@@ -52,10 +52,10 @@ class Opened:
     page: Page
     troubles: list[str] = field(default_factory=list)
     """Errors and warnings of the console, errors of the page's own code, and failed requests."""
-    asked: list[str] = field(default_factory=list)
+    requested_urls: list[str] = field(default_factory=list)
     """Every URL that the page requested."""
 
-    def hear(self, message: ConsoleMessage) -> None:
+    def on_console(self, message: ConsoleMessage) -> None:
         """Keeps a message of the console."""
         if message.type in ("error", "warning"):
             self.troubles.append(message.text)
@@ -99,12 +99,12 @@ def opened(browser: Browser, url: str, *, width: int = WIDE, scheme: Any = "ligh
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
-    it = Opened(page)
-    page.on("console", it.hear)
-    page.on("pageerror", lambda error: it.troubles.append(str(error)))
-    page.on("request", lambda request: it.asked.append(request.url))
+    page_log = Opened(page)
+    page.on("console", page_log.on_console)
+    page.on("pageerror", lambda error: page_log.troubles.append(str(error)))
+    page.on("request", lambda request: page_log.requested_urls.append(request.url))
     page.goto(url)
     try:
-        yield it
+        yield page_log
     finally:
         context.close()

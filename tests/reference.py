@@ -92,7 +92,7 @@ def commands() -> Iterator[str]:
 
 def _options(command: Command) -> Iterator[str]:
     for parameter in command.params:
-        said = _flat(getattr(parameter, "help", None) or "")
+        text = _flat(getattr(parameter, "help", None) or "")
         default = (
             ""
             if callable(parameter.default) or parameter.default is None or parameter.default is False
@@ -100,7 +100,7 @@ def _options(command: Command) -> Iterator[str]:
         )
         word = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or "").upper()
         if word != "--help":
-            yield f"| `{word}` | {_cell(default)} | {_cell(said)} |"
+            yield f"| `{word}` | {_cell(default)} | {_cell(text)} |"
 
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
@@ -150,8 +150,8 @@ def _meanings(document: type[BaseModel]) -> dict[str, str]:
         assert isinstance(body, ast.ClassDef)
         for statement, behind in pairwise(body.body):
             match statement, behind:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                    found[name] = _flat(said)
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = _flat(text)
     return found
 
 

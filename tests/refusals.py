@@ -31,7 +31,7 @@ class Refusals:
     def names(self) -> list[str]:
         return [*self.cases, *self.files, *self.folders]
 
-    def said(self, name: str, folder: Path) -> str:
+    def message_of(self, name: str, folder: Path) -> str:
         """Returns the class and the message of a case's error; `folder` is an empty one."""
         try:
             if name in self.cases:
@@ -62,12 +62,12 @@ class Refusals:
         `but_for`: prefixes of cases that need a library which is not installed.
         """
         recorded = {
-            name: said for name, said in self.recorded().items() if but_for is None or not name.startswith(but_for)
+            name: text for name, text in self.recorded().items() if but_for is None or not name.startswith(but_for)
         }
 
         @pytest.mark.parametrize("case", self.names)
         def has_its_message(case: str, tmp_path: Path) -> None:
-            assert self.said(case, tmp_path) == recorded[case]
+            assert self.message_of(case, tmp_path) == recorded[case]
 
         def are_all_refusals() -> None:
             assert list(recorded) == self.names
@@ -81,5 +81,5 @@ class Refusals:
             lines = list[str]()
             for name in self.names:
                 (folder := Path(made, str(len(lines)))).mkdir()
-                lines.append(f"{name} => {self.said(name, folder)}\n")
+                lines.append(f"{name} => {self.message_of(name, folder)}\n")
         self.module.with_name("refusals.txt").write_text("".join(lines), encoding="utf-8")

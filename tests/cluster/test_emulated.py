@@ -32,11 +32,11 @@ def answer(sample_id: str, label: int, exit: int, score: float = 1.0) -> Answer:
 def ran(
     runner: RecordedRunner, ids: Sequence[str], split: Split = WHOLE, *, probe: bool = False
 ) -> list[tuple[str, str, int | None]]:
-    """Runs a batch; returns its steps in the form of `told`."""
-    return told(list(runner.run(batch_of(ids, split, probe=probe))))
+    """Runs a batch; returns its steps in the form of `summarized`."""
+    return summarized(list(runner.run(batch_of(ids, split, probe=probe))))
 
 
-def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | None]]:
+def summarized(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | None]]:
     """Returns for each step the inputs that left, the inputs inside, and the block for which they wait."""
     return [
         (
@@ -53,7 +53,7 @@ def test_new_thresholds_hold_from_the_next_batch_and_small_entropies_are_sure() 
     runner = recorded(HALF)
     running = runner.run(batch_of("abcd"))
     runner.follow({0: 2.0, 1: 0.5})
-    assert told(list(running)) == EVERYWHERE
+    assert summarized(list(running)) == EVERYWHERE
     assert ran(runner, "abcd") == [("ab", "cd", 2), ("cd", "", None)]
 
 
@@ -77,7 +77,7 @@ def test_an_input_without_records_is_refused_but_its_batch_is_not() -> None:
 def test_probes_run_every_ramp_and_are_answered_early_without_leaving() -> None:
     split = Split(first=0, end=4, batch=4, ramps=(1,))
     steps = list(recorded(HALF).run(batch_of("bd", split, probe=True)))
-    assert told(steps) == [("", "bd", 1), ("b", "bd", 2), ("", "bd", 3), ("bd", "", None)]
+    assert summarized(steps) == [("", "bd", 1), ("b", "bd", 2), ("", "bd", 3), ("bd", "", None)]
     assert steps[1].answers == (answer("b", 11, 1),)
     assert steps[3].answers == (answer("b", 101, 3), answer("d", 103, 3))
     assert [step.seen for step in steps[:3]] == [
@@ -85,15 +85,15 @@ def test_probes_run_every_ramp_and_are_answered_early_without_leaving() -> None:
         (seen("b", 1, 1.0, 11), seen("d", 1, 0.0, 13)),
         (seen("b", 2, 1.0, 21), seen("d", 2, 0.0, 23)),
     ]
-    assert [(said.sample_id, said.block, said.value) for said in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
-    assert all(math.isnan(said.score) for said in steps[3].seen)
+    assert [(seen.sample_id, seen.block, seen.value) for seen in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
+    assert all(math.isnan(seen.score) for seen in steps[3].seen)
 
 
 def test_inputs_that_stay_run_the_active_ramps_and_the_end_and_get_the_same_answers() -> None:
     split = Split(first=0, end=4, batch=4, ramps=(0, 2), after_answer="stay")
     steps = list(recorded(HALF).run(batch_of("bad", split)))
-    assert told(steps) == [("a", "bad", 1), ("b", "bad", 3), ("bad", "", None)]
-    assert [[(said.sample_id, said.value) for said in step.seen] for step in steps] == [
+    assert summarized(steps) == [("a", "bad", 1), ("b", "bad", 3), ("bad", "", None)]
+    assert [[(answer.sample_id, answer.value) for answer in step.seen] for step in steps] == [
         [("b", 1), ("a", 0), ("d", 3)],
         [("b", 21), ("a", 20), ("d", 23)],
         [("b", 101), ("a", 100), ("d", 103)],
@@ -128,7 +128,7 @@ def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
         for first, end in ((0, cut), (cut, 6)):
             split = Split(first=first, end=end, batch=40, ramps=tuple(r for r in active if first <= r < end))
             for step in runner.run(batch_of(inside, split)):
-                got |= {said.sample_id: (said.exit, label_of(said)) for said in step.answers}
+                got |= {answer.sample_id: (answer.exit, label_of(answer)) for answer in step.answers}
                 inside = () if step.survivors is None else step.survivors.sample_ids
             if not inside:
                 break
@@ -190,7 +190,7 @@ class Stage:
     def moments(self, batch: Batch[EmulatedPiece]) -> list[tuple[str, object]]:
         """Returns the inputs that left, and their rounded times."""
         return [
-            ("".join(said.sample_id for said in step.answers), pytest.approx(self.clock.now_s()))
+            ("".join(answer.sample_id for answer in step.answers), pytest.approx(self.clock.now_s()))
             for step in self.runner.run(batch)
         ]
 

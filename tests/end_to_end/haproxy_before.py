@@ -21,7 +21,7 @@ async def main(ports: list[int]) -> None:
     servers = [ServerConfig(name=f"ingress-{port}", host=HOST, port=port) for port in ports]
     backend = BackendConfig(name="service", path_prefix="/", app_name="service", servers=servers)
     with TemporaryDirectory() as folder:
-        told = HAProxyConfig(
+        config = HAProxyConfig(
             http_options=HTTPOptions(host=HOST, port=free_port()),
             socket_path=f"{folder}/admin.sock",
             stats_port=free_port(),
@@ -30,10 +30,10 @@ async def main(ports: list[int]) -> None:
             has_received_routes=True,
             has_received_servers=True,
         )
-        haproxy = HAProxyApi(told, {backend.name: backend}, config_file_path=f"{folder}/haproxy.cfg")
+        haproxy = HAProxyApi(config, {backend.name: backend}, config_file_path=f"{folder}/haproxy.cfg")
         await haproxy.start()
         try:
-            sys.stdout.write(f"{told.frontend_port}\n")
+            sys.stdout.write(f"{config.frontend_port}\n")
             sys.stdout.flush()
             await asyncio.to_thread(sys.stdin.read)
         finally:

@@ -42,17 +42,17 @@ class Load:
         assert len(self.answers) >= before + number
         return self.answers[before:]
 
-    def ask(self, first: int) -> None:
+    def send_requests(self, first: int) -> None:
         """Sends one request after the other, the first with the text of this index."""
         with httpx.Client(base_url=URL, timeout=PATIENCE_S) as client:
             while not self.over.is_set():
-                asked = [(first + step) % len(self.texts) for step in range(self.per_request)]
-                body = {"inputs": [self.texts[index] for index in asked], "timeout_s": self.timeout_s}
+                indices = [(first + step) % len(self.texts) for step in range(self.per_request)]
+                body = {"inputs": [self.texts[index] for index in indices], "timeout_s": self.timeout_s}
                 reply = client.post("/predict", json=body)
                 if reply.status_code != 200:
                     self.refused.append(reply.text)
                     return
-                self.answers += zip(asked, reply.json()["outputs"], strict=True)
+                self.answers += zip(indices, reply.json()["outputs"], strict=True)
                 first += self.per_request + (self.per_request > 1)  # in other batches each time
                 self.over.wait(PAUSE_S)
 
@@ -61,7 +61,7 @@ class Load:
 def under_load(texts: Sequence[str], *, clients: int, per_request: int = 1, timeout_s: float = 50.0) -> Iterator[Load]:
     """Sends load until the end of the block; no request may be refused."""
     load = Load(texts, clients, per_request, timeout_s)
-    threads = [threading.Thread(target=load.ask, args=(7 * client,)) for client in range(clients)]
+    threads = [threading.Thread(target=load.send_requests, args=(7 * client,)) for client in range(clients)]
     for thread in threads:
         thread.start()
     try:

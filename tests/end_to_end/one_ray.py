@@ -70,11 +70,11 @@ class OneRay:
         self._served = None
         self.order("stop")
 
-    def order(self, name: str, given: Any = None) -> Any:
+    def order(self, name: str, argument: Any = None) -> Any:
         """Sends an order of `serve_in_turn.ORDERS`; returns its result."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{json.dumps({name: given})}\n".encode())
+        self._process.stdin.write(f"{json.dumps({name: argument})}\n".encode())
         self._process.stdin.flush()
         return self._answer()
 

@@ -25,8 +25,8 @@ def main(file: Path, port: int) -> None:
     with serving(settings, cluster) as url:
         answers.write(f"{json.dumps(url)}\n")
         for line in sys.stdin:
-            [(order, given)] = json.loads(line).items()
-            answers.write(f"{json.dumps(ORDERS[order](given))}\n")
+            [(order, argument)] = json.loads(line).items()
+            answers.write(f"{json.dumps(ORDERS[order](argument))}\n")
 
 
 def serve_instead(settings: dict[str, Any]) -> str:
@@ -49,14 +49,14 @@ def stop(_: None) -> None:
         serve.delete(name)
 
 
-def put_in_force(given: dict[str, Any]) -> dict[str, Any]:
+def put_in_force(argument: dict[str, Any]) -> dict[str, Any]:
     """Makes an application's controller follow only this plan; returns the controller's answer."""
     from ray import serve
 
-    handle: Any = serve.get_deployment_handle("controller", given["app"])
+    handle: Any = serve.get_deployment_handle("controller", argument["app"])
     if not handle.is_initialized:  # the throughput switches would need an event loop
         handle._init(_run_router_in_separate_loop=True)
-    verdict: dict[str, Any] = handle.apply.remote(given["plan"], True).result(timeout_s=60)
+    verdict: dict[str, Any] = handle.apply.remote(argument["plan"], True).result(timeout_s=60)
     return verdict
 
 

@@ -49,7 +49,7 @@ def check(cascade: TinyCascade, seen: dict[str, Answers]) -> None:
 
 
 @contextmanager
-def asked(one_ray: OneRay, cascade: TinyCascade) -> Iterator[tuple[httpx.Client, Load]]:
+def under_requests(one_ray: OneRay, cascade: TinyCascade) -> Iterator[tuple[httpx.Client, Load]]:
     """Serves the cascade under load; every answer must be right for some of its networks."""
     one_ray.serve(cascade.settings())
     with (
@@ -61,7 +61,7 @@ def asked(one_ray: OneRay, cascade: TinyCascade) -> Iterator[tuple[httpx.Client,
 
 def test_networks_change_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
     seen: dict[str, Answers] = {}
-    with asked(one_ray, cascade) as (_, load):
+    with under_requests(one_ray, cascade) as (_, load):
         seen["both"] = load.more(SOME)
         for networks, plan in (
             ("alone", cascade.single),
@@ -80,7 +80,7 @@ def test_networks_change_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRa
 def test_networks_die_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
     """Also with plans in which both networks answer together."""
     seen: dict[str, Answers] = {}
-    with asked(one_ray, cascade) as (http, load):
+    with under_requests(one_ray, cascade) as (http, load):
         assert len(kill_all(http)) == 2
         seen["both, after their death"] = load.more(SOME)
         unmixed = len(load.answers)

@@ -64,8 +64,8 @@ def test_a_client_with_a_wrong_key_is_refused_and_one_with_a_right_key_is_answer
 
 
 def test_a_page_of_an_allowed_origin_may_send_requests(http: httpx.Client) -> None:
-    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-    response = http.options("/predict", headers=asked)
+    preflight_headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    response = http.options("/predict", headers=preflight_headers)
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "https://example.org")
 
 

@@ -73,9 +73,9 @@ def serve(
 ) -> Served:
     """Serves a plan of two stages in which half of the inputs leave in the first; expects the uncut model's answers."""
     outputs = exit_outputs(model, [Encoded(1, (each[None],)) for each in inputs])
-    said = {block: Opinion(model.task, given) for block, given in outputs.items()}
+    answer_of = {block: Opinion(model.task, given) for block, given in outputs.items()}
     ramp, last = model.ramp_indices[0], model.num_blocks - 1
-    sure_B = said[ramp].score_B.numpy()
+    sure_B = answer_of[ramp].score_B.numpy()
     threshold = float(np.median(sure_B))
     first, rest = Split(first=0, end=ramp + 1, batch=4, ramps=(ramp,)), Split(first=ramp + 1, end=last + 1, batch=4)
     stages = tuple(Stage(device="cpu", replicas=1, splits=(split,)) for split in (first, rest))
@@ -84,14 +84,14 @@ def serve(
     url = one_ray.serve(ServeSettings(model=str(folder), plan=plan, app="inputs", hop_dtype=hop_dtype))
     exits = [ramp if sure >= threshold else last for sure in sure_B]
     names = model.task.spec().get("label_names")
-    values = [said[at].value_B[row] for row, at in enumerate(exits)]
-    scores = [float(said[at].score_B[row]) for row, at in enumerate(exits)]
+    values = [answer_of[at].value_B[row] for row, at in enumerate(exits)]
+    scores = [float(answer_of[at].score_B[row]) for row, at in enumerate(exits)]
     expected = list(zip(values if names is None else [names[each] for each in values], scores, exits, strict=True))
     rounding = 2e-5 if hop_dtype == "same" else 5e-3
     return Served(url=url, folder=folder, inputs=inputs, task=model.task, answers=expected, rounding=rounding)
 
 
-def said(answer: dict[str, Any]) -> Answer:
+def answer_of(answer: dict[str, Any]) -> Answer:
     return answer["label"], answer["score"], answer["exit"]
 
 
@@ -125,10 +125,10 @@ def test_an_image_gets_the_uncut_models_answer_through_every_interface(images: S
     for ending, content_type in IMAGE_TYPES.items():
         files = [path.read_bytes() for path in sorted(images.folder.glob(f"{ending}/*"))]
         one_by_one = [post_file(images, file, content_type).raise_for_status().json() for file in files]
-        images.check("the file", [said(answer) for answer in one_by_one])
+        images.check("the file", [answer_of(answer) for answer in one_by_one])
         body = {"inputs": [base64.b64encode(file).decode() for file in files]}
         in_json = httpx.post(f"{images.url}/predict", json=body, timeout=20.0).raise_for_status().json()
-        images.check("base64", answers := [said(answer) for answer in in_json["outputs"]])
+        images.check("base64", answers := [answer_of(answer) for answer in in_json["outputs"]])
         apart = [abs(answer[1] - expected[1]) for answer, expected in zip(answers, images.answers, strict=True)]
         assert 1e-6 < max(apart) < 1e-2, "what crosses is rounded"
     webp = [file_of(each, "WEBP", lossless=True) for each in images.inputs]
@@ -183,6 +183,6 @@ def test_spectra_are_graded_as_by_the_uncut_model_and_other_inputs_are_refused(s
     assert column == {"name": "spectrum", "datatype": "FP32", "shape": [-1, 128]}
     response = httpx.post(f"{spectra.url}/predict", json={"inputs": spectra.inputs.tolist()})
     assert response.status_code == 200, response.text
-    spectra.check("/predict", [said(each) for each in response.json()["outputs"]])
+    spectra.check("/predict", [answer_of(each) for each in response.json()["outputs"]])
     for inputs in ([[1.0] * 127], "a text", [["x"] * 128]):
         assert httpx.post(f"{spectra.url}/predict", json={"inputs": inputs}).status_code == 400

@@ -80,18 +80,18 @@ def url() -> Iterator[str]:
         yield url
 
 
-def said(answer: Any) -> tuple[str, float, int]:
+def answer_of(answer: Any) -> tuple[str, float, int]:
     return answer["label"], answer["score"], answer["exit"]
 
 
 def by_predict_body(url: str, form: str) -> tuple[str, float, int]:
     answer = httpx.post(f"{url}/predict", content=FILES[form], headers={"Content-Type": f"image/{form}"})
-    return said(answer.raise_for_status().json())
+    return answer_of(answer.raise_for_status().json())
 
 
 def by_predict_json(url: str, form: str) -> tuple[str, float, int]:
     body = {"inputs": [base64.b64encode(FILES[form]).decode()]}
-    return said(httpx.post(f"{url}/predict", json=body).raise_for_status().json()["outputs"][0])
+    return answer_of(httpx.post(f"{url}/predict", json=body).raise_for_status().json()["outputs"][0])
 
 
 def by_triton(url: str, array: np.ndarray[Any, Any], datatype: str, *, binary: bool) -> tuple[str, float, int]:
@@ -112,9 +112,9 @@ def by_grpc(array: np.ndarray[Any, Any], datatype: str) -> tuple[str, float, int
     return label[4:].decode(), float(np.frombuffer(score, "<f4")[0]), int(np.frombuffer(left, "<i4")[0])
 
 
-def by_client(url: str, given: Any) -> tuple[str, float, int]:
+def by_client(url: str, inputs: Any) -> tuple[str, float, int]:
     with Client(url) as client:
-        found = client.predict(given)
+        found = client.predict(inputs)
     return found.label, found.score, found.exit
 
 
@@ -167,7 +167,7 @@ def test_a_folder_and_an_archive_are_answered_file_by_file(url: str, tmp_path: P
         assert run("predict", "--data", tmp_path / data, "--out", out, "--url", url) == 0
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert [row["image"] for row in rows] == ["cat/1.png", "cat/2.webp"]
-        assert [said(row) for row in rows] == [expected(PHOTO), expected(OTHER)]
+        assert [answer_of(row) for row in rows] == [expected(PHOTO), expected(OTHER)]
 
 
 def test_arrays_are_answered_row_by_row(url: str, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_arrays_by_name_are_one_answer(tmp_path: Path) -> None:
         by_name = client.predict({"age": np.array(3), "w": np.array([1.0, 3.0])})
         assert (by_name.label, by_name.score, by_name.exit) == ("card", 2.0, 1)
         body = {"inputs": {"age": 3, "w": [1, 3]}}
-        assert said(httpx.post(f"{url}/predict", json=body).json()) == ("card", 2.0, 1)
+        assert answer_of(httpx.post(f"{url}/predict", json=body).json()) == ("card", 2.0, 1)
         np.savez(tmp_path / "x.npz", age=np.array([3, 4]), w=np.ones((2, 2)), labels=np.array(["a", "b"]))
         out = tmp_path / "o.jsonl"
         assert run("predict", "--data", tmp_path / "x.npz", "--out", out, "--url", url) == 0

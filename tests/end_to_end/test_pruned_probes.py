@@ -79,7 +79,7 @@ async def all_seen(core: IngressCore, number: int) -> Observations:
     return Observations.join(SHAPE, parts)
 
 
-async def asked(service: InferService, cascade: TinyCascade) -> list[Answer]:
+async def answers_of(service: InferService, cascade: TinyCascade) -> list[Answer]:
     request = InferRequest(rows=cascade.texts, ids=("",) * len(cascade.texts), truncate=False, timeout_s=TIMEOUT_S)
     return list(await service.infer(request))
 
@@ -88,9 +88,9 @@ async def test_probes_run_with_and_without_pruning_and_get_the_same_answers(tmp_
     cascade = make_cascade(tmp_path)
     plan = replace(cascade.cascade, prune={END: ALPHA})
     async with served(cascade, plan, 0.0) as (service, _):
-        plain = await asked(service, cascade)
+        plain = await answers_of(service, cascade)
     async with served(cascade, plan, 1.0) as (service, core):
-        probed = await asked(service, cascade)
+        probed = await answers_of(service, cascade)
         seen = await all_seen(core, len(cascade.texts))
     assert [(each.value, each.exit) for each in probed] == [(each.value, each.exit) for each in plain]
     of_pruned, of_whole = ends_of(cascade)

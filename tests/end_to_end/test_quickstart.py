@@ -90,13 +90,13 @@ class Reader:
             began_s = time.monotonic()
             if typed.startswith(KEPT):
                 self.remembered.append(typed)
-                said = self._done("true")
+                output = self._done("true")
             elif typed.startswith("offramp serve"):
-                said = self._served(typed)
+                output = self._served(typed)
             else:
-                said = self._done(typed)
+                output = self._done(typed)
             self.seconds[step.command] = time.monotonic() - began_s
-            _hold(step, said)
+            _check(step, output)
 
     def stop(self, by: signal.Signals = signal.SIGINT) -> str:
         """Ends the service by Ctrl-C or by a signal to its process alone; returns its last output."""
@@ -161,19 +161,19 @@ class Reader:
 
 def _until(file: IO[str], wanted: str) -> str:
     """Returns the output up to a line."""
-    said: list[str] = []
+    output: list[str] = []
     for line in file:
-        said.append(line)
+        output.append(line)
         if wanted in line:
-            return "".join(said)
-    pytest.fail(f"no {wanted!r} was said:\n{''.join(said)}")
+            return "".join(output)
+    pytest.fail(f"no {wanted!r} was said:\n{''.join(output)}")
 
 
-def _hold(step: Step, said: str) -> None:
+def _check(step: Step, output: str) -> None:
     """Checks that every line of the document was printed, apart from numbers."""
-    lines = {normalised(line) for line in said.splitlines()}
+    lines = {normalised(line) for line in output.splitlines()}
     missing = [line for line in step.shown if normalised(line) not in lines]
-    assert missing == [], f"$ {step.command}\nsaid:\n{said}"
+    assert missing == [], f"$ {step.command}\nsaid:\n{output}"
 
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("interruptible")]

@@ -154,10 +154,10 @@ def _expected(folder: Path, texts: tuple[str, ...]) -> TinyCascade:
 def _middle_entropies(network: ChainNetwork, inputs: Inputs) -> dict[int, float]:
     """Returns thresholds at which a third of the inputs leaves at every ramp, each halfway between two inputs."""
     unsure = EntropyPolicy(dict.fromkeys(RAMPS, 0.0))
-    _, said = offline(network, unsure, inputs, (), (0, 1))
+    _, outcomes = offline(network, unsure, inputs, (), (0, 1))
     thresholds = {}
     for ramp in RAMPS:
-        scores = sorted(score for (_, block), (score, _) in said.items() if block == ramp)
+        scores = sorted(score for (_, block), (score, _) in outcomes.items() if block == ramp)
         third = len(scores) // 3
         thresholds[ramp] = (scores[third - 1] + scores[third]) / 2
     return thresholds

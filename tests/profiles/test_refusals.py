@@ -67,30 +67,30 @@ def counts(rows: object) -> SurvivalHistory:
     return SurvivalHistory.from_counts(np.array(rows, dtype=float))
 
 
-def as_arrays(given: Mapping[str, Any]) -> dict[str, Any]:
+def as_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
     """Converts lists under names that end in shapes to arrays."""
-    return {name: np.array(each, dtype=float) if name[-2:].isupper() else each for name, each in given.items()}
+    return {name: np.array(each, dtype=float) if name[-2:].isupper() else each for name, each in values.items()}
 
 
 def latency_table(**changes: Any) -> LatencyTable:
-    given: dict[str, Any] = {"batches": (1, 2, 4), "block_s_NB": SECONDS, "ramp_s_EB": SECONDS} | as_arrays(changes)
-    return LatencyTable(**given | {"batches": tuple(given["batches"])})
+    values: dict[str, Any] = {"batches": (1, 2, 4), "block_s_NB": SECONDS, "ramp_s_EB": SECONDS} | as_arrays(changes)
+    return LatencyTable(**values | {"batches": tuple(values["batches"])})
 
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 TAKERS: dict[str, Callable[[Any], object]] = {
     "lengths": Lengths.of,
     "weighted": Lengths.weighted,
-    "stream": lambda given: ExitStream(SHAPE, **{"since_s": 0.0} | given),
-    "history": lambda given: SurvivalHistory(**ONE | as_arrays(given)),
+    "stream": lambda values: ExitStream(SHAPE, **{"since_s": 0.0} | values),
+    "history": lambda values: SurvivalHistory(**ONE | as_arrays(values)),
     "counts": counts,
-    "forecast": lambda given: forecast_survival(counts([[100, 50, 10]]), **given),
-    "rates": lambda given: forecast_rate(**{"window_s": 120.0} | as_arrays(given)),
-    "table": lambda given: latency_table(**given),
+    "forecast": lambda values: forecast_survival(counts([[100, 50, 10]]), **values),
+    "rates": lambda values: forecast_rate(**{"window_s": 120.0} | as_arrays(values)),
+    "table": lambda values: latency_table(**values),
 }
 """Readers by group of refusals.yaml."""
 CASES: dict[str, Case] = {
-    **{name: partial(take, given) for group, take in TAKERS.items() for name, given in GOLDEN[group].items()},
+    **{name: partial(take, values) for group, take in TAKERS.items() for name, values in GOLDEN[group].items()},
     # Exit records
     "records: no inputs": lambda: RECORDS.subset(np.array([], dtype=np.int64)),
     "records: scores of one ramp": records(scores_NR=np.zeros((4, 1), np.float32)),

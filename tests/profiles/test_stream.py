@@ -161,11 +161,11 @@ def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept(
     kept = stream(200)
     kept.take_in(inputs(np.linspace(0.0, 119.9, 6000)))
     kept.take_in(inputs(np.linspace(120.0, 139.9, 1000)))
-    probe = inputs(np.array([130.0]), probe=True)
-    kept.take_in(probe)
+    kept.take_in(inputs(np.array([130.0]), probe=True))
     assert [int(sampled_N(kept.window(index)).sum()) for index in (0, 1)] == [200, 200]
     pooled = kept.pooled(range(2))
-    early, late = (int((sampled_N(pooled) & mine).sum()) for mine in (pooled.times_s_N < 120, pooled.times_s_N >= 120))
+    is_early_N = pooled.times_s_N < 120
+    early, late = (int((sampled_N(pooled) & rows_N).sum()) for rows_N in (is_early_N, ~is_early_N))
     assert early == 200
     assert late == pytest.approx(200 / 6, abs=4 * np.sqrt(200 / 6))
     assert int(pooled.probe_N.sum()) == 1

@@ -18,21 +18,21 @@ ASKED: tuple[dict[int, float], ...] = ({}, {1: 0.9}, {3: 0.7}, {1: 0.75, 3: 0.55
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("requested", ASKED, ids=str)
 @pytest.mark.parametrize("stay", [False, True], ids=["stop", "stay"])
-def test_estimates_are_unbiased_over_all_draws(plan: dict[int, float], asked: dict[int, float], stay: bool) -> None:
+def test_estimates_are_unbiased_over_all_draws(plan: dict[int, float], requested: dict[int, float], stay: bool) -> None:
     for num_probes in (1, 2, 3):
-        assert_right_on_average(plan, asked, num_probes, stay)
+        assert_right_on_average(plan, requested, num_probes, stay)
 
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan], ids=str)
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_inputs_that_stay_are_observed_by_all_active_ramps(plan: dict[int, float], asked: dict[int, float]) -> None:
+@pytest.mark.parametrize("requested", ASKED, ids=str)
+def test_inputs_that_stay_are_observed_by_all_active_ramps(plan: dict[int, float], requested: dict[int, float]) -> None:
     records = random_records(500, seed=3)
-    plan, asked = ({0 if ramp == 1 else 3: limit for ramp, limit in each.items()} for each in (plan, asked))
-    found = estimate(records, plan, [False] * 500, asked, stay=True)
-    truth = records.outcome(asked)
-    if asked.keys() <= plan.keys():  # a census: also of stricter thresholds, and of the full model's answers
+    plan, requested = ({0 if ramp == 1 else 3: limit for ramp, limit in each.items()} for each in (plan, requested))
+    found = estimate(records, plan, [False] * 500, requested, stay=True)
+    truth = records.outcome(requested)
+    if requested.keys() <= plan.keys():  # a census: also of stricter thresholds, and of the full model's answers
         assert figures(found) == pytest.approx([*truth.survival, truth.agreement, truth.accuracy])
         assert found.survival is not None
         assert found.survival[-1].effective_inputs == pytest.approx(500)
@@ -40,11 +40,11 @@ def test_inputs_that_stay_are_observed_by_all_active_ramps(plan: dict[int, float
         assert found.survival is None
 
 
-def assert_right_on_average(plan: dict[int, float], asked: dict[int, float], num_probes: int, stay: bool) -> None:
-    truth = RECORDS.outcome(asked)
+def assert_right_on_average(plan: dict[int, float], requested: dict[int, float], num_probes: int, stay: bool) -> None:
+    truth = RECORDS.outcome(requested)
     by_sampled: dict[str, list[list[float]]] = {"survival": [], "agreement": [], "accuracy": []}
     for drawn in itertools.combinations(range(4), num_probes):
-        found = estimate(RECORDS, plan, np.isin(range(4), drawn), asked, stay=stay)
+        found = estimate(RECORDS, plan, np.isin(range(4), drawn), requested, stay=stay)
         for name, share in (("agreement", found.agreement), ("accuracy", found.accuracy)):
             if share is not None:  # there is a probe among the rest, or there is no rest
                 by_sampled[name].append([share.value])
@@ -62,23 +62,23 @@ def figures(found: WindowEstimate) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("plan", "asked"),
+    ("plan", "requested"),
     [
         pytest.param({1: 0.8, 4: 0.9}, {0: 0.7, 3: 0.8}, id="other ramps"),
         pytest.param({0: 0.6, 1: 0.6, 3: 0.6, 4: 0.6}, {1: 0.8, 3: 0.8}, id="more cautious"),
         pytest.param({3: 0.9}, {0: 0.95, 3: 0.85}, id="one more ramp"),
     ],
 )
-def test_batches_of_probes_have_no_bias_and_less_error(plan: dict[int, float], asked: dict[int, float]) -> None:
+def test_batches_of_probes_have_no_bias_and_less_error(plan: dict[int, float], requested: dict[int, float]) -> None:
     records = random_records(4000, seed=1)
-    truth = records.outcome(asked)
+    truth = records.outcome(requested)
     expected = np.array([*truth.survival, truth.agreement, truth.accuracy])
     rng = np.random.default_rng(2)
     errors, plain = [], []
     for _ in range(200):
         probe_N = np.repeat(rng.random(500) < 0.04, 8)
-        errors.append(np.array(figures(estimate(records, plan, probe_N, asked))) - expected)
-        alone = records.subset(np.flatnonzero(probe_N)).outcome(asked)
+        errors.append(np.array(figures(estimate(records, plan, probe_N, requested))) - expected)
+        alone = records.subset(np.flatnonzero(probe_N)).outcome(requested)
         plain.append(np.array([*alone.survival, alone.agreement, alone.accuracy]) - expected)
     error_TF = np.array(errors)
     deviation_F = error_TF.std(0)
@@ -133,8 +133,8 @@ def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
     rng = np.random.default_rng(7)
     shares, worths = [], []
     for seed in range(150):
-        plan, asked = {1: 0.7}, {1: 0.75, 3: 0.8}
-        found = estimate(random_records(1500, seed), plan, rng.random(1500) < 0.05, asked)
+        plan, requested = {1: 0.7}, {1: 0.75, 3: 0.8}
+        found = estimate(random_records(1500, seed), plan, rng.random(1500) < 0.05, requested)
         assert found.go_on is not None
         shares.append(values(found)[4] / values(found)[3])
         worths.append(found.go_on[3].effective_inputs())
@@ -157,9 +157,9 @@ def test_accuracy_counts_only_inputs_with_a_true_label_and_averages_losses_in_be
     records = replace(
         RECORDS, losses_NR=losses_NR, zero_one=False, true_losses_NE=np.column_stack([losses_NR, np.full(4, 0.25)])
     )
-    asked = {1: 0.75, 3: 0.8}  # a and c leave after block 1, b after block 3, d after the last
-    seen = observe(records, asked, np.array([True] * 4))
-    found = Window(start_s=0, period_s=120, observations=seen).estimate(asked)
+    requested = {1: 0.75, 3: 0.8}  # a and c leave after block 1, b after block 3, d after the last
+    seen = observe(records, requested, np.array([True] * 4))
+    found = Window(start_s=0, period_s=120, observations=seen).estimate(requested)
     assert found.agreement is not None
     assert found.agreement.value == pytest.approx(1 - (0.1 + 0.3 + 0.8 + 0) / 4)
     assert found.accuracy is not None
@@ -269,10 +269,10 @@ def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_return
 
 
 def test_estimates_become_a_history_with_missing_windows() -> None:
-    asked = {1: 0.8, 3: 0.7}
+    requested = {1: 0.8, 3: 0.7}
     found = [
-        estimate(RECORDS, {1: 0.5}, [False, True, False, False], asked),
-        estimate(RECORDS, {1: 0.5}, NONE, asked),
+        estimate(RECORDS, {1: 0.5}, [False, True, False, False], requested),
+        estimate(RECORDS, {1: 0.5}, NONE, requested),
     ]
     history = survival_history(found)
     assert history.missing_W.tolist() == [False, True]
@@ -282,14 +282,14 @@ def test_estimates_become_a_history_with_missing_windows() -> None:
 def test_a_stream_becomes_a_forecast_of_ramps_that_are_off() -> None:
     # Twelve windows of 1,600 inputs in batches of 8. The plan runs only ramp 3; the question is about ramps 0 and 3.
     rng = np.random.default_rng(5)
-    asked = {0: 0.7, 3: 0.9}
+    requested = {0: 0.7, 3: 0.9}
     stream = ExitStream(StreamShape(score="confidence", num_blocks=6, ramps=(0, 1, 3, 4)), since_s=0)
     for index in range(12):
         probe_N = np.repeat(rng.random(200) < 0.1, 8)
         times_s = index * 120 + np.sort(rng.random(1600)) * 120
         stream.append(observe(random_records(1600, seed=index), {3: 0.9}, probe_N, times_s))
-    found = [window.estimate(asked) for window in windows(stream, now_s=12 * 120)]
+    found = [window.estimate(requested) for window in windows(stream, now_s=12 * 120)]
     forecast = forecast_survival(survival_history(found))
-    truth = random_records(50_000, seed=99).outcome(asked).survival
+    truth = random_records(50_000, seed=99).outcome(requested).survival
     np.testing.assert_allclose(forecast.survival_HK[0], truth, atol=0.03)
     assert [round(each.rate_rps, 2) for each in found] == [13.33] * 12

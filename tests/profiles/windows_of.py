@@ -57,10 +57,10 @@ def observe(
 
 
 def estimate(
-    records: ExitRecords, plan: dict[int, float], probe_N: Any, asked: dict[int, float], *, stay: bool = False
+    records: ExitRecords, plan: dict[int, float], probe_N: Any, requested: dict[int, float], *, stay: bool = False
 ) -> WindowEstimate:
     seen = observe(records, plan, np.array(probe_N, dtype=bool), stay=stay)
-    return Window(start_s=0, period_s=120, observations=seen).estimate(asked)
+    return Window(start_s=0, period_s=120, observations=seen).estimate(requested)
 
 
 def values(found: WindowEstimate) -> list[float]:

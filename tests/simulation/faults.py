@@ -154,9 +154,9 @@ def keep_a_place() -> AbstractContextManager[Any]:
     """A failed call makes no room for another one."""
 
     def without(self: Any, call: Any, inputs: Any, now_s: float) -> Any:
-        mine = [each for each in inputs if each.holder is call]
-        call.release(mine)
-        return mine
+        held = [each for each in inputs if each.holder is call]
+        call.release(held)
+        return held
 
     return patch.object(Calls, "remove", without)
 

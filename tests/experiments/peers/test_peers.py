@@ -81,11 +81,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def options_for(folder: Path, url: str = "http://127.0.0.1:1", **given: Any) -> ClientOptions:
+def options_for(folder: Path, url: str = "http://127.0.0.1:1", **changes: Any) -> ClientOptions:
     """Returns options with two texts and a large SLO, so that slow machines do not fail tests."""
     inputs = write_inputs(folder / "inputs.jsonl", ["on", "off"])
     known = {"url": url, "inputs": inputs, "duration_s": 1.0, "slo_s": 60.0, "timeout_s": 60.0}
-    return ClientOptions.model_validate(known | given)
+    return ClientOptions.model_validate(known | changes)
 
 
 async def test_texts_go_in_turn_the_warm_up_is_not_counted_and_answers_are_written(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_the_page_lives_and_asks_the_service_alone(browser: Browser) -> None:
         assert 200 < float(page.figure("goodput")) < 400, "297 a second; the clock is the machine's, which may be late"
         assert page.figure("agreement") == "99.31"
         assert page.troubles == []
-        origin = page.asked[0].removesuffix("/dashboard")
-        assert all(asked.startswith(f"{origin}/dashboard") for asked in page.asked)
+        origin = page.requested_urls[0].removesuffix("/dashboard")
+        assert all(url.startswith(f"{origin}/dashboard") for url in page.requested_urls)
 
 
 def test_the_figures_are_those_of_the_service(browser: Browser) -> None:
