@@ -1,4 +1,4 @@
-"""Time is passed in: the live system, the simulator and the tests run the same code on different clocks."""
+"""Clocks. Code takes its clock as an argument, so that the service, the simulator and the tests share that code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's own clock."""
+    """The machine's monotonic clock."""
 
     def now_s(self) -> float:
         return time.monotonic()
 
 
 class WallClock:
-    """Seconds since 1970: what is remembered outlives the process. An adjusted clock makes one window wrong."""
+    """Seconds since 1970, for records that outlive the process. If the clock is adjusted, one window is wrong."""
 
     def now_s(self) -> float:
         return time.time()

@@ -1,30 +1,32 @@
 """All errors that Offramp raises on purpose, in one tree.
 
 OfframpError                        500 INTERNAL
-├── InputError                      400 INVALID_ARGUMENT    what came from outside is wrong
-│   ├── UnauthorizedError           401 UNAUTHENTICATED     no key, or none that is known here; carries scheme
+├── InputError                      400 INVALID_ARGUMENT    a request, file or option is wrong
+│   ├── UnauthorizedError           401 UNAUTHENTICATED     the key is missing or unknown; carries scheme
 │   ├── UnknownModelError           404 NOT_FOUND
 │   ├── UnknownPathError            404 NOT_FOUND
-│   ├── ControlRefusedError         403                     an operator's order, at a service that takes none by HTTP
+│   ├── ControlRefusedError         403                     the service accepts no operator commands over HTTP
 │   ├── MethodNotAllowedError       405
-│   ├── NotAcceptableError          406                     an answer of a kind that is not given
+│   ├── NotAcceptableError          406                     no response has a type that the request accepts
 │   ├── PayloadTooLargeError        413 RESOURCE_EXHAUSTED
-│   ├── ContextLengthError          400 INVALID_ARGUMENT    a prompt and its answer are longer than the model takes
-│   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot take it
+│   ├── ContextLengthError          400 INVALID_ARGUMENT    prompt and answer are longer than the model's context
+│   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot process it
 │   ├── PlanError                   422                     a plan that contradicts itself or does not fit its model
 │   ├── DataError                   422                     training or calibration data that cannot be used
 │   ├── ModelFolderError            422                     a folder that is not a saved model of a known schema
-│   └── GraphError                  422                     a model's graph that cannot be read, or not be cut
-├── RateLimitError                  429 RESOURCE_EXHAUSTED  more than this caller may send; carries retry_after_s
-├── OverloadedError                 503 UNAVAILABLE         more is queued than allowed; carries retry_after_s
-├── AdmissionError                  503 UNAVAILABLE         it would be answered too late, so it is not begun; the same
-├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time; the same
-├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer; the same
-├── SequenceLostError               503 UNAVAILABLE         a replica has nothing of this sequence any more; the same
-├── VersionUnavailableError         503 UNAVAILABLE         another version of the model cannot be reached; the same
-├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come too late
-├── HeadLostError                   500                     Ray's head has ended under `offramp serve`
-└── ExecutionError                  500 INTERNAL            the model itself failed on this input
+│   └── GraphError                  422                     a model's graph that cannot be read or cannot be cut
+├── RateLimitError                  429 RESOURCE_EXHAUSTED  the caller sent more than its limit
+├── OverloadedError                 503 UNAVAILABLE         the queue is full
+├── AdmissionError                  503 UNAVAILABLE         the answer would be too late, so no work is started
+├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time
+├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer
+├── SequenceLostError               503 UNAVAILABLE         the replica has lost the keys and values of the sequence
+├── VersionUnavailableError         503 UNAVAILABLE         another version of the model cannot be reached
+├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come after the deadline
+├── HeadLostError                   500                     Ray's head node died under `offramp serve`
+└── ExecutionError                  500 INTERNAL            the model raised an error for this input
+
+The errors with status 429 or 503 carry `retry_after_s`.
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ if TYPE_CHECKING:
 
 
 class OfframpError(Exception):
-    """Base of the tree, with the status of an HTTP response, of a gRPC response and of a command."""
+    """The base class. Each class defines an HTTP status, a gRPC status and the exit status of a command."""
 
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
     exit_status: ClassVar[int] = 1
     kind: ClassVar[str] = "offramp"
-    """The error's name in JSON answers, metrics and logs: `DeadlineError` -> `deadline`."""
+    """The error's name in JSON responses, metrics and logs: `DeadlineError` -> `deadline`."""
 
     def __init_subclass__(
         cls, *, http_status: int | None = None, grpc_status: str | None = None, exit_status: int | None = None
     ) -> None:
-        """A class names the statuses in which it differs from its base."""
+        """Sets the statuses that differ from the base class."""
         super().__init_subclass__()
         cls.http_status = http_status or cls.http_status
         cls.grpc_status = grpc_status or cls.grpc_status
@@ -58,15 +60,15 @@ class OfframpError(Exception):
 
     @property
     def log_text(self) -> str:
-        """The message for logs, which contains nothing that the caller sent."""
+        """The message for logs. It must not contain data of the caller."""
         return str(self)
 
 
 class InputError(OfframpError, http_status=400, grpc_status="INVALID_ARGUMENT", exit_status=2):
-    """What came from outside is wrong; the message says what was wrong and what is allowed."""
+    """A request, file or option is wrong. The message says what is wrong and what is allowed."""
 
     param: str | None = None
-    """The field of the request that is wrong; None if it is not known."""
+    """The name of the wrong request field. None: not known."""
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:
         super().__init__(message)
@@ -74,28 +76,28 @@ class InputError(OfframpError, http_status=400, grpc_status="INVALID_ARGUMENT", 
 
 
 class UnauthorizedError(InputError, http_status=401, grpc_status="UNAUTHENTICATED"):
-    """A request without a key, or with one that is not known here; its message never quotes what was sent."""
+    """The API key is missing or unknown. The message never quotes the key."""
 
     def __init__(self, message: str, *, scheme: str = "Bearer") -> None:
-        """`scheme`: what the answer's WWW-Authenticate asks for."""
+        """`scheme`: the authentication scheme that the response's WWW-Authenticate header names."""
         super().__init__(message)
         self.scheme = scheme
 
 
 class UnknownModelError(InputError, http_status=404, grpc_status="NOT_FOUND"):
-    """A model or version that is not served here."""
+    """The service does not serve the model or version."""
 
 
 class UnknownPathError(InputError, http_status=404, grpc_status="NOT_FOUND"):
-    """A path that the server does not have."""
+    """The server has no such path."""
 
 
 class ControlRefusedError(InputError, http_status=403):
-    """An operator's order, at a service whose settings allow none by HTTP."""
+    """The settings of this service allow no operator commands over HTTP."""
 
 
 class MethodNotAllowedError(InputError, http_status=405):
-    """A path asked with a method that it does not take."""
+    """The path does not support the request's HTTP method."""
 
     def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -103,19 +105,19 @@ class MethodNotAllowedError(InputError, http_status=405):
 
 
 class NotAcceptableError(InputError, http_status=406):
-    """A request whose `Accept` names no kind of answer that is given; the message says which are."""
+    """The `Accept` header names no supported media type. The message lists the supported types."""
 
 
 class PayloadTooLargeError(InputError, http_status=413, grpc_status="RESOURCE_EXHAUSTED"):
-    """A request body above the limit."""
+    """The request body is larger than the limit."""
 
 
 class ContextLengthError(InputError):
-    """A prompt that, alone or with the answer asked for, is longer than the model takes."""
+    """The prompt, alone or with the requested answer, is longer than the model's context."""
 
 
 class UnprocessableInputError(InputError, http_status=422):
-    """A well-formed input that this model cannot take, such as a text beyond its length."""
+    """A well-formed input that this model cannot process, such as a text longer than its context."""
 
 
 class PlanError(InputError, http_status=422):
@@ -131,7 +133,7 @@ class ModelFolderError(InputError, http_status=422):
 
 
 class GraphError(InputError, http_status=422):
-    """The graph of a foreign model that cannot be read, or not be cut."""
+    """The graph of a foreign model cannot be read or cannot be cut."""
 
 
 class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
@@ -147,7 +149,7 @@ class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
 
 
 class RateLimitError(_RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
-    """More requests, or inputs, than the caller may send in this time."""
+    """The caller exceeded its limit of requests or inputs per second."""
 
 
 class OverloadedError(_RetryableError):
@@ -155,7 +157,7 @@ class OverloadedError(_RetryableError):
 
 
 class AdmissionError(_RetryableError):
-    """Under the present load and plan the answer would come after the input's deadline; no work is spent on it."""
+    """Admission control refused the input: under the current load, its answer would come after its deadline."""
 
 
 class StageUnavailableError(_RetryableError):
@@ -163,11 +165,11 @@ class StageUnavailableError(_RetryableError):
 
 
 class ControllerUnavailableError(_RetryableError):
-    """The controller does not answer; requests are served without it."""
+    """The controller does not answer. Requests are still served."""
 
 
 class SequenceLostError(_RetryableError):
-    """A replica has no keys and values of this sequence, or no longer: begun anew, it goes on as it would have."""
+    """The replica lacks the keys and values of a sequence. If the sequence restarts, it generates the same tokens."""
 
 
 class VersionUnavailableError(_RetryableError):
@@ -179,27 +181,24 @@ class DeadlineError(OfframpError, http_status=504, grpc_status="DEADLINE_EXCEEDE
 
 
 class ExecutionError(OfframpError):
-    """The model itself failed on this input: `the model failed on this input: KeyError: and its own words`."""
+    """The model raised an error: `the model failed on this input: CLASS: MESSAGE`."""
 
     @property
     def log_text(self) -> str:
-        """Without the model's own words: they may quote the input."""
+        """The message up to the class of the model's error, because the rest may quote the input."""
         return ": ".join(str(self).split(": ")[:2])
 
 
 class HeadLostError(OfframpError, exit_status=4):
-    """Ray's head, or raylet, has ended under a service of this machine, which is over with it.
-
-    Its exit status is not 3, which says that there is no plan.
-    """
+    """Ray's head node or raylet died, which ends the service. Exit status 3 already means that no plan exists."""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the error's name if it has none."""
+    """Returns the first line of an error's message, or the name of its class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def first_mistake(error: ValidationError, whole: str) -> str:
-    """Returns place and message of pydantic's first mistake; `whole`: what the document as a whole is called."""
+    """Returns the location and message of pydantic's first error; `whole`: the name of the document itself."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"

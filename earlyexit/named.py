@@ -1,4 +1,4 @@
-"""Variants by name in a card or a setting: from a table, or a user's own as `module:function`."""
+"""Objects that a model card or a setting selects by name: an entry of a table, or a user's `module:function`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any, ClassVar, Literal
 from earlyexit.errors import ModelFolderError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Model names stand in URLs and file names."""
+"""Model names must be valid in URLs and file names."""
 HopDtype = Literal["same", "float16"]
-"""The type of `float` tensors between processes: the model's own type, or half precision."""
+"""The dtype of `float` tensors that travel between processes: the model's dtype, or float16."""
 Fill = Literal["compute", "copy"]
-"""How skipped blocks fill the keys and values of a token: see `earlyexit.sequences.kv_memory`."""
+"""How the keys and values of a token are made for blocks that it skipped: see `earlyexit.sequences.kv_memory`."""
 NamedSpec = Mapping[str, Any]
-"""`{"name": NAME, ...}`; the other keys are the variant's own settings."""
+"""`{"name": NAME, ...}`. The other keys are keyword arguments for the object of that name."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is a function, `module:function`, rather than an entry of a table."""
+    """Whether a name has the form `module:function`, which selects a function of the user."""
     module, colon, function = name.partition(":")
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any:
-    """Import what the name stands for, and call it with the settings beside the name.
+    """Imports the factory that `spec` names and calls it with the other settings of `spec`.
 
-    Raises ModelFolderError for unknown names, for functions that cannot be imported, and for settings that do not fit.
+    `table`: import paths by name. `called`: the kind of object, for error messages. Raises ModelFolderError for unknown
+    names, for functions that cannot be imported, and for settings that the factory does not accept.
     """
     name = spec.get("name")
     if not isinstance(name, str):
@@ -43,19 +44,19 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
 
 
 class Named:
-    """A variant that a card names."""
+    """Base class of objects that a model card selects by name."""
 
     name: ClassVar[str]
 
     def spec(self) -> dict[str, Any]:
-        """Returns its entry in a card, of which `make_named` makes an equal object.
+        """Returns the entry for a model card. `make_named` builds an equal object from it.
 
-        Here these are its name, and the constructor's parameters of the class with that name, which must be attributes;
-        None is left out.
+        By default the entry holds the name and every constructor parameter that is not None. Each parameter must also
+        be an attribute. The constructor is that of the class which defines `name`.
         """
         kind: Any = type(self)
-        given = {key: _plain(getattr(self, key)) for key in _parameters(kind)}
-        return {"name": self.name} | {key: value for key, value in given.items() if value is not None}
+        settings = {key: _plain(getattr(self, key)) for key in _parameters(kind)}
+        return {"name": self.name} | {key: value for key, value in settings.items() if value is not None}
 
 
 @cache
@@ -69,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def import_own(name: str, *, called: str) -> Callable[..., Any]:
-    """Returns the function that `module:function` names; raises ModelFolderError."""
+    """Returns the user's function `module:function`. Raises ModelFolderError if it cannot be imported."""
     place, _, attribute = name.partition(":")
     try:
         module = import_module(place)
@@ -87,13 +88,13 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
 
 
 def import_attribute(name: str) -> Any:
-    """Returns what `module:name` names, imported now; raises what importing raises."""
+    """Imports the module of `module:attribute` and returns the attribute. Raises the errors of the import."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def look_up(name: str, table: Mapping[str, str], called: str) -> str:
-    """Returns the entry of a name; raises ModelFolderError that lists the known names."""
+    """Returns the table's entry for a name. Raises ModelFolderError, which lists the known names."""
     if name not in table:
         raise ModelFolderError(f"unknown {called} {name!r}; known: {', '.join(table)}, or your own as module:function")
     return table[name]

@@ -1,1 +1,1 @@
-"""The batch engine: queues, batches, their order, and the device that runs them."""
+"""The batch engine: queues of inputs, the order in which they form batches, and the device that runs the batches."""

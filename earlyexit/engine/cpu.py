@@ -1,4 +1,4 @@
-"""What processors can do: bfloat16, and AMX tiles that a hypervisor hides."""
+"""Features of the processor: bfloat16, and AMX tiles whose size a hypervisor hides."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 CPUINFO = Path("/proc/cpuinfo")
 ISA = "ONEDNN_MAX_CPU_ISA"
 WITHOUT_TILES = "AVX10_1_512"
-"""The most that oneDNN knows below AMX."""
+"""The largest instruction set below AMX, in oneDNN's naming."""
 TILE_LEAF = 0x1D
-"""Of CPUID: how large AMX's tiles are."""
+"""The CPUID leaf with the size of AMX tiles."""
 
 BFLOAT16 = {"amx_bf16", "avx512_bf16"}
-"""Flags of processors that multiply it."""
+"""Flags of processors with instructions for bfloat16 products."""
 
 
 def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINFO) -> None:
-    """Keep oneDNN from AMX where the virtual machine reports AMX, but not the size of its tiles.
+    """Sets an environment variable that disables AMX in oneDNN if the size of its tiles is hidden.
 
-    Some hypervisors do so. oneDNN then takes the tiles to be empty, and the first bfloat16 product ends the process by
-    SIGILL. oneDNN reads the variable at its first use, so call this before. A variable that is set stays as it is.
+    Some hypervisors report AMX but hide the CPUID leaf with the size. oneDNN then assumes empty tiles, and the first
+    bfloat16 product ends the process with SIGILL. Call this before oneDNN's first product, when it reads the variable.
+    A variable that is already set is not changed.
     """
     if ISA not in environ:
         fields = first_processor(cpuinfo)
@@ -30,19 +31,19 @@ def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINF
 
 
 def has_bfloat16() -> bool:
-    """Whether products in bfloat16 are faster than in float32; false where it is unknown."""
+    """Whether the processor computes bfloat16 products faster than float32 products; False if unknown."""
     return bool(BFLOAT16 & set(first_processor().get("flags", "").split()))
 
 
 def first_processor(cpuinfo: Path = CPUINFO) -> dict[str, str]:
-    """Returns what Linux says of the first processor, by its words; nothing on other systems."""
+    """Returns the fields of the first processor in Linux's cpuinfo; an empty dict on other systems."""
     fields: dict[str, str] = {}
     if not cpuinfo.is_file():
         return fields
     with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             name, colon, value = line.partition(":")
-            if not colon:  # an empty line: the next processor, which is the same
+            if not colon:  # an empty line separates processors
                 break
             fields[name.strip()] = value.strip()
     return fields

@@ -1,8 +1,8 @@
-"""A device: an engine, the runner that computes its batches, what it releases, and the threads that drive them.
+"""A device: an engine that forms batches, a runner that computes them, and the threads that drive both.
 
-The device does not know what a network keeps of sequences between their inputs, such as keys and values. Sequences have
-numbers. The memory of a sequence lives from its first input until the sender ends the sequence, and longer only while a
-batch computes with it. This needs no torch.
+A network may keep memory for sequences between their inputs, such as keys and values. The device does not look inside
+this memory and knows a sequence only by its number. The memory lives from the first input of the sequence until the
+sender ends the sequence, or until the last batch that uses it is over. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WireP
 
 
 class Payload(Protocol):
-    """What a device must know of the inputs it runs: `earlyexit.network.piece.Piece`, or an emulated device's."""
+    """Inputs in the form that a device needs: `earlyexit.network.piece.Piece`, or those of an emulated device."""
 
     @property
     def sample_ids(self) -> tuple[str, ...]: ...
@@ -39,7 +39,7 @@ class Payload(Protocol):
         ...
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
-        """Returns the payload for another process; hidden states in `hop_dtype`."""
+        """Returns the payload in the form for other processes, with hidden states in `hop_dtype`."""
         ...
 
 
@@ -48,28 +48,28 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[PayloadT]):
-    """What the next exit of a running batch gave: answers, and the inputs still inside."""
+    """The result of one exit for a running batch."""
 
     answers: tuple[Answer, ...]
     survivors: PayloadT | None
-    """None when no input is left. Inputs that stay are among them until the model's end, answered or not."""
+    """The inputs that remain in the batch. Inputs that stay remain until the model's end, even after their answer."""
     seen: tuple[ExitResult, ...] = ()
-    """What the exit said of inputs that stay; all have the same block."""
+    """The exit's results for inputs that stay. All are of the same block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered(Generic[PayloadT]):
-    """An answered input; its member says where its time went."""
+    """An answered input. Its member has the seconds that it waited and ran."""
 
     member: Member[PayloadT]
     answer: Answer
     stays: bool = False
-    """Whether it still goes on to the model's end; if it is answered again, the first answer counts."""
+    """Whether it runs on to the model's end. If it is answered again, the first answer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Generic[PayloadT]):
-    """What an exit said of an input that stays."""
+    """An exit's result for an input that stays."""
 
     member: Member[PayloadT]
     seen: ExitResult
@@ -77,7 +77,7 @@ class Observed(Generic[PayloadT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors(Generic[PayloadT]):
-    """Members whose next block is not hosted here."""
+    """Members that go on to another stage, because their next block is not hosted here."""
 
     members: tuple[Member[PayloadT], ...]
     piece: PayloadT
@@ -85,51 +85,53 @@ class Survivors(Generic[PayloadT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Generic[PayloadT]):
-    """An input that gets no answer here, unless it stayed after one, and why."""
+    """An input that was lost here, and the error. If it stays, it may have been answered before."""
 
     member: Member[PayloadT]
     error: OfframpError
 
 
 Release = Answered[PayloadT] | Observed[PayloadT] | Survivors[PayloadT] | Failed[PayloadT]
-"""Every member is released for good exactly once: answered without staying, going on, or lost."""
+"""Every member leaves the device exactly once: answered without staying, as a survivor, or failed."""
 
 
 @dataclass(slots=True)
 class InFlight(Generic[PayloadT]):
-    """Members of a running batch that are not released for good, by sample id."""
+    """The members of a running batch that have not left the device."""
 
     members: dict[str, Member[PayloadT]]
-    # What has been released of inputs that stay: a batch that failed runs again and must release nothing twice. Early
-    # answers are kept with the seconds of this run that their compute time contains.
+    """Members by sample id."""
+    # The next two record what was released for inputs that stay: a failed batch runs again, but releases nothing twice.
     answered_s: dict[str, float] = field(default_factory=dict)
-    looked: set[int] = field(default_factory=set)
+    """For early answers, the seconds of this run that are already part of the member's compute time."""
+    observed: set[int] = field(default_factory=set)
+    """The blocks whose exit results were released."""
 
     def releases(self, step: Step[PayloadT], elapsed_s: float, *, stay: bool) -> list[Release[PayloadT]]:
-        """Returns what a step releases, `elapsed_s` after the batch started; `stay`: whether answered inputs stay."""
+        """Returns the releases of a step, `elapsed_s` after the batch started. `stay`: whether answered inputs stay."""
         if not stay:
             return [self._leave(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
         releases: list[Release[PayloadT]] = []
-        if step.seen and step.seen[0].block not in self.looked:
+        if step.seen and step.seen[0].block not in self.observed:
             members = self.members
-            self.looked.add(step.seen[0].block)
+            self.observed.add(step.seen[0].block)
             releases += [Observed(member=members[seen.sample_id], seen=seen) for seen in step.seen]
         for answer in step.answers:
             if answer.sample_id not in staying:
                 releases.append(self._leave(answer, elapsed_s))
-            elif not self.members[answer.sample_id].answered:  # here or, at an earlier ramp, in another split's batch
+            elif not self.members[answer.sample_id].answered:  # neither here nor in the batch of an earlier split
                 releases.append(self._answer_early(answer, elapsed_s))
         return releases
 
     def charge(self, total_s: float) -> None:
-        """Add a run's seconds to the compute time of members still inside."""
+        """Adds the seconds of a run to the compute time of the remaining members."""
         for sample_id, member in self.members.items():
             member.compute_s += total_s - self.answered_s.get(sample_id, 0.0)
 
-    def apart(self) -> list[InFlight[PayloadT]]:
-        """Returns every member alone, for another run."""
-        return [InFlight({name: member}, looked=set(self.looked)) for name, member in self.members.items()]
+    def one_by_one(self) -> list[InFlight[PayloadT]]:
+        """Returns each remaining member by itself, to run it again."""
+        return [InFlight({name: member}, observed=set(self.observed)) for name, member in self.members.items()]
 
     def _leave(self, answer: Answer, elapsed_s: float) -> Answered[PayloadT]:
         member = self.members.pop(answer.sample_id)
@@ -149,48 +151,48 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """How much of a replica's memory sequences have."""
+    """How much of a replica's memory for sequences is used."""
 
     sequences: int = 0
     pages: int = 0
-    """Reserved now."""
+    """Pages that are reserved now."""
     peak_pages: int = 0
-    """Reserved at most, since the start."""
+    """The most pages that were reserved at once, since the start."""
     num_pages: int = 0
     page_tokens: int = 0
-    """Tokens of a page."""
+    """Tokens per page."""
 
 
 RETRY_S = 0.05
-"""When a lost sequence may begin anew: at once, elsewhere."""
+"""The `retry_after_s` of a lost sequence. It can restart at once on another replica."""
 
 
-def lost(sequence: int, why: str) -> SequenceLostError:
-    """Returns the error of a sequence that cannot go on here."""
-    return SequenceLostError(f"sequence {sequence} cannot go on here: {why}", retry_after_s=RETRY_S)
+def lost(sequence: int, reason: str) -> SequenceLostError:
+    """Returns the error for a sequence that this replica cannot continue."""
+    return SequenceLostError(f"sequence {sequence} cannot continue on this replica: {reason}", retry_after_s=RETRY_S)
 
 
 class Memory(Protocol[PayloadT]):
-    """What a network keeps of sequences.
+    """The memory that a network keeps for sequences between their inputs.
 
-    Not thread-safe: `admit`, `end` and `use` are called with the device's lock held. A running batch, and `take_along`,
-    use only the memory of their own inputs' sequences, which `Device` does not end meanwhile.
+    It is not thread-safe: `admit`, `end` and `use` are called under the device's lock. A running batch and `take_along`
+    only use the memory of their own sequences, which `Device` does not end meanwhile.
     """
 
     def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
-        """Reserve all memory that a sequence may need with its first input; returns for each input an error or None.
+        """Returns an error or None for each input. The first input of a sequence reserves all memory that it may need.
 
-        OverloadedError where there is no room now, InputError where there never is, SequenceLostError where earlier
-        tokens of the sequence are unknown.
+        OverloadedError: too little memory is free now. InputError: the memory can never hold it. SequenceLostError:
+        earlier tokens of the sequence are missing.
         """
         ...
 
     def end(self, sequence: int) -> None:
-        """Free the memory of a sequence, if there is any."""
+        """Frees the memory of a sequence, if it has any."""
         ...
 
     def take_along(self, piece: PayloadT) -> PayloadT:
-        """Returns survivors that go on elsewhere, with earlier tokens that wait here for the same block."""
+        """Returns survivors for another stage, with earlier tokens of their sequences that wait for the same block."""
         ...
 
     def use(self) -> MemoryUse:
@@ -199,58 +201,58 @@ class Memory(Protocol[PayloadT]):
 
 
 class Runner(Protocol[PayloadT]):
-    """What computes a device's batches."""
+    """Computes the batches of a device."""
 
     memory: Memory[PayloadT] | None = None
-    """What its network keeps of sequences; None for a network that keeps nothing."""
+    """The memory of sequences; None for a network without."""
 
     def from_wire(self, wire: WirePiece) -> PayloadT:
-        """Returns a call's inputs as a payload on this device."""
+        """Returns the inputs of a call as a payload on this device."""
         ...
 
     def run(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
-        """Runs a batch; yields a step per exit as soon as it is known. The last survivors have reached the split's end.
+        """Runs a batch. Yields a step per exit as soon as it is computed. The last survivors are at the split's end.
 
         In a batch that stays, an answer is early if its input is also among the step's survivors.
         """
         ...
 
     def follow(self, policy: Any) -> None:
-        """Decide by `policy`, in the form that this runner takes, from the next batch on."""
+        """Sets the exit policy, from the next batch on. Its type depends on the runner."""
         ...
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        """Do what is slow the first time, off the device's thread, while the device serves."""
+        """Does the slow work of the first runs of these splits. Called from another thread while the device serves."""
         ...
 
     def warm_up_pieces(self, split: Split, size: int) -> PayloadT:
-        """Returns meaningless inputs for a warm-up, each of `warm_up_length` tokens where inputs have tokens."""
+        """Returns random inputs for a warm-up, each of `warm_up_length` tokens if inputs have tokens."""
         ...
 
 
 WARM_UP_TOKENS = 16
-"""Length of a warm-up's inputs: that of a short text."""
+"""The length of warm-up inputs: that of a short text."""
 
 
 def warm_up_length(split: Split, size: int) -> int:
-    """Returns the tokens of each of `size` warm-up inputs; several together fill the split's token budget, if any."""
+    """Returns the tokens of each of `size` warm-up inputs. Several inputs together fill the split's token budget."""
     return WARM_UP_TOKENS if split.tokens is None or size == 1 else max(1, split.tokens // size)
 
 
 Deliver = Callable[[list[Release[PayloadT]]], None]
 OnBatch = Callable[[Batch[PayloadT], float], None]
-"""Is called for every batch that has run, with the seconds that it had the device."""
+"""Called for every batch that has run, with its device seconds."""
 
 
-def ignore(*told: object) -> None:
-    """The default of `on_batch`, of `wake`, and of `on_death`: `is_alive` says it too."""
+def ignore(*args: object) -> None:
+    """Does nothing. The default of the callbacks `on_batch`, `wake` and `on_death`."""
 
 
 class Device(Generic[PayloadT]):
-    """Steps through batches and passes everything that it releases to `deliver`, as soon as it is known.
+    """Runs batches, and passes every release to `deliver` as soon as it is known.
 
-    A driver calls `start_next` and `run`: `DeviceThreads`, virtual time, or a test. One thread at a time calls
-    `deliver`.
+    A driver calls `start_next` and `run`: `DeviceThreads`, the simulator, or a test. `deliver` is called by one thread
+    at a time.
     """
 
     def __init__(
@@ -264,8 +266,8 @@ class Device(Generic[PayloadT]):
         self.engine = engine
         self.runner = runner
         self._memory = runner.memory
-        self._over: set[int] = set()
-        """Sequences that ended while a batch computes with them; their memory is freed when it is over."""
+        self._ended: set[int] = set()
+        """Sequences that ended while a batch still uses their memory. It is freed after that batch."""
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
@@ -273,22 +275,22 @@ class Device(Generic[PayloadT]):
         """Held while the engine is used."""
         self._delivering = threading.Lock()
         self.wake: Callable[[], None] = ignore
-        """The driver's: called with the lock held when a batch may begin that could not a moment ago."""
+        """Set by the driver. Called under the lock when the next batch may have become possible."""
         self.overlaps = False
-        """Whether a plan ever let batches overlap, for which a driver needs two threads."""
+        """Whether any plan so far let batches overlap, for which a driver needs two threads."""
         self.failures_in_a_row = 0
-        """Inputs that the model failed on, each alone, since its last success. Many mean a broken device."""
+        """How many inputs in a row the model failed on, each alone. A large number means that the device is broken."""
 
     def submit(self, next_block: int, members: Sequence[Member[PayloadT]], fallback: Sequence[Split] = ()) -> None:
-        """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
+        """Queues members: see `BatchEngine.submit`. Raises PlanError if no split contains the block."""
         with self.lock:
             self.engine.submit(next_block, members, self.clock.now_s(), fallback)
             self.wake()
 
     def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any, order: OrderSpec = DEFAULT) -> None:
-        """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
+        """Applies a plan's splits, policy and order from the next batch on: see `BatchEngine.follow`.
 
-        The first splits that let batches overlap set `overlaps`, which then stays.
+        Sets `overlaps` if a split lets batches overlap. It is never reset.
         """
         with self.lock:
             self.engine.follow(splits, dispatch, order)
@@ -297,12 +299,12 @@ class Device(Generic[PayloadT]):
             self.wake()
 
     def forget(self, origin: object) -> int:
-        """Remove the queued members of an origin; returns their number."""
+        """Removes the queued members of a call that was cancelled. Returns their number."""
         with self.lock:
             return self.engine.forget(origin)
 
     def start_next(self) -> Batch[PayloadT] | float | None:
-        """Returns the next batch to run, or the second to ask again at, or None until something is submitted."""
+        """Returns the next batch, or else the time at which to call this again; None: after the next submission."""
         with self.lock:
             choice = self.engine.begin(self.clock.now_s())
         late = DeadlineError("the deadline could no longer be met, so the input was not run")
@@ -310,84 +312,83 @@ class Device(Generic[PayloadT]):
         return choice.wake_s if choice.batch is None else choice.batch
 
     def run(self, batch: Batch[PayloadT]) -> None:
-        """Run a batch, deliver its answers and the survivors that go on elsewhere, and queue the others again.
+        """Runs a batch and delivers its answers. Survivors are queued again, or delivered if they go to another stage.
 
-        If the model fails, every member that is still inside runs once more, alone: one bad input costs its batch-mates
-        time, but never their answers. Members with equal sample ids run alone too.
+        If the model fails, each remaining member runs again alone, so that one bad input never costs other inputs their
+        answers. Members with equal sample ids also run alone.
         """
         inside = InFlight({member.sample_id: member for member in batch.members})
         if len(inside.members) < len(batch.members):
             parts = [InFlight({member.sample_id: member}) for member in batch.members]
-            coming_back = self._run_one_by_one(batch, parts)
+            continuing = self._run_one_by_one(batch, parts)
         else:
-            coming_back = self._attempt(batch, inside)
+            continuing = self._attempt(batch, inside)
         with self.lock:
             self.engine.leave(batch, self.clock.now_s())
-            for going in coming_back:
-                if self._over:
-                    going = self._without_over(going)
-                is_hosted = self.engine.go_on(going.piece.next_block, going.members, self.clock.now_s())
-                if not is_hosted and going.members:  # a new plan no longer hosts their next block here
-                    self._release([self._leaving(going)])
-            if self._memory is not None and self._over:
-                for sequence in self._over - self.engine.running_sequences:
-                    self._over.remove(sequence)
+            for survivors in continuing:
+                if self._ended:
+                    survivors = self._without_ended(survivors)
+                is_hosted = self.engine.go_on(survivors.piece.next_block, survivors.members, self.clock.now_s())
+                if not is_hosted and survivors.members:  # a new plan no longer hosts their next block here
+                    self._release([self._with_waiting_tokens(survivors)])
+            if self._memory is not None and self._ended:
+                for sequence in self._ended - self.engine.running_sequences:
+                    self._ended.remove(sequence)
                     self._memory.end(sequence)
 
     def run_until_idle(self) -> None:
-        """Run batches until every queue is empty or waits for time to pass."""
+        """Runs batches until no batch can start now."""
         while isinstance(batch := self.start_next(), Batch):
             self.run(batch)
 
     def admit(self, wire: WirePiece, members: list[Member[PayloadT]]) -> list[Member[PayloadT]]:
-        """Returns the inputs of a call that the network takes; the others are released as lost: see `Memory.admit`.
+        """Returns the admitted inputs of a call. The others are released as failed: see `Memory.admit`.
 
-        A sequence that was ended during a batch is kept until that batch is over and takes no further inputs: they
-        would find nothing of it and begin it anew.
+        Inputs of a sequence that ended while its batch still runs are not admitted. Otherwise they would start the
+        sequence again.
         """
         if self._memory is None:
             return members
         with self.lock:
-            errors = [
-                _over(member).error if member.sequence in self._over else error
-                for member, error in zip(
-                    members, self._memory.admit(wire, [member.sequence for member in members]), strict=True
-                )
+            errors = self._memory.admit(wire, [member.sequence for member in members])
+            pairs = [
+                (member, _was_ended(member).error if member.sequence in self._ended else error)
+                for member, error in zip(members, errors, strict=True)
             ]
-        pairs = list(zip(members, errors, strict=True))
         self._release([Failed(member=member, error=error) for member, error in pairs if error is not None])
         return [member for member, error in pairs if error is None]
 
     @property
     def memory_use(self) -> MemoryUse | None:
-        """How much memory sequences use; None for a network that keeps nothing of them."""
+        """How much memory sequences use; None for a network without memory of sequences."""
         if self._memory is None:
             return None
         with self.lock:
             return self._memory.use()
 
     def end(self, sequences: Collection[int]) -> None:
-        """End sequences: their queued inputs are lost, and their memory is freed, if need be after a running batch."""
+        """Ends sequences. Their queued inputs fail. Their memory is freed now or after a running batch."""
         with self.lock:
             were_awaited = bool(self.engine.returning)
             queued = self.engine.remove_sequences(sequences)
             if self._memory is not None:
                 running = self.engine.running_sequences
-                self._over |= running.intersection(sequences)
+                self._ended |= running.intersection(sequences)
                 for sequence in sequences:
                     if sequence not in running:
                         self._memory.end(sequence)
             if were_awaited and not self.engine.returning:
                 self.wake()
-        self._release([_over(member) for member in queued])
+        self._release([_was_ended(member) for member in queued])
 
     def _attempt(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
+        """Runs a batch, and its members one by one if it fails. Returns the survivors that continue on this device."""
         try:
             survivors = self._run(batch, inside)
         except _ModelFailure as failure:
             if len(batch.members) > 1:
-                return self._run_one_by_one(batch, inside.apart())
-            if not isinstance(failure.error, InputError):  # a bad input is not the device's fault
+                return self._run_one_by_one(batch, inside.one_by_one())
+            if not isinstance(failure.error, InputError):  # a bad input does not mean that the device is broken
                 self.failures_in_a_row += 1
             self._release([_failed(member, failure.error) for member in inside.members.values()])
             self._shrink(batch, len(inside.members))
@@ -396,12 +397,12 @@ class Device(Generic[PayloadT]):
         return [] if survivors is None else self._pass_on(survivors, inside)
 
     def _run_one_by_one(self, batch: Batch[PayloadT], parts: Sequence[InFlight[PayloadT]]) -> list[Survivors[PayloadT]]:
-        coming_back: list[Survivors[PayloadT]] = []
+        continuing: list[Survivors[PayloadT]] = []
         for part in parts:
             with self.lock:
                 single = self.engine.again(batch, tuple(part.members.values()), self.clock.now_s())
-            coming_back += self._attempt(single, part)
-        return coming_back
+            continuing += self._attempt(single, part)
+        return continuing
 
     def _run(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> PayloadT | None:
         first_s: float | None = None
@@ -426,7 +427,7 @@ class Device(Generic[PayloadT]):
         return survivors
 
     def _shrink(self, batch: Batch[PayloadT], by: int) -> None:
-        """Note inputs that were answered or lost; where batches overlap, that may make room for another."""
+        """Notes that `by` inputs were answered or lost. With overlapping batches, another batch may begin now."""
         if batch.split.overlap_below is None or not by:
             return
         with self.lock:
@@ -434,77 +435,78 @@ class Device(Generic[PayloadT]):
             if self.engine.may_begin:
                 self.wake()
 
-    def _without_over(self, going: Survivors[PayloadT]) -> Survivors[PayloadT]:
-        """Returns survivors without those of ended sequences, which are lost."""
-        keep = [k for k, member in enumerate(going.members) if member.sequence not in self._over]
-        if len(keep) == len(going.members):
-            return going
-        self._release([_over(member) for k, member in enumerate(going.members) if k not in keep])
-        members = tuple(going.members[k] for k in keep)
-        return Survivors(members=members, piece=going.piece.select(keep) if keep else going.piece)
+    def _without_ended(self, survivors: Survivors[PayloadT]) -> Survivors[PayloadT]:
+        """Returns the survivors whose sequence has not ended. The others are released as failed."""
+        keep = [k for k, member in enumerate(survivors.members) if member.sequence not in self._ended]
+        if len(keep) == len(survivors.members):
+            return survivors
+        self._release([_was_ended(member) for k, member in enumerate(survivors.members) if k not in keep])
+        members = tuple(survivors.members[k] for k in keep)
+        return Survivors(members=members, piece=survivors.piece.select(keep) if keep else survivors.piece)
 
-    def _leaving(self, going: Survivors[PayloadT]) -> Survivors[PayloadT]:
-        """Returns survivors with everything of their sequences that has to go along."""
-        return going if self._memory is None else replace(going, piece=self._memory.take_along(going.piece))
+    def _with_waiting_tokens(self, survivors: Survivors[PayloadT]) -> Survivors[PayloadT]:
+        """Returns survivors for another stage: see `Memory.take_along`."""
+        return survivors if self._memory is None else replace(survivors, piece=self._memory.take_along(survivors.piece))
 
     def _release(self, releases: list[Release[PayloadT]]) -> None:
         if releases:
             with self._delivering:
                 self._deliver(releases)
 
-    def _pass_on(self, survivors: PayloadT, inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
-        members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
-        going = Survivors(members=members, piece=survivors)
-        if not self.engine.hosts(survivors.next_block):
-            self._release([self._leaving(going)])
+    def _pass_on(self, piece: PayloadT, inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
+        """Returns the survivors that continue on this device. Those for another stage are released."""
+        members = tuple(inside.members[sample_id] for sample_id in piece.sample_ids)
+        survivors = Survivors(members=members, piece=piece)
+        if not self.engine.hosts(piece.next_block):
+            self._release([self._with_waiting_tokens(survivors)])
             return []
-        for member, single in zip(members, survivors.singles(), strict=True):
+        for member, single in zip(members, piece.singles(), strict=True):
             member.payload = single
-        return [going]
+        return [survivors]
 
 
 class DeviceThreads(Generic[PayloadT]):
-    """Drives a device by a thread of its own, and by a second one from the first plan on that lets batches overlap."""
+    """Drives a device with one thread. The first plan that lets batches overlap adds a second thread."""
 
     def __init__(
         self, device: Device[PayloadT], *, name: str = "device", on_death: Callable[[], None] = ignore
     ) -> None:
-        """`name`: of the threads. `on_death` is called where a thread ends by an error that is not the model's."""
+        """`name`: the name of the threads. `on_death`: called if a thread dies of an error."""
         self.device = device
         self._name = name
         self._on_death = on_death
-        self._news = threading.Condition(device.lock)
+        self._changed = threading.Condition(device.lock)
         self._stopping = False
         self._started = False
         self._threads = [self._new_thread(name)]
         device.wake = self._wake
 
     def start(self) -> None:
-        """Begin to take work."""
+        """Starts the threads."""
         with self.device.lock:
             self._started = True
             for thread in self._threads:
                 thread.start()
 
     def stop(self) -> None:
-        """Finish the running batches and end the threads; what is queued stays queued."""
+        """Stops the threads after their running batches. Queued inputs stay queued."""
         with self.device.lock:
             self._stopping = True
-            self._news.notify_all()
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
     def is_alive(self) -> bool:
-        """Whether the threads still take work."""
+        """Whether all threads are alive."""
         return all(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
-        """The loop of a thread: choose a batch, run it, deliver what it releases, queue the survivors again."""
+        """The loop of a thread: waits for a batch and runs it, until the threads are stopped."""
         try:
             while (batch := self._next()) is not None:
                 self.device.run(batch)
         except BaseException:
-            logger.exception("the device thread ends")
+            logger.exception("the device thread dies")
             self._on_death()
             raise
 
@@ -512,12 +514,12 @@ class DeviceThreads(Generic[PayloadT]):
         device = self.device
         with device.lock:
             while not self._stopping:
-                found = device.start_next()
-                if isinstance(found, Batch):
+                batch_or_time = device.start_next()
+                if isinstance(batch_or_time, Batch):
                     if device.engine.may_begin:  # the batch is so small that another may begin beside it at once
-                        self._news.notify()
-                    return found
-                self._news.wait(None if found is None else max(0.0, found - device.clock.now_s()))
+                        self._changed.notify()
+                    return batch_or_time
+                self._changed.wait(None if batch_or_time is None else max(0.0, batch_or_time - device.clock.now_s()))
         return None
 
     def _wake(self) -> None:
@@ -525,14 +527,14 @@ class DeviceThreads(Generic[PayloadT]):
             self._threads.append(self._new_thread(f"{self._name}-beside"))
             if self._started:
                 self._threads[-1].start()
-        self._news.notify()
+        self._changed.notify()
 
     def _new_thread(self, name: str) -> threading.Thread:
         return threading.Thread(target=self._serve, name=name, daemon=True)
 
 
 class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file
-    """Wraps what the model raised, to tell it apart from errors in delivering answers."""
+    """Wraps an error of the model, to distinguish it from an error in `deliver`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -540,14 +542,14 @@ class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never lea
 
 
 def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
-    """Yields the batch's steps; raises the model's errors as _ModelFailure."""
+    """Yields the steps of a batch. Raises the model's errors as _ModelFailure."""
     try:
         yield from runner.run(batch)
     except Exception as error:
         raise _ModelFailure(error) from error
 
 
-def _over(member: Member[PayloadT]) -> Failed[PayloadT]:
+def _was_ended(member: Member[PayloadT]) -> Failed[PayloadT]:
     return Failed(member=member, error=lost(member.sequence, "it was ended"))
 
 

@@ -1,14 +1,14 @@
-"""Inputs of the batch engine, the order in which they form batches, and the queues in which they wait. Pure.
+"""The inputs of the batch engine, the queues in which they wait, and the order in which they form batches.
 
-Engines and ingresses use the same orders, those of TCB (ICPP'22, section 6.2.4): first come first served, earliest
-deadline first, shortest first, and TCB's own DAS. TCB maximises the *utility* of what runs before its deadline, 1 /
-length for each input (section 5.1). Where all waiting inputs can run in time, the orders are worth the same.
+Engines and ingresses use the orders of TCB (ICPP'22, section 6.2.4): first come first served, earliest deadline first,
+shortest first, and TCB's own DAS. TCB maximises the total *utility* of the inputs that run before their deadlines,
+where an input has utility 1 / length (section 5.1). If all waiting inputs can run in time, all orders are equally good.
 
-Short inputs that keep coming would make a long one wait for ever. So an input that has waited for `overdue_s` is
-*overdue*, and a quarter of every batch, at least one input, is for overdue inputs. Of those without deadlines the
-oldest go first, so that no input waits much longer than `overdue_s` and four times its wait under first come, first
-served. An input with a deadline waits no longer than that. Of those the latest deadlines go first, since a long queue
-can still meet only these.
+A steady stream of short inputs would starve a long one. Therefore an input is *overdue* after waiting for `overdue_s`,
+and a quarter of every batch, at least one input, is reserved for overdue inputs. Among overdue inputs without deadlines
+the oldest go first. None of them waits much longer than `overdue_s` plus four times its wait under first come first
+served. Overdue inputs with deadlines go in the order of their deadlines, the latest first, because in a long queue only
+the latest deadlines can still be met.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, ge
 
 from earlyexit.errors import PlanError
 
-if TYPE_CHECKING:  # numpy, which names and choices of orders do without
+if TYPE_CHECKING:  # the module imports numpy, which the orders do not need
     from earlyexit.network.boundary import Budget, Split
 
 SAME: Final = 1e-9
@@ -32,18 +32,18 @@ SAME: Final = 1e-9
 def das(
     lengths: Sequence[int], waiting: Sequence[int], budget: Budget, *, eta: float, q: float, lead: Sequence[int] = ()
 ) -> list[int]:
-    """Returns the inputs of a batch of one row by algorithm 1 of TCB.
+    """Returns the positions of the inputs that form the next batch of one row: algorithm 1 of TCB.
 
-    `lengths`: of all inputs. `waiting`: positions of the inputs to choose from, by deadline, N_t. `budget`: the paper's
-    has L tokens and any number of inputs. Without a budget of tokens an input has its utility and takes the room of one
-    input. `lead`: inputs that are in the batch, whatever their utility.
+    `lengths`: the lengths of all inputs. `waiting`: the positions to choose from, sorted by deadline: N_t in the paper.
+    `budget`: in the paper it has L tokens and any number of inputs; without a token budget each input takes the room of
+    one input. `lead`: inputs that are in the batch in any case.
 
-    Where the paper leaves something open:
+    The paper leaves some details open. Here:
 
-    - p = eta x s is rounded up, so that the share of the batch that its theorem counts on is never less than eta;
-    - equal utilities go by deadline, equal deadlines by their place in `waiting`;
-    - "greedily" skips an input that does not fit, and goes on;
-    - an input longer than a row (the paper has none) is alone in one, once no shorter input waits.
+    - p = eta x s is rounded up, because the theorem needs a share of at least eta;
+    - equal utilities are ordered by deadline, and equal deadlines by their place in `waiting`;
+    - "greedily" skips an input that does not fit, and continues with the next one;
+    - an input longer than a row, which the paper does not have, runs alone once no shorter input waits.
     """
     room = Room(budget)
     for position in lead:
@@ -56,32 +56,34 @@ def das(
         return [*room.row, *waiting]
     if not saturating:
         return room.row or [min(waiting)]
-    chosen = math.ceil(eta * saturating - SAME)
-    dominant = by_utility[:chosen]
+    num_dominant = math.ceil(eta * saturating - SAME)
+    dominant = by_utility[:num_dominant]
     room.take_fitting(dominant, lengths)
-    mean = math.fsum(1 / lengths[position] for position in dominant) / chosen
-    longest = (1 + SAME) / (q * mean)  # an input with at least q times the mean utility may go for its deadline
-    end = bisect_right(by_utility, longest, lo=chosen, key=lengths.__getitem__)
-    room.take_fitting(sorted(by_utility[chosen:end]), lengths)
+    mean = math.fsum(1 / lengths[position] for position in dominant) / num_dominant
+    longest = (1 + SAME) / (q * mean)  # inputs with at least q times the mean utility are taken by deadline
+    end = bisect_right(by_utility, longest, lo=num_dominant, key=lengths.__getitem__)
+    room.take_fitting(sorted(by_utility[num_dominant:end]), lengths)
     room.take_fitting(by_utility[end:], lengths)
     return room.row
 
 
 class Room:
-    """The rest of a budget, and the inputs that took their share of it."""
+    """The remaining budget of a batch, and the inputs that are in it."""
 
     def __init__(self, budget: Budget) -> None:
         self.inputs = budget.inputs
         self.tokens: float = math.inf if budget.tokens is None else budget.tokens
         self.row: list[int] = []
-        """Positions of the inputs that took room."""
+        """The positions of the inputs in the batch."""
 
     def take(self, position: int, length: int) -> None:
+        """Adds an input."""
         self.row.append(position)
         self.inputs -= 1
         self.tokens -= length
 
     def take_fitting(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
+        """Adds the inputs that fit, in this order, and skips the others."""
         for position in positions:
             if not self.inputs:
                 return
@@ -90,7 +92,7 @@ class Room:
 
 
 def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -> int:
-    """Returns how many inputs from the front fit, s of algorithm 1."""
+    """Returns how many inputs from the front of `order` fit: s of algorithm 1."""
     inputs, tokens = room.inputs, room.tokens
     if tokens == math.inf:
         return min(inputs, len(order))
@@ -104,15 +106,15 @@ def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -
 
 
 OrderName = Literal["arrival", "deadline", "shortest", "das"]
-"""First come first served, earliest deadline first, shortest first, and TCB's DAS (section 5.2, algorithm 1) on batches
-of one row whose length is the token budget."""
+"""First come first served, earliest deadline first, shortest first, and TCB's DAS (section 5.2, algorithm 1). For DAS a
+batch is one row, whose length is the token budget."""
 
 OVERDUE_S: Final = 1.0
-"""Seconds until inputs are overdue, unless a plan says otherwise: longer than the deadlines of most services, which
-bound waits there, and short enough for services without deadlines."""
+"""Default of `OrderSpec.overdue_s`, in seconds. It is longer than most services' deadlines, which bound the wait there,
+and short enough for services without deadlines."""
 
 OVERDUE_SHARE: Final = 0.25
-"""Share of a batch for overdue inputs. It bounds their cost to the others and, inversely, their own wait."""
+"""The share of a batch for overdue inputs. A larger share delays the other inputs more and overdue inputs less."""
 
 _deadline_of = attrgetter("deadline_s")
 _since_of = attrgetter("since_s")
@@ -120,21 +122,21 @@ _tokens_of = attrgetter("tokens")
 
 
 class Waiting(Protocol):
-    """An input that waits."""
+    """A queued input."""
 
     @property
     def tokens(self) -> int:
-        """Its length; an input without tokens counts as 1."""
+        """Its length. An input without tokens counts as 1."""
         ...
 
     @property
     def deadline_s(self) -> float:
-        """When its answer is due; infinite without a deadline."""
+        """When its answer is due. Infinity: it has no deadline."""
         ...
 
     @property
     def since_s(self) -> float:
-        """When it began to wait here or, at an ingress, arrived."""
+        """When it was queued here. At an ingress: when it arrived."""
         ...
 
 
@@ -143,19 +145,19 @@ X = TypeVar("X", bound=Waiting)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSpec:
-    """An order and its numbers; raises PlanError for numbers that the order does not take.
+    """An order of inputs and its parameters. It has no state: the same queue always gives the same batch.
 
-    It has no state: the same waiting inputs make the same batch.
+    Raises PlanError for parameters that the order does not have.
     """
 
     name: OrderName = "deadline"
     eta: float | None = None
-    """Of `das`: the share of a batch chosen by utility alone. None: 1 - `q`, or a half."""
+    """For `das`: the share of a batch that is chosen by utility alone. None: 1 - `q`, or 0.5."""
     q: float | None = None
-    """Of `das`: an input may go for its deadline if its utility is at least this share of the mean of those chosen by
-    utility; always 1 - eta (section 5.2), which is also the meaning of None."""
+    """For `das`: inputs with at least this share of the mean utility of the inputs chosen by utility are taken by
+    deadline. It must be 1 - `eta` (section 5.2). None: 1 - `eta`."""
     overdue_s: float | None = None
-    """Seconds of waiting after which an input is overdue, in all orders but `arrival`; None: `OVERDUE_S`."""
+    """Seconds of waiting after which an input is overdue, for all orders but `arrival`. None: `OVERDUE_S`."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(OrderName):
@@ -177,7 +179,7 @@ class OrderSpec:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Eta and q of `das`."""
+        """The values of `eta` and `q` for `das`."""
         eta = 0.5 if self.q is None else 1 - self.q
         eta = eta if self.eta is None else self.eta
         return eta, 1 - eta if self.q is None else self.q
@@ -188,57 +190,57 @@ class OrderSpec:
         return OVERDUE_S if self.overdue_s is None else self.overdue_s
 
     def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        """Returns positions of the next batch in `waiting`, which is sorted by deadline.
+        """Returns the positions in `waiting` of the inputs that form the next batch; `waiting` is sorted by deadline.
 
-        It has at least one input if any waits, and is within the budget, unless a single input is larger. Equally long
-        inputs are picked by deadline, equal deadlines by arrival.
+        The batch has at least one input if any waits. It is within the budget, unless it is a single larger input.
+        Equally long inputs are picked by deadline, and equal deadlines by arrival.
         """
         lengths = _lengths(waiting)
         if self.name == "arrival":
             since_s = list(map(_since_of, waiting))
-            return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), lengths, budget)
+            return _fill(sorted(range(len(waiting)), key=since_s.__getitem__), lengths, budget)
         if self.name == "deadline":
             if not waiting or self.takes_front(waiting, now_s):
-                return _first_ones(range(len(waiting)), lengths, budget)
-            without = range(_oldest_without(waiting), len(waiting))
-            lead = _overdue_among(waiting, without, now_s - self.waits_s, lengths, budget)
-            return _first_ones(_led_by(lead, range(len(waiting))), lengths, budget)
-        live = _in_time(waiting, now_s)
-        lead = _overdue_among(waiting, live, now_s - self.waits_s, lengths, budget)
+                return _fill(range(len(waiting)), lengths, budget)
+            without_deadline = range(_first_without_deadline(waiting), len(waiting))
+            lead = _overdue_among(waiting, without_deadline, now_s - self.waits_s, lengths, budget)
+            return _fill(_led_by(lead, range(len(waiting))), lengths, budget)
+        in_time = _in_time(waiting, now_s)
+        lead = _overdue_among(waiting, in_time, now_s - self.waits_s, lengths, budget)
         if self.name == "shortest":
-            return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
+            return _fill(_led_by(lead, sorted(in_time, key=lengths.__getitem__)), lengths, budget)
         eta, q = self.shares
-        return das(lengths, live, budget, eta=eta, q=q, lead=lead)
+        return das(lengths, in_time, budget, eta=eta, q=q, lead=lead)
 
     def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        """Whether the next batch is the first `number_in_front` inputs; at least one input must wait.
+        """Whether the next batch is simply the first `number_in_front` inputs. At least one input must wait.
 
-        By deadline it nearly always is. Inputs with a deadline wait no longer than that, but an input without one can
-        be overdue: new inputs with deadlines would otherwise go before it for ever.
+        In the order by deadline it nearly always is. The exception is an overdue input without a deadline, which would
+        otherwise wait behind new inputs with deadlines for ever.
         """
         if self.name != "deadline":
             return False
-        # No input can be overdue where all have a deadline; without any deadline the oldest stand in front.
+        # If all inputs have deadlines, none can be overdue. If none has a deadline, the oldest are in front already.
         if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
             return True
-        return waiting[_oldest_without(waiting)].since_s > now_s - self.waits_s
+        return waiting[_first_without_deadline(waiting)].since_s > now_s - self.waits_s
 
     @classmethod
     def parse(cls, text: str) -> OrderSpec:
-        """Returns the order that a word names, such as `das:0.3` for `das` with another eta; raises PlanError."""
+        """Returns the order for a text such as `shortest`, or `das:0.3` for `das` with that eta. Raises PlanError."""
         name, colon, number = text.partition(":")
         try:
             eta = float(number) if colon else None
         except ValueError:
             raise PlanError(f"an order is a name, or das:eta with a number, not {text!r}") from None
-        return cls(name=name, eta=eta)  # type: ignore[arg-type] # it looks at the name itself
+        return cls(name=name, eta=eta)  # type: ignore[arg-type] # the constructor checks the name
 
 
 DEFAULT: Final = OrderSpec()
 
 
 def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
-    """Returns how many inputs from the front make a batch: as many as fit, and at least one if any waits."""
+    """Returns how many inputs from the front form a batch: as many as fit, but at least one if any waits."""
     if budget.tokens is None:
         return min(len(waiting), budget.inputs)
     num_tokens = 0
@@ -250,7 +252,7 @@ def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
 
 
 def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) -> list[X]:
-    """Removes and returns the next batch of a list that is sorted by deadline."""
+    """Removes the next batch from a list that is sorted by deadline, and returns it."""
     if order.takes_front(waiting, now_s):
         number = number_in_front(waiting, budget)
         batch = waiting[:number]
@@ -263,27 +265,27 @@ def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) 
     return batch
 
 
-def _oldest_without(waiting: Sequence[Waiting]) -> int:
-    """Returns the position of the oldest input without a deadline; these stand last, in the order of arrival."""
+def _first_without_deadline(waiting: Sequence[Waiting]) -> int:
+    """Returns the position of the oldest input without a deadline. Such inputs are last, in the order of arrival."""
     return bisect_left(waiting, math.inf, key=_deadline_of)
 
 
-def _first_ones(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
-    """Returns the first inputs of an order that fit, and at least one if there is one."""
+def _fill(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
+    """Returns a batch of the first inputs of `order` that fit, but at least one if there is any."""
     return list(order[: max(number_that_fits(order, lengths, Room(budget)), 1)])
 
 
 def _lengths(waiting: Sequence[Waiting]) -> list[int]:
     lengths = list(map(_tokens_of, waiting))
-    if lengths and min(lengths) < 1:  # an input without tokens has a utility like any other
+    if lengths and min(lengths) < 1:  # avoids a division by zero in the utility of an empty input
         return [max(1, length) for length in lengths]
     return lengths
 
 
 def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
-    """Returns the inputs that are not past their deadline: others are not in N_t (section 5.2).
+    """Returns the inputs that are not past their deadline: N_t of section 5.2.
 
-    If no input is in time it returns all of them. The caller drops late inputs; until then they form batches too.
+    If all inputs are late, it returns all of them: they form batches until the caller drops them.
     """
     late = bisect_left(waiting, now_s, key=_deadline_of)
     return range(late if late < len(waiting) else 0, len(waiting))
@@ -292,9 +294,10 @@ def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
 def _overdue_among(
     waiting: Sequence[Waiting], among: range, since_s: float, lengths: Sequence[int], budget: Budget
 ) -> list[int]:
-    """Returns the inputs that have waited since `since_s` or longer, within their share of a batch, and at least one.
+    """Returns the overdue inputs for the next batch: those of `among` that have waited since `since_s` or longer.
 
-    The latest deadlines go first; of equal deadlines, and of inputs without one, the oldest.
+    They take at most their share of the batch, but at least one input. The latest deadlines go first. Among equal
+    deadlines, and without deadlines, the oldest go first.
     """
     since = list(map(_since_of, waiting[among.start :]))
     if not since or min(since) > since_s:
@@ -311,27 +314,28 @@ def _overdue_among(
         first = bisect_left(overdue, latest_s, key=lambda position: waiting[position].deadline_s)
         lead += overdue[first : first + share.inputs]
         del overdue[first:]
-    return _first_ones(lead, lengths, share)
+    return _fill(lead, lengths, share)
 
 
 def _led_by(lead: Sequence[int], order: Sequence[int]) -> Sequence[int]:
+    """Returns the order with the inputs of `lead` moved to its front."""
     return [*lead, *[position for position in order if position not in lead]] if lead else order
 
 
 Attention = Literal["auto", "padded", "slotted", "apart"]
-"""How inputs of unequal lengths attend, each to its own tokens.
+"""How attention is computed for inputs of unequal lengths. Every input attends only to its own tokens.
 
-- padded: every input is a row as long as the longest;
-- slotted: short inputs share such a row, so that there are fewer rows, and a mask keeps them apart;
-- apart: one input after the other, without padding; a few short inputs run side by side, kept apart by a mask;
-- auto: `apart` on a CPU; `slotted` in graphs with rows (ONNX Runtime); else `padded`.
+- padded: each input is a row that is padded to the longest input;
+- slotted: short inputs share a row, and a mask keeps them apart. There are fewer rows;
+- apart: one call per input without padding. A few short inputs share a call, and a mask keeps them apart;
+- auto: `apart` on a CPU, `slotted` in ONNX Runtime, else `padded`.
 """
 
 
 def first_fit_decreasing(lengths: Sequence[int], slot_length: int) -> list[list[int]]:
-    """Returns the inputs of every slot: the longest first, each in the first slot that still has room for it.
+    """Returns the inputs of every slot. The longest inputs are placed first, each in the first slot with enough room.
 
-    Their number is at most 11/9 of the fewest possible, plus 6/9 (Dósa, 2007). Raises ValueError for an input longer
+    The number of slots is at most 11/9 of the minimum, plus 6/9 (Dósa, 2007). Raises ValueError for an input longer
     than a slot.
     """
     slots: list[list[int]] = []
@@ -340,12 +344,12 @@ def first_fit_decreasing(lengths: Sequence[int], slot_length: int) -> list[list[
         length = lengths[index]
         if length > slot_length:
             raise ValueError(f"input {index} has {length} tokens, more than a slot of {slot_length}")
-        found = next((slot for slot, left in enumerate(room) if left >= length), len(slots))
-        if found == len(slots):
+        slot = next((slot for slot, free in enumerate(room) if free >= length), len(slots))
+        if slot == len(slots):
             slots.append([])
             room.append(slot_length)
-        slots[found].append(index)
-        room[found] -= length
+        slots[slot].append(index)
+        room[slot] -= length
     return slots
 
 
@@ -356,38 +360,38 @@ def any_two_fit(lengths: Sequence[int], slot_length: int) -> bool:
 
 P = TypeVar("P")
 NO_SEQUENCE = 0
-"""The sequence number of inputs without a sequence: those of networks that keep nothing, warm-ups, profiles."""
+"""The sequence number of inputs that belong to no sequence, and of warm-ups and profiles."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Member(Generic[P]):
-    """One input, in one replica."""
+    """One input in one replica."""
 
     sample_id: str
     payload: P
-    """Its hidden state; the engine passes it on untouched."""
+    """Its hidden state. The engine does not read it."""
     tokens: int = 1
-    """Its length, which is its cost; 1 where inputs have no tokens."""
+    """Its length, which the engine takes as its cost; 1 if inputs have no tokens."""
     deadline_s: float = math.inf
-    """When its answer must be out, on the engine's clock."""
+    """When its answer is due, on the engine's clock."""
     reserve_s: float = 0.0
-    """Time before the deadline that is reserved for what comes after this engine."""
+    """Seconds before the deadline that are reserved for the work after this engine."""
     origin: object = None
-    """The call by which it came."""
+    """The call that contained it."""
     probe: bool = False
-    """Whether every ramp looks at it; probes and other inputs are never in one batch."""
+    """Whether all ramps are evaluated on it. Probes and other inputs never share a batch."""
     sequence: int = NO_SEQUENCE
-    """The number of its sequence, for which the network keeps memory until the sequence is ended."""
+    """The number of its sequence. The network keeps memory for the sequence until its end."""
     answered: bool = False
-    """Whether its answer was released already: it then stays, and no later ramp answers it again."""
+    """Whether its answer was already sent. It stays in the batch, and later ramps do not answer it again."""
     since_s: float = 0.0
-    """When it began to wait for its split."""
+    """When it was queued for its split."""
     queued_serial: int = 0
-    """The number of its submission to the engine; equal for members of one submission."""
+    """The serial number of its submission to the engine."""
     queue_s: float = 0.0
-    """Time spent waiting here so far."""
+    """Seconds that it has waited here so far."""
     compute_s: float = 0.0
-    """Time spent running here so far."""
+    """Seconds that it has run here so far."""
 
 
 by_deadline = attrgetter("deadline_s")
@@ -396,32 +400,32 @@ _by_order = attrgetter("deadline_s", "queued_serial")
 
 @dataclass(slots=True)
 class SplitCounts:
-    """What a hosted split has done since it was first hosted, its probes included."""
+    """Counters of a split since it was first hosted, including its probes."""
 
     budget: Budget
-    """What its batches are fused to."""
+    """The size of a full batch."""
     batches: int = 0
     inputs: int = 0
     tokens: int = 0
     busy_s: float = 0.0
-    """Seconds of the device; those in which two batches ran count half for each."""
+    """Device seconds. While two batches run at once, each is charged half."""
     dropped: int = 0
 
     @property
     def capacity(self) -> int:
-        """Inputs that full batches would have held."""
+        """The number of inputs if all batches had been full."""
         return self.batches * self.budget.inputs
 
     @property
     def fill(self) -> float | None:
-        """Mean share of the target batch that was filled; None before the first batch."""
+        """The mean fill of batches, as a share of a full batch; None before the first batch."""
         return self.inputs / self.capacity if self.batches else None
 
     @property
     def token_fill(self) -> float | None:
-        """Mean share of the token budget that was filled; None without one, and before the first batch.
+        """The mean share of the token budget that was used; None without a budget, and before the first batch.
 
-        Above 1 where many inputs are larger than the budget.
+        It is above 1 if many inputs are larger than the budget.
         """
         budget = self.budget.tokens
         return self.tokens / (self.batches * budget) if self.batches and budget is not None else None
@@ -429,44 +433,43 @@ class SplitCounts:
 
 @dataclass(slots=True, eq=False)
 class Queue(Generic[P]):
-    """Members of one kind, probes or plain ones."""
+    """The queued members of one split: either its probes or its other members."""
 
     split: Split
     probe: bool = False
     counts: SplitCounts = field(init=False)
-    # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all arrive in this
-    # order, so that a sorted list is faster than a heap.
     members: list[Member[P]] = field(default_factory=list)
+    """Sorted by deadline, then by arrival. Most arrive in this order, so a sorted list is faster than a heap."""
     budget: Budget = field(init=False)
-    """Of a batch."""
+    """The budget of one batch."""
     full_at: int = field(init=False)
     """The number of inputs with which a batch starts at once."""
     probes: Queue[P] | None = None
-    """For a queue of plain members: the queue of the same split's probes, once there was a probe."""
+    """The queue of the same split's probes; None before the first probe, and in a queue of probes."""
 
     def __post_init__(self) -> None:
         self.budget = budget = self.split.budget
-        # Probes never wait for others: near full load some plain queue is always full, and none would be run.
+        # A probe counts as full: near full load some other queue is always full, so that probes would never run.
         self.full_at = 1 if self.probe else budget.inputs
         self.counts = SplitCounts(budget)
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch starts at once: the inputs, or their tokens, fill it."""
+        """Whether the inputs or their tokens fill a batch, so that it starts at once."""
         most_tokens = self.budget.tokens
         return len(self.members) >= self.full_at or (most_tokens is not None and _sum_of(self.members) >= most_tokens)
 
     @property
     def is_drained(self) -> bool:
-        """Whether no member waits, probes included."""
+        """Whether it has no members and no probes."""
         return not self.members and (self.probes is None or not self.probes.members)
 
     def tokens_when_full(self, mean_tokens: float) -> float:
-        """Expected tokens of its next batch, if it fills: waiting members' own tokens, and `mean_tokens` for others."""
+        """Returns the expected tokens of its next batch if that is full; future members have `mean_tokens` each."""
         return self.budget.tokens_when_full(mean_tokens, len(self.members), _sum_of(self.members))
 
     def take(self, order: OrderSpec, now_s: float) -> tuple[tuple[Member[P], ...], int]:
-        """Returns the next batch and its tokens, and counts it as run; at least one member must wait."""
+        """Removes the next batch and counts it. Returns its members and tokens. At least one member must wait."""
         counts = self.counts
         members = tuple(take_from(self.members, order, self.budget, now_s))
         num_tokens = _sum_of(members)
@@ -476,7 +479,7 @@ class Queue(Generic[P]):
         return members, num_tokens
 
     def drop_before(self, earliest_s: float) -> list[Member[P]]:
-        """Remove, count and return the members whose deadline is before the earliest end."""
+        """Removes the members with a deadline before `earliest_s`, counts them as dropped, and returns them."""
         num_late = bisect_left(self.members, earliest_s, key=by_deadline)
         late = self.members[:num_late]
         del self.members[:num_late]
@@ -484,24 +487,24 @@ class Queue(Generic[P]):
         return late
 
     def forget(self, origin: object) -> int:
-        """Remove the members of an origin; returns their number."""
+        """Removes the members of a call. Returns their number."""
         before = len(self.members)
         self.members = [member for member in self.members if member.origin is not origin]
         return before - len(self.members)
 
     def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
-        """Remove and return the members of some sequences."""
-        found = [member for member in self.members if member.sequence in sequences]
-        if found:
+        """Removes and returns the members of some sequences."""
+        removed = [member for member in self.members if member.sequence in sequences]
+        if removed:
             self.members = [member for member in self.members if member.sequence not in sequences]
-        return found
+        return removed
 
     def move_to(self, other: Queue[P]) -> None:
-        """Move all members to another queue."""
+        """Moves all members to another queue."""
         other.members = sorted(other.members + self.members, key=_by_order)
         self.members = []
 
 
 def _sum_of(members: Sequence[Member[P]]) -> int:
-    """Their tokens together."""
+    """Returns the members' total number of tokens."""
     return sum([member.tokens for member in members])  # faster than `map` with an attrgetter

@@ -1,6 +1,6 @@
-"""What batches cost: the times of splits, by which the engine keeps deadlines. Pure.
+"""How long the batches of each split take. The engine uses these times to keep deadlines.
 
-The cost of a batch is its number of tokens; where inputs have no tokens, each counts as one.
+The size of a batch is its number of tokens. Inputs without tokens count as one token each.
 """
 
 from __future__ import annotations
@@ -15,83 +15,80 @@ from earlyexit.network.boundary import AfterAnswer, Split
 V = TypeVar("V")
 
 MOST_SPLITS = 64
-"""Splits whose times are kept: a few dozen plans, at some kilobytes in all."""
+"""The most splits whose times are kept. A few dozen plans need a few kilobytes."""
 
 Work = tuple[int, int, tuple[int, ...], AfterAnswer]
-"""What a batch of a split computes: first block, end, ramps, and whether it shrinks at them. Splits of two plans may
-start with the same block."""
+"""What a split computes: its first block, end, ramps, and whether answered inputs leave. The first block alone is no
+key, since splits of two plans may start with the same block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesRun:
-    """Batches of one split and one size, and their seconds."""
+    """The total duration of the batches of one split and one size."""
 
     first: int
     end: int
     ramps: tuple[int, ...]
     size: int
-    """Inputs at the split's first block."""
+    """Inputs per batch, at the split's first block."""
     batches: int
     tokens: int
-    """Of all these batches together, at the split's first block; the number of inputs where these have no tokens."""
+    """The tokens of all these batches at the split's first block. Inputs without tokens count as one token each."""
     seconds: float
-    """Seconds of the device; those in which two batches ran count half for each."""
+    """Device seconds. While two batches run at once, each is charged half."""
     after_answer: AfterAnswer = "stop"
     shared: bool = False
-    """Whether another batch ran beside them: their seconds are then no measure of the device."""
+    """Whether another batch ran beside them. Their seconds then do not measure the device's speed."""
 
     def is_of(self, split: Split) -> bool:
-        """Whether a split computes what these batches did."""
+        """Whether these batches computed the same as `split`."""
         return _work(split) == (self.first, self.end, self.ramps, self.after_answer)
 
 
 class BySplit(Generic[V]):
-    """A value per split; a new split replaces the one that has not run for longest.
-
-    One thread adds while another may read.
-    """
+    """A value per split; a new split replaces the least recently run one. One thread may write while another reads."""
 
     def __init__(self, new: Callable[[], V]) -> None:
         self._new = new
-        self.kept: dict[Work, V] = {}
+        self.values: dict[Work, V] = {}
         self._by_last_run: dict[Work, None] = {}
-        # Most replicas run one split again and again, so `latest` saves the look-up.
+        # Most replicas run the same split again and again. `latest` saves the lookup.
         self.latest_split: Split | None = None
         self.latest: V = new()
 
     def find(self, split: Split) -> V | None:
-        """Returns the split's value; None for a split that never ran, or not for long."""
-        return self.latest if split is self.latest_split else self.kept.get(_work(split))
+        """Returns the split's value; None if it never ran or was replaced."""
+        return self.latest if split is self.latest_split else self.values.get(_work(split))
 
     def of_run(self, split: Split) -> V:
-        """Returns the value of a split that has run now."""
+        """Returns the value of a split that has just run; adds one if it has none."""
         if split is not self.latest_split:
             work = _work(split)
-            if work not in self.kept:
-                if len(self.kept) >= MOST_SPLITS:
+            if work not in self.values:
+                if len(self.values) >= MOST_SPLITS:
                     oldest = next(iter(self._by_last_run))
-                    del self.kept[oldest], self._by_last_run[oldest]
-                self.kept[work] = self._new()
+                    del self.values[oldest], self._by_last_run[oldest]
+                self.values[work] = self._new()
             self._by_last_run.pop(work, None)
             self._by_last_run[work] = None
-            self.latest_split, self.latest = split, self.kept[work]
+            self.latest_split, self.latest = split, self.values[work]
         return self.latest
 
 
 class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
-    """Batches, their tokens and seconds by split, size, and whether another batch ran beside."""
+    """Batches, tokens and seconds in total, by split, batch size, and whether another batch ran beside."""
 
     def __init__(self) -> None:
         super().__init__(dict)
 
     def add(self, split: Split, size: int, tokens: int, seconds: float, *, shared: bool = False) -> None:
-        """Count a batch."""
+        """Adds a batch to the sums."""
         by_size = self.latest if split is self.latest_split else self.of_run(split)
-        batches, before, before_s = by_size.get((size, shared), (0, 0, 0.0))
-        by_size[size, shared] = (batches + 1, before + tokens, before_s + seconds)
+        batches, sum_tokens, sum_s = by_size.get((size, shared), (0, 0, 0.0))
+        by_size[size, shared] = (batches + 1, sum_tokens + tokens, sum_s + seconds)
 
     def all(self) -> tuple[TimesRun, ...]:
-        """Returns the sums of every split and size that are still kept."""
+        """Returns the sums of every split and size."""
         return tuple(
             TimesRun(
                 first=first,
@@ -104,7 +101,7 @@ class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
                 after_answer=after_answer,
                 shared=shared,
             )
-            for (first, end, ramps, after_answer), by_size in self.kept.copy().items()
+            for (first, end, ramps, after_answer), by_size in self.values.copy().items()
             for (size, shared), (batches, tokens, seconds) in by_size.copy().items()
         )
 
@@ -114,39 +111,42 @@ def _work(split: Split) -> Work:
 
 
 SMOOTHING = 0.2
-"""Weight of the newest observation: a change is followed within about ten batches, a single odd batch hardly."""
+"""Weight of the newest batch in the moving averages. The averages follow a change within about ten batches, and a
+single outlier hardly changes them."""
 BUCKET_BITS = 4
-"""Leading bits of a number of tokens that make its bucket. Buckets are 7 to 13 % wide: batches of one bucket take about
-as long, and a few dozen full batches teach all buckets that they fall into."""
+"""The number of leading bits of a token count that select its bucket. Buckets are 7 to 13 % wide. Batches of one bucket
+take about equally long, and a few dozen full batches fill all buckets that occur."""
 ROUNDING = 1e-9
-"""Relative error of means of equal lengths, by which they must not fall into the next bucket."""
+"""Relative rounding error of a mean number of tokens. It must not move the mean into the next bucket."""
 
 
 @dataclass(slots=True)
-class _Known:
+class _Averages:
+    """The moving averages of one split."""
+
     ends: list[int] = field(default_factory=list)
-    """Ends of the buckets that ever ran, ascending."""
+    """The ends of the buckets that have a batch, ascending."""
     total_s: dict[int, float] = field(default_factory=dict)
-    """By the end of a bucket."""
+    """Seconds of a batch, by the end of its bucket."""
     first_s: dict[int, float] = field(default_factory=dict)
-    """By the end of a bucket, until the first answers of a batch or, without any, its end."""
+    """Seconds until a batch's first answers, or until its end without any, by the end of its bucket."""
     inputs: float = 0.0
-    """Of a batch, on average."""
+    """Inputs per batch."""
     tokens: float = 0.0
-    """Of the same batches."""
+    """Tokens per batch."""
 
 
-class ObservedTimes(BySplit[_Known]):
-    """Expected seconds, learnt from the batches that ran: a moving average per split and bucket of tokens.
+class ObservedTimes(BySplit[_Averages]):
+    """Expected seconds of batches: moving averages of measured batches, per split and bucket of tokens.
 
-    They are zero while nothing is known, so that no input is dropped on a guess.
+    They are zero until a batch was measured, so that no input is dropped because of a guess.
     """
 
     def __init__(self) -> None:
-        super().__init__(_Known)
+        super().__init__(_Averages)
 
     def batch_s(self, split: Split, tokens: float) -> float:
-        """Returns the seconds of a batch of so many tokens until the split's end."""
+        """Returns the seconds of a batch of `tokens` tokens. Above the largest bucket they grow in proportion."""
         known = self.find(split)
         if known is None:
             return 0.0
@@ -156,12 +156,12 @@ class ObservedTimes(BySplit[_Known]):
         return known.total_s[known.ends[-1]] * tokens / known.ends[-1]
 
     def mean_tokens(self, split: Split) -> float:
-        """Returns the mean tokens of an input that runs there; 1 while they are unknown."""
+        """Returns the mean tokens per input of a split; 1 while unknown."""
         known = self.find(split)
         return 1.0 if known is None else known.tokens / known.inputs
 
     def first_s(self, split: Split, tokens: float) -> float:
-        """Returns the seconds until the first answers of a batch of so many tokens: no more than larger ones took."""
+        """Returns the seconds until a batch's first answers: the least over the bucket of `tokens` and larger ones."""
         known = self.find(split)
         if known is None:
             return 0.0
@@ -171,7 +171,7 @@ class ObservedTimes(BySplit[_Known]):
     def observe(
         self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = SMOOTHING
     ) -> None:
-        """Learn that a batch of `size` inputs had its first answers, or its end, after `first_s`; it took `total_s`."""
+        """Adds a batch to the averages. `first_s`: seconds until its first answers, or until its end without any."""
         known = self.latest if split is self.latest_split else self.of_run(split)
         end = bucket_end(size, tokens)
         before_s = known.total_s.get(end)
@@ -189,9 +189,9 @@ class ObservedTimes(BySplit[_Known]):
 
 
 def bucket_end(size: int, tokens: int) -> int:
-    """Returns the end of a batch's bucket: the most tokens of a batch that is taken to last as long as this one.
+    """Returns the end of a batch's bucket: the most tokens of a batch that counts as equally long.
 
-    Batches of inputs of one token each have a bucket for every size.
+    If all inputs have one token, each batch size has its own bucket.
     """
     if size == tokens:
         return size

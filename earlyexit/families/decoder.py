@@ -127,10 +127,10 @@ class Rows:
         rows = self._split()
         for run, span, rows_nD, copied in zip(self.runs, self._spans, rows, self._copied, strict=True):
             if is_last:
-                pending.through(run.sequence, first, run.end)
+                pending.mark_seen(run.sequence, first, run.end)
             elif run.sequence != TRIAL:
                 waiting = SkippedTokens(span.start, rows_nD)
-                pending.moved(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
+                pending.advance(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
         if not any(came is not None for came in self._came) and all(map(is_, self._spans, self.runs)):
             return self._rows_MD
         return _interleaved(self._came, [rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True)])

@@ -1,14 +1,13 @@
-"""Sites: where ramps can go, since some tensors carry all that a model knows of its inputs (Apparate, section 3.1).
+"""Sites: places in a graph where the model can be cut and a ramp can be added (Apparate, section 3.1).
 
-Apparate takes operators that are cut vertices of the graph. Ramps read tensors, and tensors cross between blocks, so
-tensors are the vertices here. Only paths from the inputs to the outputs count: with the edges of `Shape`, which reads
-how large a tensor is, hardly any vertex would cut a transformer.
+At a site, one or a few tensors carry all information from the inputs to the outputs. Apparate uses operators that are
+cut vertices of the graph. Here the vertices are tensors, because ramps read tensors and tensors pass between blocks.
+Operators such as `Shape`, which only read sizes, are ignored: else hardly any vertex would cut a transformer.
 
-Beyond Apparate, sets of two or three tensors are sites where no single tensor carries everything. A mask that the model
-computes and reads in every layer runs beside the hidden state, so no vertex cuts it; both together do. A cut is a set
-of operators that have run, with everything that they need; the tensors that other operators read cross it. The
-cheapest cut is a minimum cut, with the bytes of tensors as capacities and edges of unlimited capacity back from every
-operator to its inputs.
+Beyond Apparate, two or three tensors are a site where no single tensor is. For example, a mask that every layer reads
+cuts the graph only together with the hidden state. A cut is defined by the operators that have run; the tensors that
+other operators read cross it. The cheapest cut is a minimum cut of a flow network with the bytes of tensors as
+capacities, and with edges of infinite capacity from every operator back to its inputs.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import Literal
 from earlyexit.errors import GraphError
 
 OperatorKind = Literal["work", "light", "sizes", "random"]
-"""`work`: products with weights, attention, recurrence, and every unknown operator. `light`: element by element, norms,
-activations, pooling, other shapes of the same values. `sizes`: it reads how large its inputs are, not what they hold.
-`random`: it draws numbers, so two runs give two results."""
+"""`work`: products with weights, attention, recurrence, and every unknown operator. `light`: elementwise operators,
+norms, activations, pooling, and changes of shape. `sizes`: operators that read only the sizes of their inputs.
+`random`: operators that draw random numbers, so that two runs give different results."""
 _ACTIVATIONS = """relu relu6 leakyrelu prelu elu selu celu gelu silu mish sigmoid tanh softplus softsign hardtanh
     hardswish hardsigmoid logsigmoid softmax logsoftmax glu dropout dropout1d dropout2d alphadropout thresholdedrelu
     fastgelu quickgelu biasgelu swish clip erf hardmax shrink"""
@@ -57,35 +56,33 @@ _KINDS: Mapping[str, OperatorKind] = {
     **dict.fromkeys(_SIZES.split(), "sizes"),
     **dict.fromkeys(_RANDOM.split(), "random"),
 }
-"""By the name of an operator or layer of torch or ONNX, in lower case and without underscores."""
+"""Kinds by the name of an operator or layer of torch or ONNX, in lower case and without underscores."""
 
 
 def kind_of(op: str) -> OperatorKind:
-    """Returns the kind of an operator or layer with this name, such as `Relu`, `_softmax` or `BatchNorm2d`."""
-    return _KINDS.get(_plain(op), "work")
+    """Returns the kind of an operator or layer with a name such as `Relu`, `_softmax` or `BatchNorm2d`."""
+    return _KINDS.get(_normalized(op), "work")
 
 
 def check_operator(model: str, op: str, node: str, *, has_graph: bool = False) -> None:
-    """Raise GraphError for an operator that runs graphs of its own, depending on what the inputs hold."""
-    if has_graph or _plain(op) in _BRANCHING.split():
-        raise GraphError(
-            f"{model}: {op} ({node}) runs a graph of its own, by what inputs hold: such models cannot be cut"
-        )
+    """Raises GraphError for an operator that runs a subgraph depending on the contents of inputs."""
+    if has_graph or _normalized(op) in _BRANCHING.split():
+        raise GraphError(f"{model}: {op} ({node}) is control flow that depends on inputs: such models cannot be cut")
 
 
-def _plain(op: str) -> str:
+def _normalized(op: str) -> str:
     return op.lower().replace("_", "")
 
 
 LayoutRole = Literal["mask", "zeros", "positions"]
-"""Content of an input (B, T) that follows from the lengths alone: where tokens are, 0 for each token (its type, where
-all are of a first text), or each token's position."""
+"""The role of an input (B, T) that follows from the lengths alone: the mask of tokens, token types (zeros, if there is
+a single text), or the positions of tokens."""
 ROLES: Mapping[str, LayoutRole] = {"mask": "mask", "type": "zeros", "segment": "zeros", "position": "positions"}
-"""The part of an input's name that tells its role, with all exporters."""
+"""Roles by a part of the input's name, as all exporters choose it."""
 
 
 def layout_role(name: str) -> LayoutRole | None:
-    """Returns an input's role by its name; None for an input that holds tokens, or anything else."""
+    """Returns an input's role by its name; None for tokens and all other inputs."""
     return next((role for part, role in ROLES.items() if part in name.lower()), None)
 
 
@@ -94,74 +91,74 @@ class Operator:
     """One node of a model's graph."""
 
     name: str
-    """Unique in its model."""
+    """The unique name of the node."""
     op: str
-    """The operator's name in the model: `Conv`, `aten.conv2d.default`."""
+    """The name of the operator, such as `Conv` or `aten.conv2d.default`."""
     kind: OperatorKind
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
 SIZE_OPERATORS = ("Shape", "Size")
-"""ONNX operators that read only how large a tensor is; their results can be fed to a part that lacks the tensor."""
+"""ONNX operators that read only the size of a tensor. A part without the tensor can be fed with their results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What computes some tensors of a graph."""
+    """A subgraph that computes some tensors."""
 
     operators: tuple[int, ...]
-    """Positions in `Dataflow.operators`, ascending."""
+    """The indices of its operators in `Dataflow.operators`, ascending."""
     inputs: tuple[str, ...]
-    """The given and free tensors, and the weights, that it reads."""
+    """The tensors and weights that it reads."""
     sizes: tuple[str, ...]
-    """Results of `SIZE_OPERATORS` on tensors that it does not have; they are fed."""
+    """Results of `SIZE_OPERATORS` that it must be fed, because it does not have the tensors themselves."""
 
 
 class UncutError(GraphError):
-    """A cut does not part the graph: something else goes past it."""
+    """The tensors of a cut do not separate the graph."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the graph's tensor {name!r} goes past the cut")
+        super().__init__(f"the graph's tensor {name!r} bypasses the cut")
         self.name = name
+        """The tensor that bypasses the cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataflow:
-    """Operators in an order in which they can run."""
+    """The graph of a model. Its operators are in an order in which they can run."""
 
     operators: tuple[Operator, ...]
     inputs: tuple[str, ...]
-    """The model's inputs without weights."""
+    """The model's inputs, without weights."""
     outputs: tuple[str, ...]
     weights: frozenset[str]
     """Tensors that are stored in the model."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Known shapes, with the batch axis, for a batch of `batch`. Axes that a model leaves open have the size that its
-    reader was given."""
+    """The known shapes of tensors for `batch` inputs, including the batch axis."""
     bytes_per_input: Mapping[str, int]
-    """Bytes of one input, with all its padded tokens, where the shape is known."""
+    """The bytes of one input, including padding, for tensors with a known shape."""
     batch: int = 1
 
     @cached_property
     def layout(self) -> frozenset[str]:
-        """The inputs that follow from the lengths of inputs (`Layout`): masks and positions.
+        """The inputs that follow from the lengths of inputs: masks and positions.
 
-        Token types are not among them, since they also tell the texts of a pair apart.
+        Token types are not among them, because they also distinguish the texts of a pair.
         """
         roles = {name: layout_role(name) for name in self.inputs if len(self.shapes.get(name, (0, 0))) == 2}
         return frozenset(name for name, role in roles.items() if role in ("mask", "positions"))
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Tensors that need not cross a cut, since every block can compute them.
+        """The tensors that need not cross a cut, because every block can compute them.
 
-        These are weights, constants, sizes of tensors, lengths of inputs, and what is computed from these alone.
+        These are weights, constants, sizes of tensors, lengths of inputs, and all results of these alone.
         """
         return self.known(self.layout)
 
     def known(self, given: Iterable[str]) -> frozenset[str]:
-        """Returns the tensors that can be computed from these, from weights, and from sizes of tensors."""
+        """Returns the tensors that can be computed from `given`, from weights, and from sizes of tensors."""
         known = {*given, *self.weights}
         for operator in self.operators:
             if operator.kind == "sizes" or (operator.kind != "random" and known.issuperset(operator.inputs)):
@@ -169,9 +166,9 @@ class Dataflow:
         return frozenset(known)
 
     def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
-        """Returns what computes `wanted` of the tensors in `given`, and of the inputs in `free`, which can be read too.
+        """Returns the part that computes the tensors `wanted` from the tensors `given` and the inputs `free`.
 
-        Raises UncutError naming what it needs besides.
+        Raises UncutError for a tensor that is needed in addition.
         """
         known, reached = self.known({*given, *free}), set(given)
         for each in self.operators:
@@ -179,13 +176,13 @@ class Dataflow:
                 reached.update(each.outputs)
         makers = {name: k for k, each in enumerate(self.operators) for name in each.outputs}
         operators: set[int] = set()
-        read: dict[str, None] = {}
+        inputs: dict[str, None] = {}
         sizes: dict[str, None] = {}
-        todo = [name for name in reversed(wanted) if name not in given]
-        while todo:
-            name = todo.pop()
+        needed = [name for name in reversed(wanted) if name not in given]
+        while needed:
+            name = needed.pop()
             if name in given or name in free or name in self.weights:
-                read[name] = None
+                inputs[name] = None
                 continue
             if name not in makers or (name not in known and name not in reached):
                 raise UncutError(name)
@@ -194,53 +191,53 @@ class Dataflow:
                 sizes[name] = None
             elif makers[name] not in operators:
                 operators.add(makers[name])
-                todo += maker.inputs
-        return Part(operators=tuple(sorted(operators)), inputs=tuple(read), sizes=tuple(sizes))
+                needed += maker.inputs
+        return Part(operators=tuple(sorted(operators)), inputs=tuple(inputs), sizes=tuple(sizes))
 
     @cached_property
     def live(self) -> tuple[Operator, ...]:
-        """Operators on a path from the inputs' content to the outputs, without constants and dead ends."""
+        """The operators on a path from the contents of inputs to the outputs."""
         return self._leading_to(self.outputs, self.free)
 
     @cached_property
     def maker(self) -> Mapping[str, Operator]:
-        """The operator that computes each tensor; inputs and weights have none."""
+        """The operator that computes each tensor. Inputs and weights have no operator."""
         return {tensor: operator for operator in self.operators for tensor in operator.outputs}
 
     def before(self, tensors: Iterable[str]) -> frozenset[str]:
-        """Returns the names of the operators, free ones included, that some tensors depend on."""
+        """Returns the names of all operators on which some tensors depend."""
         return frozenset(each.name for each in self._leading_to(tensors, frozenset()))
 
-    def _leading_to(self, tensors: Iterable[str], but: frozenset[str]) -> tuple[Operator, ...]:
-        """Returns the operators that some tensors depend on, but not through these."""
-        wanted, found = set(tensors) - but, []
+    def _leading_to(self, tensors: Iterable[str], excluded: frozenset[str]) -> tuple[Operator, ...]:
+        """Returns the operators on which some tensors depend, ignoring paths through the tensors `excluded`."""
+        wanted, operators = set(tensors) - excluded, []
         for operator in reversed(self.operators):
             if wanted.intersection(operator.outputs):
-                wanted.update(set(operator.inputs) - but)
-                found.append(operator)
-        return tuple(reversed(found))
+                wanted.update(set(operator.inputs) - excluded)
+                operators.append(operator)
+        return tuple(reversed(operators))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A place where a model can be cut, and a ramp can look."""
+    """A place where a model can be cut and a ramp can be added."""
 
     tensors: tuple[str, ...]
-    """What crosses: one tensor, or several of a cut set. Ramps look at the first, which depends on the most work."""
+    """The tensors that cross the cut. Ramps read the first one, which depends on the most work."""
     after: str
-    """The name of the operator that computes the first of them."""
+    """The name of the operator that computes the first tensor."""
     bytes_per_input: int | None
-    """Bytes of all of them together; None where a shape is not known."""
+    """The bytes of all tensors together; None if a shape is unknown."""
     seconds_share: float | None = None
-    """The share of the model's time that has passed here; None where it was not measured."""
+    """The share of the model's time that is spent before the site; None if it was not measured."""
 
 
 def cut_tensors(flow: Dataflow) -> tuple[str, ...]:
-    """Returns the tensors that every path from an input to an output passes, in order, without the inputs."""
+    """Returns the tensors, except the inputs, that are on every path from an input to an output, in their order."""
     import networkx as nx
 
     source, sink = ("end", "inputs"), ("end", "outputs")
-    graph = nx.DiGraph()  # of the operators and tensors that are not free
+    graph = nx.DiGraph()  # its vertices are the operators and tensors that are not free
     for name in set(flow.inputs) - flow.free:
         graph.add_edge(source, ("tensor", name))
     for operator in flow.live:
@@ -255,83 +252,83 @@ def cut_tensors(flow: Dataflow) -> tuple[str, ...]:
     if sink not in graph or source not in graph or not nx.has_path(graph, source, sink):
         return ()
     dominator = nx.immediate_dominators(graph, source)
-    found = []
+    dominators = []
     vertex = dominator[sink]
     while vertex != source:
-        found.append(vertex)
+        dominators.append(vertex)
         vertex = dominator[vertex]
-    return tuple(name for kind, name in reversed(found) if kind == "tensor" and name not in flow.inputs)
+    return tuple(name for kind, name in reversed(dominators) if kind == "tensor" and name not in flow.inputs)
 
 
 def find_sites(flow: Dataflow) -> tuple[Site, ...]:
-    """Returns one site per run of light operators: between operators that work, all carriers cost the same.
+    """Returns one site per run of light operators, because a cut costs the same anywhere between two work operators.
 
-    The site is the last carrier of the run (after Conv-BN-ReLU the ReLU's). Where a pooling leaves one vector of an
-    input, it is the last carrier before the pooling, since ramps pool by themselves. No site is before the first
-    operator that works, or after the last one, the classifier.
+    The site is the last cut tensor of the run, such as the output of ReLU after Conv-BN-ReLU. If the run pools each
+    input to a vector, it is the last cut tensor before the pooling, because ramps have their own pooling. There is no
+    site before the first work operator, or after the last one, which is the classifier.
     """
-    found = cut_tensors(flow)
-    regions = regions_of(flow, found)
-    works = [any(operator.kind == "work" for operator in operators) for operators in regions]
+    tensors = cut_tensors(flow)
+    regions = regions_of(flow, tensors)
+    has_work = [any(operator.kind == "work" for operator in operators) for operators in regions]
     sites = []
-    for run in _runs(found, works):
-        wide = [name for name in run if not _is_vector(flow, name)]
-        sites.append(site_of(flow, ((wide or run)[-1],)))
+    for run in _runs(tensors, has_work):
+        before_pooling = [name for name in run if not _is_vector(flow, name)]
+        sites.append(site_of(flow, ((before_pooling or run)[-1],)))
     return tuple(sites)
 
 
-def regions_of(flow: Dataflow, chain: Iterable[str]) -> tuple[tuple[Operator, ...], ...]:
-    """Returns the live operators before the first of a chain of carriers, between two, and behind the last."""
-    place = {name: index for index, name in enumerate(chain)}
+def regions_of(flow: Dataflow, tensors: Iterable[str]) -> tuple[tuple[Operator, ...], ...]:
+    """Returns the live operators before the first of these cut tensors, between each two, and after the last."""
+    index_of = {name: index for index, name in enumerate(tensors)}
     region_of: dict[str, int] = {}
-    regions: list[list[Operator]] = [[] for _ in range(len(place) + 1)]
+    regions: list[list[Operator]] = [[] for _ in range(len(index_of) + 1)]
     for operator in flow.live:
         region = max((region_of.get(name, 0) for name in operator.inputs if name not in flow.free), default=0)
         regions[region].append(operator)
-        region_of.update({name: place[name] + 1 if name in place else region for name in operator.outputs})
+        region_of.update({name: index_of[name] + 1 if name in index_of else region for name in operator.outputs})
     return tuple(map(tuple, regions))
 
 
-def _runs(found: tuple[str, ...], works: list[bool]) -> list[list[str]]:
-    """Returns carriers in groups without work between them, from the first work to the last."""
+def _runs(tensors: tuple[str, ...], has_work: list[bool]) -> list[list[str]]:
+    """Returns groups of cut tensors with only light operators between them, from the first work to the last."""
     runs: list[list[str]] = []
-    for index, name in enumerate(found):
-        if not any(works[: index + 1]) or not any(works[index + 1 :]):
+    for index, name in enumerate(tensors):
+        if not any(has_work[: index + 1]) or not any(has_work[index + 1 :]):
             continue
-        if works[index] or not runs:
+        if has_work[index] or not runs:
             runs.append([])
         runs[-1].append(name)
     return runs
 
 
 def _is_vector(flow: Dataflow, tensor: str) -> bool:
-    """Whether a tensor holds one vector per input: all axes but one have size 1."""
+    """Whether a tensor has one vector per input: all axes but one have size 1."""
     shape = flow.shapes.get(tensor)
     return shape is not None and sum(size > 1 for size in shape[1:]) <= 1
 
 
 def site_of(flow: Dataflow, tensors: tuple[str, ...]) -> Site:
     """Returns the site at which these tensors cross."""
-    known = [flow.bytes_per_input.get(name) for name in tensors]
+    sizes = [flow.bytes_per_input.get(name) for name in tensors]
     return Site(
         tensors=tensors,
         after=flow.maker[tensors[0]].name,
-        bytes_per_input=None if None in known else sum(each for each in known if each is not None),
+        bytes_per_input=None if None in sizes else sum(size for size in sizes if size is not None),
     )
 
 
 REPEATS = 10
-"""Runs by which an operator is timed. The shortest counts, since other processes only add time; a scheduler that takes
-turns may add to the same operator in most runs, so a median would keep that."""
+"""How often an operator is timed. The shortest run counts, because other processes can only add time, and may delay the
+same operator in most runs."""
 
 
 def with_shares(
     sites: Sequence[Site], flow: Dataflow, outputs: Sequence[str], seconds: Mapping[str, float]
 ) -> tuple[Site, ...]:
-    """Returns the sites with the share of a model's seconds that has passed there.
+    """Returns the sites with `seconds_share`.
 
-    `flow`: the graph that was timed, which has the sites' tensors; only operators that lead to `outputs` count.
-    `seconds`: by an operator's name; operators without seconds take none.
+    `flow`: the timed graph. Only operators on which `outputs` depend count. `seconds`: the time of each operator by its
+    name; 0 for others.
     """
     model = flow.before(outputs)
     total = sum(seconds.get(name, 0.0) for name in model)
@@ -346,90 +343,88 @@ def with_shares(
 
 MOST_TENSORS = 3
 LONG = 0.1
-"""The least share of the model's time between two sites for which cut sets are sought."""
+"""Cut sets are sought between two sites with more than this share of the model's time between them."""
 MOST_TRIED = 200
-"""The most operators of a stretch behind which a set is sought, evenly spaced. Each needs a minimum cut."""
+"""The most operators of a region after which a cut set is sought. Each needs a minimum cut."""
 _START, _END = ("start", ""), ("end", "")
 
 
 def with_cut_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> tuple[Site, ...]:
-    """Returns the sites, and sets of two or three tensors in the long stretches between them.
+    """Returns the sites, and in the long regions between them also sets of two or three tensors.
 
-    The sites' shares say how long a stretch is; where a site has none, the number of operators that work does.
+    The length of a region is its share of the seconds or, if these were not measured, of the work operators.
     """
-    counted = sites
+    measured = sites
     if any(site.seconds_share is None for site in sites):
-        counted = with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})
-    ends = [0.0, *(site.seconds_share or 0.0 for site in counted), 1.0]
+        measured = with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})
+    ends = [0.0, *(site.seconds_share or 0.0 for site in measured), 1.0]
     regions = regions_of(flow, [site.tensors[0] for site in sites])
-    found: list[Site] = []
+    result: list[Site] = []
     for (begin, end), region, site in zip(pairwise(ends), regions, [*sites, None], strict=True):
         if end - begin > long:
-            found += cut_sets_in(flow, region)
+            result += cut_sets_in(flow, region)
         if site is not None:
-            found.append(site)
-    return tuple(found)
+            result.append(site)
+    return tuple(result)
 
 
 def cut_sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
-    """Yields sets that cut a stretch, each behind the one before it.
+    """Yields sets of tensors that cut a region, in their order.
 
-    The cheapest set behind every operator that works is found; those are kept whose neighbours are dearer.
+    Of the cheapest cuts after each work operator, these are the ones that are cheaper than their neighbours.
     """
-    works = [each for each in region if each.kind == "work"]
-    tried = works[:: max(1, -(-len(works) // MOST_TRIED))]
+    work = [each for each in region if each.kind == "work"]
+    tried = work[:: max(1, -(-len(work) // MOST_TRIED))]
     cuts = [cheapest_cut(flow, region, last) for last in tried]
-    passed: frozenset[str] = frozenset()
-    for ran, lowest in zip(cuts, _lowest(_costs(flow, region, tried, cuts)), strict=True):
-        if ran is None or not lowest or not passed < ran:
+    latest: frozenset[str] = frozenset()
+    for ran, is_minimum in zip(cuts, _local_minima(_costs(flow, region, tried, cuts)), strict=True):
+        if ran is None or not is_minimum or not latest < ran:
             continue
         crossing = crossing_tensors(flow, region, ran)
         if len(crossing) > 1:
-            passed = ran
+            latest = ran
             yield site_of(flow, _most_work_first(flow, crossing))
 
 
 def _costs(
     flow: Dataflow, region: Sequence[Operator], tried: Sequence[Operator], cuts: Sequence[frozenset[str] | None]
 ) -> list[float]:
-    """Returns the bytes that cross before the stretch, at each cut in it, and behind it; inputs are no cut."""
+    """Returns the bytes that cross before the region, at each cut, and after it; infinite at the model's inputs."""
 
     def cost(ran: frozenset[str]) -> float:
         return sum(flow.bytes_per_input.get(name, inf) for name in crossing_tensors(flow, region, ran))
 
     nothing, everything = frozenset[str](), frozenset(each.name for each in region)
-    begins = not set(crossing_tensors(flow, region, nothing)).isdisjoint(flow.inputs)
-    inside = [
-        cost(ran) if ran is not None else inf if _behind(region, last) else cost(everything)
-        for last, ran in zip(tried, cuts, strict=True)
-    ]
-    return [inf if begins else cost(nothing), *inside, cost(everything)]
+    at_inputs = not crossing_tensors(flow, region, nothing).isdisjoint(flow.inputs)
+    costs = [inf if at_inputs else cost(nothing)]
+    for last, ran in zip(tried, cuts, strict=True):
+        no_cut = inf if _work_after(region, last) else cost(everything)
+        costs.append(no_cut if ran is None else cost(ran))
+    return [*costs, cost(everything)]
 
 
-def _lowest(costs: Sequence[float]) -> Iterator[bool]:
-    """Yields, for all costs but the first and the last, whether the next other cost on both sides is higher."""
+def _local_minima(costs: Sequence[float]) -> Iterator[bool]:
+    """Yields for all costs but the first and the last whether the next different cost on either side is higher."""
     levels = [(cost, len(list(group))) for cost, group in groupby(costs)]
-    flat = [
-        lower
-        for (before, _), (cost, count), (after, _) in zip(
-            [(inf, 0), *levels], levels, [*levels[1:], (inf, 0)], strict=False
-        )
-        for lower in [before > cost < after] * count
-    ]
-    yield from flat[1:-1]
+    is_minimum: list[bool] = []
+    for k, (cost, count) in enumerate(levels):
+        before = levels[k - 1][0] if k else inf
+        after = levels[k + 1][0] if k + 1 < len(levels) else inf
+        is_minimum += [before > cost < after] * count
+    yield from is_minimum[1:-1]
 
 
 def crossing_tensors(flow: Dataflow, region: Sequence[Operator], ran: frozenset[str]) -> frozenset[str]:
-    """Returns the tensors that operators of a stretch which have not run, and all behind it, read."""
+    """Returns the tensors that are read by operators which have not run, in the region or after it."""
     waiting = [each for each in region if each.name not in ran]
-    made = {name for each in region if each.name in ran for name in each.outputs}
+    computed = {name for each in region if each.name in ran for name in each.outputs}
     later = {name for each in waiting for name in each.outputs}
     read = {name for each in waiting for name in each.inputs} - flow.free
-    return frozenset((read | (made & _left(flow, region))) - later)
+    return frozenset((read | (computed & _outgoing(flow, region))) - later)
 
 
 def _most_work_first(flow: Dataflow, tensors: Iterable[str]) -> tuple[str, ...]:
-    """Returns tensors by the work that they depend on, so that ramps look at a hidden state before a mask."""
+    """Returns tensors by the amount of work on which they depend, so that a ramp reads a hidden state, not a mask."""
     places = {name: place for place, each in enumerate(flow.live) for name in each.outputs}
 
     def work(name: str) -> tuple[int, int]:
@@ -439,54 +434,54 @@ def _most_work_first(flow: Dataflow, tensors: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(tensors, key=work, reverse=True))
 
 
-def _left(flow: Dataflow, region: Sequence[Operator]) -> frozenset[str]:
-    """Returns the tensors of a stretch that are read behind it, or are outputs."""
+def _outgoing(flow: Dataflow, region: Sequence[Operator]) -> frozenset[str]:
+    """Returns the tensors of a region that are outputs of the model or are read after the region."""
     inside = {each.name for each in region}
     read = {name for each in flow.live if each.name not in inside for name in each.inputs}
     return frozenset(name for each in region for name in each.outputs if name in read or name in flow.outputs)
 
 
 def cheapest_cut(flow: Dataflow, region: Sequence[Operator], last: Operator) -> frozenset[str] | None:
-    """Returns the operators that have run at the cheapest cut right behind one; None where no work is behind it.
+    """Returns the operators that have run at the cheapest cut after `last`; None if there is no work after it.
 
-    The cheapest cut has the fewest bytes; where it has too many tensors, the cut with the fewest tensors is taken.
+    The cheapest cut has the fewest bytes. If it has too many tensors, the cut with the fewest tensors is returned.
     """
-    behind = _behind(region, last)
-    if not behind:
+    work_after = _work_after(region, last)
+    if not work_after:
         return None
     for count_first in (False, True):
-        ran = _minimum_cut(flow, region, last, behind, count_first=count_first)
+        ran = _minimum_cut(flow, region, last, work_after, count_first=count_first)
         if len(crossing_tensors(flow, region, ran)) <= MOST_TENSORS:
             return ran
     return None
 
 
-def _behind(region: Sequence[Operator], last: Operator) -> list[Operator]:
-    """Returns the operators that work on outputs of `last`."""
+def _work_after(region: Sequence[Operator], last: Operator) -> list[Operator]:
+    """Returns the work operators that depend on outputs of `last`."""
     reached = set(last.outputs)
-    found = []
+    work = []
     for each in region:
         if reached.intersection(each.inputs):
             reached.update(each.outputs)
             if each.kind == "work":
-                found.append(each)
-    return found
+                work.append(each)
+    return work
 
 
 def _minimum_cut(
-    flow: Dataflow, region: Sequence[Operator], last: Operator, behind: Sequence[Operator], *, count_first: bool
+    flow: Dataflow, region: Sequence[Operator], last: Operator, work_after: Sequence[Operator], *, count_first: bool
 ) -> frozenset[str]:
+    """Returns the operators before the minimum cut; `count_first`: of the fewest tensors, rather than bytes."""
     import networkx as nx
 
     graph = nx.DiGraph()
-    endless = sum(flow.bytes_per_input.values()) + 1
-    left = _left(flow, region)
+    infinite = sum(flow.bytes_per_input.values()) + 1
 
     def capacity(name: str) -> int:
-        return flow.bytes_per_input.get(name, endless) + (endless if count_first else 0)
+        return flow.bytes_per_input.get(name, infinite) + (infinite if count_first else 0)
 
-    def read(name: str, reader: tuple[str, str]) -> None:
-        graph.add_edge(("tensor", name), reader)  # without a capacity: endless
+    def add_read(name: str, reader: tuple[str, str]) -> None:
+        graph.add_edge(("tensor", name), reader)  # no capacity means infinite
         maker = ("operator", flow.maker[name].name) if name in inside else _START
         graph.add_edge(maker, ("tensor", name), capacity=capacity(name))
         if maker != _START:
@@ -495,11 +490,11 @@ def _minimum_cut(
     inside = {name for each in region for name in each.outputs}
     for each in region:
         for name in set(each.inputs) - flow.free:
-            read(name, ("operator", each.name))
-    for name in left:
-        read(name, _END)
+            add_read(name, ("operator", each.name))
+    for name in _outgoing(flow, region):
+        add_read(name, _END)
     graph.add_edge(_START, ("operator", last.name))
-    for each in behind:
+    for each in work_after:
         graph.add_edge(("operator", each.name), _END)
     _, (ran, _) = nx.minimum_cut(graph, _START, _END)
     return frozenset(name for kind, name in ran if kind == "operator")

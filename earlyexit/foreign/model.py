@@ -1,7 +1,7 @@
-"""A foreign model, an ONNX file or a torch module: where it can be cut, and its blocks as a backbone.
+"""Foreign models, which are ONNX files or torch modules: the sites where one can be cut, and its blocks as a backbone.
 
-One pipeline serves both kinds: choose the output that is the answer, find and time the sites on the way to it, leave
-out sites whose tensors cannot cross, cut, and try the blocks beside the uncut model.
+The steps are the same for both kinds: choose the output that is the answer, find and time the sites before it, leave
+out sites whose tensors cannot cross, cut the model, and compare the blocks with the uncut model.
 """
 
 from __future__ import annotations
@@ -22,121 +22,124 @@ if TYPE_CHECKING:
     from earlyexit.families.base import Backbone, FinalHead, Pretrained
 
 TEXT_LENGTH = 512
-"""Tokens, where a model does not say how long its inputs may be."""
-Looked = TypeVar("Looked")
+"""The assumed longest input in tokens, if the model does not define it."""
+T = TypeVar("T")
 SURE = 1e-3
-"""How far from 1 the sum of probabilities may be."""
+"""How far the sum of probabilities may be from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignOptions:
-    """What a user says of a foreign model."""
+    """The user's settings for a foreign model."""
 
     output: str | None = None
-    """The output that is the answer; None for the only one that can be."""
+    """The output that is the answer. None: the only output that can be."""
     columns: tuple[str, ...] = ()
-    """The data's kind, as `LabelledRows.kind` has it."""
+    """The kind of the data: see `LabelledRows.kind`."""
     image_size: tuple[int, int] | None = None
-    """Height and width; None for those of an ONNX file."""
+    """Height and width. None: those of an ONNX file."""
     pixels: Mapping[str, Any] = field(default_factory=dict)
-    """How an ONNX file takes pixels: settings of `Pixels` beside their size and layout."""
+    """How an ONNX file takes pixels: settings of `Pixels` except size and layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignModel(ABC):
-    """A model that was read. Raises GraphError, or ModelFolderError, for what cannot be done with it."""
+    """A foreign model. Its methods raise GraphError or ModelFolderError if the model does not support an operation."""
 
     family: ClassVar[str]
     name: str
-    """`module:function`, or the file's path."""
+    """`module:function`, or the path of the file."""
     flow: Dataflow
-    asked: ForeignOptions = ForeignOptions()
+    options: ForeignOptions = ForeignOptions()
 
     @property
     @abstractmethod
     def inputs(self) -> Boundary:
-        """What a codec is to give."""
+        """The tensors that a codec must return."""
 
     @property
     @abstractmethod
     def longest(self) -> int:
-        """The longest input in tokens; 1 where inputs have none."""
+        """The longest input in tokens; 1 if inputs have no tokens."""
 
     @abstractmethod
     def with_answer(self, codec: NamedSpec) -> Self:
-        """Returns the model with its answer as the only output."""
+        """Returns the model with the answer as its only output."""
 
     @abstractmethod
     def timed(self, sites: Sequence[Site]) -> tuple[Site, ...]:
-        """Returns sites with their shares of the model's seconds, on one thread of this CPU."""
+        """Returns the sites with `seconds_share`, measured with one thread of this CPU."""
 
     @abstractmethod
     def specs(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
-        """Returns what crosses at each of these cuts, or why nothing can."""
+        """Returns for each cut the tensors that cross it, or the reason why they cannot."""
 
     @abstractmethod
-    def take(
+    def build(
         self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
     ) -> Pretrained:
-        """Returns its backbone in blocks, for a model's folder, tried with rows of the data where it rounds."""
+        """Cuts the model for a model folder, and compares the blocks with the uncut model (if it rounds, on `rows`)."""
 
     def sites(self, *, sets: bool, measure: bool = True) -> tuple[Site, ...]:
-        """Returns where the model can be cut on the way to its outputs; `sets`: with sets of two or three tensors."""
+        """Returns the model's sites; `sets`: including sets of two or three tensors."""
         sites = find_sites(self.flow)
         sites = self.timed(sites) if sites and measure else sites
-        found = with_cut_sets(self.flow, sites) if sets else sites
-        return self.timed(found) if measure and len(found) > len(sites) else found
+        with_sets = with_cut_sets(self.flow, sites) if sets else sites
+        return self.timed(with_sets) if measure and len(with_sets) > len(sites) else with_sets
 
     def refused(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> dict[tuple[str, ...], str]:
-        """Returns the cuts at which the model cannot be cut, or no exit can look, and why."""
-        found = zip(map(tuple, cuts), self.specs(cuts, codec), strict=True)
-        return {cut: why for cut, specs in found if (why := specs if isinstance(specs, str) else why_no_exit(specs))}
+        """Returns the cuts at which the model cannot be cut or cannot have an exit, and the reasons."""
+        reasons: dict[tuple[str, ...], str] = {}
+        for cut, specs in zip(map(tuple, cuts), self.specs(cuts, codec), strict=True):
+            if (reason := specs if isinstance(specs, str) else why_no_exit(specs)) is not None:
+                reasons[cut] = reason
+        return reasons
 
     def with_outputs(self, *outputs: str) -> Self:
-        """Returns the model with only some of its outputs, by name."""
+        """Returns the model with only these outputs."""
         unknown = [name for name in outputs if name not in self.flow.outputs]
         if unknown:
             raise GraphError(f"{self.name} has no output {unknown[0]!r}; it has {', '.join(self.flow.outputs)}")
         return replace(self, flow=replace(self.flow, outputs=outputs))
 
 
-def the_answer(name: str, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:
-    """Returns the output that can be the answer; raises GraphError unless there is one. `outputs`: their shapes."""
-    found = [each for each in outputs if can_be(each)]
-    if len(found) == 1:
-        return found[0]
+def answer_output(name: str, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:
+    """Returns the only output that `can_be` the answer; `outputs`: shapes by name. Raises GraphError otherwise."""
+    candidates = [each for each in outputs if can_be(each)]
+    if len(candidates) == 1:
+        return candidates[0]
     described = ", ".join(f"{each!r} {list(shape)}" for each, shape in outputs.items())
-    hint = "; several can be the answer, --output names it" if found else ""
+    hint = "; several can be the answer, choose one with --output" if candidates else ""
     raise GraphError(
-        f"{name} is no classifier: of {batch} inputs it gives {described}; one output of two or more numbers for each "
-        f"input is needed{hint}"
+        f"{name} is no classifier: for {batch} inputs it returns {described}; one output of two or more numbers for "
+        f"each input is needed{hint}"
     )
 
 
-def longest_taken(name: str, most: int, runs: Callable[[int], bool], *, least: int = 1, must: bool) -> int:
-    """Returns the longest input that a model runs, at most `most` tokens; raises GraphError where `must` it run `most`.
+def longest_accepted(name: str, most: int, runs: Callable[[int], bool], *, least: int = 1, must: bool) -> int:
+    """Returns the longest length up to `most` that a model `runs`, which then runs all shorter ones.
 
-    Positions are looked up in a table: an input that is too long for it fails, and so does any longer one.
+    Raises GraphError if the length is 0, or is not `most` although it `must` be.
     """
     if runs(most):
         return most
     longest = bisect_left(range(least, most), True, key=lambda tokens: not runs(tokens)) + least - 1
     if must or not longest:
-        raise GraphError(f"{name} takes inputs of at most {longest} tokens, not {most}: --max-length {longest}")
+        raise GraphError(f"{name} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}")
     return longest
 
 
 def given_head(backbone: Backbone) -> FinalHead:
-    """Returns the head of a model whose last block gives the outputs."""
+    """Returns the head of a model whose last block returns the outputs itself."""
     from earlyexit.families.base import FinalHead
 
     [last] = backbone.boundary(backbone.num_blocks - 1)
     return FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
 
 
-def or_why(look: Callable[..., Looked], *given: Any) -> Looked | str:
-    """Returns what is seen, or the message of the error that a model raises."""
+def result_or_reason(function: Callable[..., T], *args: Any) -> T | str:
+    """Returns the result of a function, or the message of its GraphError or ModelFolderError."""
     try:
-        return look(*given)
+        return function(*args)
     except (GraphError, ModelFolderError) as error:
         return str(error)

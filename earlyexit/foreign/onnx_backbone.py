@@ -1,9 +1,8 @@
-"""The backbone of an ONNX graph from elsewhere: its blocks are sub-graphs, run by ONNX Runtime.
+"""The backbone of a foreign ONNX graph. Its blocks are subgraphs, which ONNX Runtime runs.
 
-The graph's file lies in the model's folder, its weights beside it, and neither ever changes. Texts enter it padded, as
-such graphs take them; between blocks they are packed, as any model's are. A block computes anew what follows from the
-layout alone (masks, positions, sizes), and constants. Everything else that it needs must cross: `onnx.utils.Extractor`
-would walk on to the graph's inputs for a forgotten tensor, and compute earlier blocks again without a word.
+The files of the graph and its weights never change. The graph takes padded texts; between blocks, texts are packed as
+in any model. Each block computes constants, and whatever follows from the layout (masks, positions, sizes), by itself.
+All other tensors must cross. `onnx.utils.Extractor` would silently include earlier blocks for a missing tensor.
 
 Tensor legend: B inputs, T tokens of the longest, N tokens of all, H rows, W columns.
 """
@@ -36,13 +35,13 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Tensors
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
-"""The first axes of a graph's tensor: inputs; n rows of every input in one axis; inputs and tokens, in either order;
-the tokens of all inputs in one axis."""
+"""The first axes of a graph's tensor: inputs; n rows per input in one axis; inputs and tokens, in either order; the
+padded tokens of all inputs in one axis."""
 Source = Literal["codec", "mask", "zeros", "positions"]
-"""What a graph's input is fed with. All but the codec's follow from the layout: where tokens are, 0 for each token (its
-type, where all are of a first text), and each token's position."""
+"""The source of a graph's input. All but `codec` follow from the layout: the mask of tokens, token types (zeros), and
+the positions of tokens."""
 Outputs = Literal["logits", "probabilities"]
-"""What the graph's classifier gives."""
+"""The kind of outputs of the graph's classifier."""
 
 DTYPES: Mapping[str, DType] = {
     "float32": "float",
@@ -52,7 +51,7 @@ DTYPES: Mapping[str, DType] = {
     "uint8": "uint8",
     "bool": "uint8",
 }
-"""What crosses, by the graph's own type of number."""
+"""The type in which a tensor crosses, by its type in the graph."""
 
 
 class _Config(BaseModel):
@@ -60,80 +59,80 @@ class _Config(BaseModel):
 
 
 class Crossing(_Config):
-    """One tensor of the graph that crosses between blocks."""
+    """A tensor of the graph that passes from one block to the next."""
 
     name: str
     axes: Axes = "B"
     shape: tuple[int, ...] = ()
-    """The shape of a row of an input, or of a token; it begins with n where inputs have n rows."""
+    """The shape of the row of an input or token. For `B*n` it begins with n."""
     dtype: str = "float32"
-    """The graph's type, by numpy's name."""
+    """The numpy name of its type in the graph."""
 
     @field_validator("dtype")
     @classmethod
     def _crosses(cls, dtype: str) -> str:
         if dtype not in DTYPES:
-            raise ValueError(f"numbers that cross are {', '.join(DTYPES)}, not {dtype}")
+            raise ValueError(f"tensors that cross can be {', '.join(DTYPES)}, not {dtype}")
         return dtype
 
     @property
     def per_token(self) -> bool:
-        """Whether it has a row for every token."""
+        """Whether it has one row per token, rather than one per input."""
         return self.axes not in ("B", "B*n")
 
     def spec(self, below: int | None = None) -> TensorSpec:
-        """Returns its entry in a boundary."""
+        """Returns its description for a boundary."""
         return TensorSpec(
             name=self.name, shape=self.shape, dtype=DTYPES[self.dtype], per_token=self.per_token, below=below
         )
 
 
 class GraphInput(Crossing):
-    """One of the graph's inputs."""
+    """An input of the graph."""
 
     source: Source = "codec"
     below: int | None = None
-    """For whole numbers: the first that the graph does not take."""
+    """For integers: all values must be below this bound."""
 
 
 class Pixels(_Config):
-    """How pixels from 0 to 255, (height, width, 3), red first, become what the graph takes."""
+    """How RGB images (height, width, 3) with values from 0 to 255 are converted for the graph."""
 
     height: int = Field(gt=0)
     width: int = Field(gt=0)
     scale: float = 1 / 255
-    """Multiplies the pixels, before `mean` is subtracted and `std` divides."""
+    """The factor that is applied before `mean` and `std`."""
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """`mean` and `std` list the channels in the order that `order` names."""
+    """The order of `mean` and `std` is `order`."""
     order: Literal["RGB", "BGR"] = "RGB"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
 
 
 class Size(_Config):
-    """A number in the graph that follows from the numbers of inputs and tokens: factor * B^inputs * T^tokens."""
+    """A size in the graph that depends on the numbers of inputs and tokens: factor * B^inputs * T^tokens."""
 
     factor: int
     inputs: int = 0
     tokens: int = 0
 
     def of(self, num_inputs: int, longest: int) -> int:
-        """Returns the number for so many inputs of so many tokens."""
+        """Returns the size for `num_inputs` inputs that are padded to `longest` tokens."""
         return self.factor * int(num_inputs**self.inputs * longest**self.tokens)
 
 
 class Entry(_Config):
-    """How inputs enter a graph."""
+    """How inputs are converted for a graph."""
 
     inputs: tuple[GraphInput, ...]
     max_length: int = Field(default=1, gt=0)
-    """The longest input in tokens; 1 where inputs have none."""
+    """The longest input in tokens; 1 if inputs have no tokens."""
     pixels: Pixels | None = None
-    """None where the codec gives what the graph takes."""
+    """None: the graph takes the codec's tensors as they are."""
 
     @property
     def codec_inputs(self) -> tuple[GraphInput, ...]:
-        """The inputs that the codec gives, in its order."""
+        """The inputs from the codec, in the order of its tensors."""
         return tuple(each for each in self.inputs if each.source == "codec")
 
     @property
@@ -143,36 +142,36 @@ class Entry(_Config):
 
     @property
     def entry(self) -> Boundary:
-        """The boundary of what the codec gives."""
+        """The tensors of the codec."""
         if self.pixels is not None:
             return (TensorSpec(name="image", shape=(self.pixels.height, self.pixels.width, 3), dtype="uint8"),)
         return tuple(each.spec(below=each.below) for each in self.codec_inputs)
 
     def enter(self, inputs: Tensors) -> Tensors:
-        """Returns what the graph takes: pixels as it was trained on them, anything else as the codec gives it."""
+        """Returns the tensors of the codec in the graph's form: pixels are normalized, other tensors are unchanged."""
         if self.pixels is None:
             return inputs
-        how, channels_first = self.pixels, self.pixels.layout == "NCHW"
-        planes = inputs[0].flip(3) if how.order == "BGR" else inputs[0]
+        pixels, channels_first = self.pixels, self.pixels.layout == "NCHW"
+        planes = inputs[0].flip(3) if pixels.order == "BGR" else inputs[0]
         planes = planes.permute(0, 3, 1, 2) if channels_first else planes
-        values = planes.to(torch.float32, memory_format=torch.contiguous_format)  # one copy, in the order of the graph
-        mean, std = (values.new_tensor(each) for each in (how.mean, how.std))
+        values = planes.to(torch.float32, memory_format=torch.contiguous_format)  # a single copy, in the graph's order
+        mean, std = (values.new_tensor(each) for each in (pixels.mean, pixels.std))
         if channels_first:
             mean, std = mean[:, None, None], std[:, None, None]
-        return (values.mul_(how.scale / std).sub_(mean / std),)
+        return (values.mul_(pixels.scale / std).sub_(mean / std),)
 
 
 class GraphConfig(Entry):
-    """Everything that is needed to run a graph in blocks, beside its file."""
+    """The configuration with which a graph's file is run in blocks."""
 
     file: str = "graph.onnx"
     sha256: str
-    """The digest of the file and of the weights beside it."""
+    """The digest of the file and of its weights."""
     cuts: tuple[tuple[Crossing, ...], ...]
-    """What crosses after every block; after the last, the graph's answer alone."""
+    """The tensors that cross after every block; after the last block, the graph's answer alone."""
     outputs: Outputs
     sizes: dict[str, tuple[Size, ...] | Size] = {}
-    """Shapes that blocks read from tensors which they do not have; one number for the graph's `Size`."""
+    """The shapes, or results of ONNX's `Size`, that are fed to blocks which lack the tensors themselves."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> GraphConfig:
@@ -181,33 +180,33 @@ class GraphConfig(Entry):
         if not self.cuts or not all(self.cuts):
             raise ValueError("every block needs a tensor that crosses after it")
         if self.pixels is not None and len(self.codec_inputs) > 1:
-            raise ValueError("pixels are the only input from the codec")
+            raise ValueError("pixels must be the only input from the codec")
         return self
 
     def before(self, block: int) -> tuple[Crossing, ...]:
-        """Returns what crosses before a block; before the first, what the codec gives."""
+        """Returns the tensors that cross before a block; before the first block, those of the codec."""
         return self.codec_inputs if block == 0 else self.cuts[block - 1]
 
 
 FILE, WEIGHTS_SUFFIX = "graph.onnx", ".data"
 FILES = (FILE, FILE + WEIGHTS_SUFFIX)
-"""The files of a graph and of its weights."""
+"""The file of the graph and the file of its weights."""
 INLINE_BYTES = 1024
-"""Smaller tensors stay in the graph: ONNX Runtime reads shapes and the like while it opens a session."""
+"""Smaller tensors stay in the graph's file, because ONNX Runtime reads shapes while it opens a session."""
 UNKNOWN = (
     re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
     re.compile(r"No Op registered for (?P<name>\w+) "),
     re.compile(r"Could not find an implementation for (?P<name>\w+)\("),
     re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
 )
-"""Messages of ONNX Runtime about operators that it does not have."""
+"""Messages of ONNX Runtime about unknown operators."""
 
 FileState = tuple[tuple[int, int, int], ...]
-"""Identity, size and time of files; while these are the same, so is the content."""
+"""The inode, size and modification time of files. If these are equal, the content is assumed to be equal."""
 
 
 def read_graph(folder: Path, file: str) -> Any:
-    """Returns the ModelProto in a model's folder, without its weights; raises ModelFolderError."""
+    """Returns the ModelProto in a model's folder, without its weights. Raises ModelFolderError if it is not usable."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -215,9 +214,9 @@ def read_graph(folder: Path, file: str) -> Any:
         model = onnx.load(folder / file, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise ModelFolderError(f"{folder / file} is no ONNX file: {one_line(error)}") from error
-    strange = {location for _, location in locations(model)} - {file + WEIGHTS_SUFFIX}
-    if strange:
-        raise ModelFolderError(f"{folder / file} has weights in {sorted(strange)[0]!r}, which is not its own file")
+    others = {location for _, location in locations(model)} - {file + WEIGHTS_SUFFIX}
+    if others:
+        raise ModelFolderError(f"{folder / file} has weights in {sorted(others)[0]!r}, which is not its own file")
     return model
 
 
@@ -231,26 +230,25 @@ def fingerprint(folder: Path, file: str) -> str:
 
 
 def state_of(folder: Path, file: str) -> FileState:
-    """Returns the state of a graph's file and of its weights; raises ModelFolderError where one is missing."""
+    """Returns the state of a graph's file and of its weights. Raises ModelFolderError if one is missing."""
     try:
-        found = [(folder / name).stat() for name in (file, file + WEIGHTS_SUFFIX)]
+        stats = [(folder / name).stat() for name in (file, file + WEIGHTS_SUFFIX)]
     except OSError as error:
-        lost = Path(error.filename).name
-        raise ModelFolderError(f"{folder} has no {lost}, which its network consists of") from error
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+        missing = Path(error.filename).name
+        raise ModelFolderError(f"{folder} has no {missing}, which its network needs") from error
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats)
 
 
-def in_plain_words(error: Exception) -> str:
-    """Returns an error of ONNX Runtime in one line, which names operators that it does not have."""
-    said = str(error)
-    unknown = sorted({found["name"] for pattern in UNKNOWN for found in pattern.finditer(said)})
+def describe_error(error: Exception) -> str:
+    """Returns an error of ONNX Runtime in one line. For unknown operators, it names them."""
+    unknown = sorted({match["name"] for pattern in UNKNOWN for match in pattern.finditer(str(error))})
     if unknown:
         return f"ONNX Runtime has no operator {', '.join(unknown)}"
     return f"ONNX Runtime refuses it: {one_line(error)}"
 
 
 def one_line(error: Exception) -> str:
-    """Returns an error's message without its line breaks."""
+    """Returns an error's message as one line."""
     return " ".join(str(error).split())
 
 
@@ -261,33 +259,33 @@ def weights_of(graph: Any) -> dict[str, Any]:
     }
 
 
-def piece_model(model: Any, part: Part, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
-    """Returns a ModelProto of a part with the graph's weights; `inputs` and `outputs` are ValueInfoProtos."""
+def part_model(model: Any, part: Part, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+    """Returns the ModelProto of a part of a graph. `inputs` and `outputs` are ValueInfoProtos."""
     from onnx import ModelProto
 
-    piece = ModelProto(ir_version=model.ir_version)
-    piece.opset_import.extend(model.opset_import)
-    piece.graph.name = "piece"
-    piece.graph.node.extend(model.graph.node[k] for k in part.operators)
+    result = ModelProto(ir_version=model.ir_version)
+    result.opset_import.extend(model.opset_import)
+    result.graph.name = "piece"
+    result.graph.node.extend(model.graph.node[k] for k in part.operators)
     weights = weights_of(model.graph)
     for weight in (weights[name] for name in part.inputs if name in weights):
-        target = piece.graph.sparse_initializer if hasattr(weight, "values") else piece.graph.initializer
+        target = result.graph.sparse_initializer if hasattr(weight, "values") else result.graph.initializer
         target.append(weight)
-    piece.graph.input.extend(inputs)
-    piece.graph.output.extend(outputs)
-    return piece
+    result.graph.input.extend(inputs)
+    result.graph.output.extend(outputs)
+    return result
 
 
 Array = npt.NDArray[Any]
 TORCH_DTYPES = {"float": torch.float32, "int32": torch.int32, "uint8": torch.uint8}
-"""Types of what crosses."""
+"""The torch types of tensors at block boundaries."""
 
 
 class OnnxBackbone(Backbone):
-    """A graph in blocks; consecutive ones without an exit between them are one session.
+    """The blocks of a graph. Consecutive blocks without an exit between them run as one session.
 
-    Sessions are opened when first prepared or run. Beside those of the plans that are or were prepared last, as many
-    are kept as there are blocks: those that probes and training run.
+    A session is opened when it is first prepared or run. Beside the sessions of the current and the previous plan, one
+    session per block is kept for probes and training.
     """
 
     reorders_linears: ClassVar[bool] = False
@@ -295,17 +293,14 @@ class OnnxBackbone(Backbone):
     own_segments: ClassVar[str | None] = "earlyexit.foreign.onnx_backbone:graph_segments"
 
     def __init__(self, config: GraphConfig, folder: Path, state: FileState | None = None) -> None:
-        """`folder` holds the graph's file; `state`: of its files, as the configuration was made; None for as they are.
-
-        Raises ModelFolderError where one is missing.
-        """
+        """`state`: the state of the files in `folder` when they were checked; None: now. Raises ModelFolderError."""
         super().__init__()
         self.config = config
         self.num_blocks = len(config.cuts)
         self.inputs = config.entry
         self.max_length = config.max_length
         self.num_threads = torch.get_num_threads()
-        """The threads of sessions that are opened from now on."""
+        """The number of threads for new sessions."""
         self._folder = folder
         self._state = state or state_of(folder, config.file)
         self._sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
@@ -320,23 +315,23 @@ class OnnxBackbone(Backbone):
         if first == end:
             return hidden
         part, session = self._sessions.get((first, end, layout.device.type))
-        crossing = {each.name: (each, values) for each, values in zip(self.config.before(first), hidden, strict=True)}
-        feeds = {name: fed(*crossing[name], layout) for name in part.inputs if name in crossing}
-        made = self.config.layout_inputs
-        feeds |= {name: of_layout(made[name], layout) for name in part.inputs if name in made}
-        feeds |= {name: _sizes(self.config.sizes[name], layout) for name in part.sizes}
-        names = [each.name for each in self.config.cuts[end - 1] if each.name not in crossing]
+        before = {each.name: (each, values) for each, values in zip(self.config.before(first), hidden, strict=True)}
+        feeds = {name: to_graph_array(*before[name], layout) for name in part.inputs if name in before}
+        layout_inputs = self.config.layout_inputs
+        feeds |= {name: layout_array(layout_inputs[name], layout) for name in part.inputs if name in layout_inputs}
+        feeds |= {name: _size_array(self.config.sizes[name], layout) for name in part.sizes}
+        names = [each.name for each in self.config.cuts[end - 1] if each.name not in before]
         results = dict(zip(names, session.run(names, feeds), strict=True))
         after = [
-            crossing[each.name][1] if each.name in crossing else _taken(each, results[each.name], layout)
+            before[each.name][1] if each.name in before else _from_graph_array(each, results[each.name], layout)
             for each in self.config.cuts[end - 1]
         ]
-        return tuple(map(self._answer, after)) if end == self.num_blocks else tuple(after)
+        return tuple(map(self._logits, after)) if end == self.num_blocks else tuple(after)
 
     def answer_of(self, result: Array, layout: Layout) -> Tensor:
-        """Returns what crosses after the last block, by the graph's own answer."""
+        """Returns the logits for the answer of the uncut graph."""
         [last] = self.config.cuts[-1]
-        return self._answer(_taken(last, result, layout))
+        return self._logits(_from_graph_array(last, result, layout))
 
     def is_ready(self, first: int, end: int, device_type: str) -> bool:
         return self._sessions.is_ready((first, end, device_type))
@@ -348,7 +343,7 @@ class OnnxBackbone(Backbone):
         return self.config.model_dump(mode="json")
 
     def sha256(self) -> str:
-        """Returns the digest of the graph and its weights; sessions are opened only from files that have it."""
+        """Returns the digest of the graph and its weights. Sessions are opened only from files that had this digest."""
         return self.config.sha256
 
     def write_files(self, folder: Path) -> None:
@@ -357,8 +352,8 @@ class OnnxBackbone(Backbone):
             if not (target.exists() and target.samefile(source)):
                 shutil.copyfile(source, target)
 
-    def _answer(self, rows: Tensor) -> Tensor:
-        """Returns logits: of probabilities the logarithm, which is finite although some are 0."""
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Returns the logits of the graph's outputs. Probabilities of 0 have a finite logarithm."""
         if self.config.outputs != "probabilities":
             return rows
         return rows.clamp_min(torch.finfo(torch.float32).tiny).log()
@@ -372,9 +367,9 @@ class OnnxBackbone(Backbone):
         return dataflow_of(self._graph.graph, self._graph.graph)
 
     def _open(self, span: tuple[int, int, str]) -> tuple[Part, Any]:
-        """Returns what computes consecutive blocks, and its session.
+        """Returns the part of the graph with these blocks, and its session.
 
-        Raises ModelFolderError where the files are no longer those that were checked.
+        Raises ModelFolderError if the files have changed since they were checked.
         """
         self._check_files()
         first, end, device_type = span
@@ -385,7 +380,7 @@ class OnnxBackbone(Backbone):
         given = before | layout_inputs
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
-        model = piece_model(self._graph, part, inputs, map(_value_info, after))
+        model = part_model(self._graph, part, inputs, map(_value_info, after))
         session = open_graph(model, self._folder, device_type=device_type, num_threads=self.num_threads)
         self._check_files()
         return part, session
@@ -393,45 +388,44 @@ class OnnxBackbone(Backbone):
     def _check_files(self) -> None:
         if state_of(self._folder, self.config.file) != self._state:
             raise ModelFolderError(
-                f"{self._folder / self.config.file}, or the weights beside it, changed after the model was loaded: "
-                "load it again"
+                f"{self._folder / self.config.file} or its weights changed after the model was loaded: load it again"
             )
 
 
 class OnnxGraph(Family):
-    """Graphs from files, cut at tensors by their names."""
+    """The family of ONNX graphs from files."""
 
     name = "onnx"
     lazy_weights = False
 
     def build(self, config: JsonDict, folder: Path | None = None) -> OnnxBackbone:
-        """Raise ModelFolderError where the folder does not hold the graph that the configuration was made for."""
+        """Raises ModelFolderError unless the folder has the graph for which the configuration was made."""
         try:
-            read = GraphConfig.model_validate(config)
+            graph = GraphConfig.model_validate(config)
         except ValidationError as error:
             raise ModelFolderError(f"no onnx backbone can be built: {first_mistake(error, 'the graph')}") from error
         if folder is None:
-            raise ModelFolderError("an onnx model is a file in a model's folder; it cannot be made of sizes")
-        if Path(read.file).name != read.file:
-            raise ModelFolderError(f"{read.file!r} is outside the model's folder {folder}")
-        state = state_of(folder, read.file)
-        if fingerprint(folder, read.file) != read.sha256:
+            raise ModelFolderError("an onnx model needs the file in its model folder; it cannot be made of sizes alone")
+        if Path(graph.file).name != graph.file:
+            raise ModelFolderError(f"{graph.file!r} is outside the model's folder {folder}")
+        state = state_of(folder, graph.file)
+        if fingerprint(folder, graph.file) != graph.sha256:
             raise ModelFolderError(
-                f"{folder / read.file}, or the weights beside it, are not those that the model was made of: their "
-                f"SHA-256 is not {read.sha256[:12]}..."
+                f"{folder / graph.file} or its weights are not those of which the model was made: their SHA-256 is not "
+                f"{graph.sha256[:12]}..."
             )
         load_runtime([])
-        return OnnxBackbone(read, folder, state)
+        return OnnxBackbone(graph, folder, state)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The conversion of our rows to those of a graph's tensor, and back."""
+    """Conversions between packed rows and a tensor of the graph."""
 
     to_graph: Callable[[Tensor, Layout], Tensor]
     from_graph: Callable[[Tensor, Layout], Tensor]
     axes: tuple[str, ...]
-    """The graph's names of these axes."""
+    """The names of the tensor's first axes in the graph."""
 
 
 FORMS: Mapping[Axes, _Form] = {
@@ -458,9 +452,9 @@ FORMS: Mapping[Axes, _Form] = {
 def open_graph(
     model: Any, folder: Path, *, device_type: str = "cpu", num_threads: int | None = None, quiet: bool = False
 ) -> Any:
-    """A session of a ModelProto whose weights lie in a folder; raises GraphError for what cannot be run.
+    """Opens a session of a ModelProto whose weights are in a folder. Raises GraphError if it cannot be run.
 
-    `quiet`: ONNX Runtime's own words of what fails are left out.
+    `quiet`: ONNX Runtime does not log errors.
     """
     providers = (provider_of(device_type),)
     runtime = load_runtime(providers)
@@ -475,23 +469,23 @@ def open_graph(
             quiet=quiet,
         )
     except (refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented, refusals.InvalidArgument) as error:
-        raise GraphError(f"the graph in {folder}: {in_plain_words(error)}") from error
+        raise GraphError(f"the graph in {folder}: {describe_error(error)}") from error
 
 
-def fed(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
-    """Returns what crosses, or enters, as the graph takes it."""
+def to_graph_array(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
+    """Returns packed values as an array for the graph."""
     rows = FORMS[crossing.axes].to_graph(values, layout).to(getattr(torch, crossing.dtype))
     array: Array = rows.cpu().contiguous().numpy()
     return array
 
 
-def _taken(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
+def _from_graph_array(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
     rows = FORMS[crossing.axes].from_graph(torch.from_numpy(result).to(layout.device), layout)
     return rows.to(TORCH_DTYPES[DTYPES[crossing.dtype]])
 
 
-def of_layout(graph_input: GraphInput, layout: Layout) -> Array:
-    """Returns an input that follows from the lengths alone, (B, T) or (T, B)."""
+def layout_array(graph_input: GraphInput, layout: Layout) -> Array:
+    """Returns the array (B, T) or (T, B) for an input that follows from the layout."""
     dtype, shape = np.dtype(graph_input.dtype), (layout.num_inputs, layout.longest)
     if graph_input.source == "mask":
         rows_BT = (np.arange(layout.longest)[None, :] < layout.lengths_B[:, None]).astype(dtype)
@@ -502,11 +496,11 @@ def of_layout(graph_input: GraphInput, layout: Layout) -> Array:
     return np.ascontiguousarray(rows_BT.T if graph_input.axes == "TB" else rows_BT)
 
 
-def _sizes(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
-    def number(size: Size) -> int:
-        return size.of(layout.num_inputs, layout.longest)
-
-    return np.array(number(sizes) if isinstance(sizes, Size) else [number(each) for each in sizes], dtype=np.int64)
+def _size_array(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
+    """Returns the result of ONNX's `Size` or `Shape` for a layout."""
+    if isinstance(sizes, Size):
+        return np.array(sizes.of(layout.num_inputs, layout.longest), dtype=np.int64)
+    return np.array([size.of(layout.num_inputs, layout.longest) for size in sizes], dtype=np.int64)
 
 
 def _value_info(crossing: Crossing) -> Any:
@@ -524,7 +518,7 @@ def _size_info(name: str, sizes: Size | tuple[Size, ...]) -> Any:
 
 
 def graph_segments(model: EarlyExitModel, _: Path, num_threads: int) -> EarlyExitModel:
-    """Returns the model, whose backbone opens sessions; the ramps' linear layers are reordered, as on any CPU."""
+    """Returns the model itself, whose backbone runs sessions. The linear layers of its ramps are reordered."""
     backbone = model.backbone
     assert isinstance(backbone, OnnxBackbone)
     backbone.num_threads = num_threads

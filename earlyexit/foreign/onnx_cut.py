@@ -1,6 +1,6 @@
-"""How inputs enter an ONNX file and its tensors cross, and its graph in a model's folder.
+"""Cuts an ONNX graph into blocks: finds out how inputs enter it and how its tensors cross, and tests the blocks.
 
-A graph is put into the folder with its weights beside it, opened to batches of any size, and tried.
+The graph and its weights are written to a folder, changed to take batches of any size, and run on trial inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import Dataflow, UncutError, layout_role
-from earlyexit.foreign.model import SURE, ForeignOptions, Looked, longest_taken, or_why, the_answer
+from earlyexit.foreign.model import SURE, ForeignOptions, T, answer_output, longest_accepted, result_or_reason
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
     FILE,
@@ -37,13 +37,13 @@ from earlyexit.foreign.onnx_backbone import (
     Pixels,
     Size,
     Source,
-    fed,
+    describe_error,
     fingerprint,
-    in_plain_words,
-    of_layout,
+    layout_array,
     one_line,
     open_graph,
     read_graph,
+    to_graph_array,
     weights_of,
 )
 from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
@@ -52,36 +52,37 @@ from earlyexit.network.boundary import DATATYPES, NUMPY, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 
 SHAPES = ((2, 3), (3, 3), (2, 5))
-"""Inputs and tokens of the trials from which sizes follow; any two share one number."""
+"""The numbers of inputs and tokens of the trials from which sizes are inferred. Any two share one number."""
 BATCHES = (1, 2, 7)
-"""Numbers of inputs in the trials of blocks."""
+"""The numbers of inputs in the trials of blocks."""
 LENGTHS = (5, 1, 9, 3, 5, 7, 2)
-"""Lengths of these inputs in tokens, as far as the graph takes them."""
+"""The lengths of these inputs in tokens, up to the longest that the graph takes."""
 TOLERANCE_OF_CUTS = 1e-4
-"""Allowed between blocks and the uncut graph, as a share of an answer's column; magnitudes count as 1 at least."""
+"""The allowed difference between blocks and the uncut graph, relative to the range of a column of answers or 1."""
 TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
-"""Allowed between an input alone and in a batch; a graph that mixes inputs is far beyond."""
+"""The allowed difference between an input alone and in a batch. A graph that mixes inputs exceeds it by far."""
 TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
-"""Operators between ids and the table in which they are looked up."""
+"""Operators that may be between token ids and the embedding table."""
 WHOLE = ("int64", "int32", "uint8")
-"""Types of images with values from 0 to 255; scaled values would be cut off to whole numbers."""
+"""Types of images whose values stay integers from 0 to 255, because scaled values would be truncated."""
 
 
-def opened(
+def try_graph(
     proto: Any,
     path: Path,
-    asked: ForeignOptions,
+    options: ForeignOptions,
     codec: NamedSpec,
-    look: Callable[[Opened], Looked],
+    use: Callable[[TrialGraph], T],
     folder: Path | None = None,
-) -> Looked:
-    """Returns what is seen in the graph, in a folder; where that fails, once it takes any number of inputs.
+) -> T:
+    """Writes a graph to a folder and returns the result of `use` for it.
 
-    `proto`: an onnx.ModelProto without the weights beside the file `path`.
+    If `use` fails and the graph has a fixed batch size, it is tried again with the graph changed to any batch size.
+    `proto`: the onnx.ModelProto of the file `path`, without the weights beside it. `folder`: None: a temporary folder.
     """
     if folder is None:
-        with TemporaryDirectory() as made:
-            return opened(proto, path, asked, codec, look, Path(made))
+        with TemporaryDirectory() as temporary:
+            return try_graph(proto, path, options, codec, use, Path(temporary))
     import onnx
 
     model = onnx.ModelProto()
@@ -90,109 +91,109 @@ def opened(
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise GraphError(f"the weights beside {path} cannot be read: {one_line(error)}") from error
-    entry = describe_inputs(model.graph, codec, asked.pixels)
-    made_for = _free_sizes(model.graph, entry)
+    entry = describe_inputs(model.graph, codec, options.pixels)
+    fixed_batch = _free_sizes(model.graph, entry)
     _weights_from_constants(model.graph)
     beside = FILE + WEIGHTS_SUFFIX
     onnx.save_model(model, folder / FILE, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
-    (folder / beside).touch()  # a graph without weights has the file as well
+    (folder / beside).touch()  # the file exists even if the graph has no weights
     try:
-        return look(Opened.opened(folder, entry, asked.output))
+        return use(TrialGraph.open(folder, entry, options.output))
     except GraphError as error:
-        if made_for is None or not _reshape_any_batch(folder, entry, made_for):
+        if fixed_batch is None or not _reshape_any_batch(folder, entry, fixed_batch):
             raise
         try:
-            return look(Opened.opened(folder, entry, asked.output))
+            return use(TrialGraph.open(folder, entry, options.output))
         except GraphError:
             raise GraphError(
-                f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
+                f"{path} was made for batches of {fixed_batch} and cannot be run with other sizes: {error}"
             ) from error
 
 
 def describe_inputs(graph: Any, codec: NamedSpec, pixels: Mapping[str, Any]) -> Entry:
-    """How what a codec gives becomes a graph's inputs; `pixels` are settings of `Pixels` beside its size and layout.
+    """Returns how a codec's tensors become the inputs of a graph. Raises GraphError if they do not fit.
 
-    Raises GraphError where that cannot be told, or does not fit.
+    `pixels`: settings of `Pixels` except size and layout.
     """
     weights = {each.name for each in graph.initializer}
     infos = [each for each in graph.input if each.name not in weights]
-    made = make_codec(codec)
-    if isinstance(made, TokenizedCodec):
-        types = isinstance(made, TextPairCodec) and made.token_types
-        return Entry(inputs=_token_inputs(graph, infos, types), max_length=made.max_length)
-    if isinstance(made, ImageCodec):
-        return _image_entry(infos, made, pixels)
-    if isinstance(made, TensorCodec):
-        return Entry(inputs=tuple(_column_inputs(graph, infos, made)))
+    encoder = make_codec(codec)
+    if isinstance(encoder, TokenizedCodec):
+        has_types = isinstance(encoder, TextPairCodec) and encoder.token_types
+        return Entry(inputs=_token_inputs(graph, infos, has_types), max_length=encoder.max_length)
+    if isinstance(encoder, ImageCodec):
+        return _image_entry(infos, encoder, pixels)
+    if isinstance(encoder, TensorCodec):
+        return Entry(inputs=tuple(_column_inputs(graph, infos, encoder)))
     return Entry(inputs=tuple(_as_declared(graph, each) for each in infos))
 
 
 def _free_sizes(graph: Any, entry: Entry) -> int | None:
-    """Let the graph take any number of inputs, and of tokens; gives the number of inputs that it was made for, if one.
+    """Makes the batch and token axes of the graph dynamic, and removes the declared shapes of its other tensors.
 
-    What it says of the shapes inside it goes, which may hold that number.
+    Returns the fixed batch size of its inputs, or None.
     """
-    fixed = None
+    fixed_batch = None
     free = {each.name: (0, 1) if each.per_token else (0,) for each in entry.inputs}
     for each in (*graph.input, *graph.output):
         dims = each.type.tensor_type.shape.dim
         for axis in [axis for axis in free.get(each.name, ()) if axis < len(dims)]:
             if axis == 0 and dims[0].dim_value > 0:
-                fixed = dims[0].dim_value
+                fixed_batch = dims[0].dim_value
             dims[axis].dim_param = "BT"[axis]
     for each in graph.output:
         each.type.tensor_type.ClearField("shape")
     del graph.value_info[:]
-    return fixed
+    return fixed_batch
 
 
-def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tuple[GraphInput, ...]:
-    found: list[GraphInput] = []
+def _token_inputs(graph: Any, infos: Sequence[Any], codec_has_types: bool) -> tuple[GraphInput, ...]:
+    inputs: list[GraphInput] = []
     for info in infos:
         rank, dtype = len(info.type.tensor_type.shape.dim), _dtype(info)
         source: Source = layout_role(info.name) or "codec"
         if rank != 2 or (source == "codec" and dtype not in ("int64", "int32")):
             raise GraphError(
-                f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as whole numbers (B, T)"
+                f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as integers (B, T)"
             )
-        below = _rows_looked_up(graph, info.name) if source in ("codec", "zeros") else None
-        source = "codec" if source == "zeros" and types_of_codec else source
-        found.append(GraphInput(name=info.name, axes="BT", dtype=dtype, source=source, below=below))
-    tokens = [each.name for each in found if each.source == "codec"]
-    if len(tokens) != 1 + types_of_codec:
-        named = ", ".join(map(repr, tokens)) or "none"
-        raise GraphError(f"of the graph's inputs {1 + types_of_codec} should take tokens, by their names: {named}")
-    ids_first = sorted(found, key=lambda each: layout_role(each.name) == "zeros")
+        below = _table_rows(graph, info.name) if source in ("codec", "zeros") else None
+        source = "codec" if source == "zeros" and codec_has_types else source
+        inputs.append(GraphInput(name=info.name, axes="BT", dtype=dtype, source=source, below=below))
+    tokens = [each.name for each in inputs if each.source == "codec"]
+    if len(tokens) != 1 + codec_has_types:
+        found = ", ".join(map(repr, tokens)) or "none"
+        raise GraphError(f"{1 + codec_has_types} of the graph's inputs should take tokens; by their names: {found}")
+    ids_first = sorted(inputs, key=lambda each: layout_role(each.name) == "zeros")
     return tuple(ids_first)
 
 
 def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str, Any]) -> Entry:
     if len(infos) != 1:
         names = ", ".join(repr(each.name) for each in infos)
-        raise GraphError(f"the codec image gives one tensor, the graph takes {names}")
+        raise GraphError(f"the codec image returns one tensor, the graph takes {names}")
     [info] = infos
     height, width = codec.size.height, codec.size.width
     sizes, dtype = sizes_of_input(info), _dtype(info)
-    planes = {"NCHW": (3, height, width), "NHWC": (height, width, 3)}
-    layout = next((name for name, shape in planes.items() if _fits(sizes, shape)), None)
+    shapes = {"NCHW": (3, height, width), "NHWC": (height, width, 3)}
+    layout = next((name for name, shape in shapes.items() if _fits(sizes, shape)), None)
     if layout is None:
         raise GraphError(
-            f"the graph's input {info.name!r} is {list(sizes)}; the codec gives images of {height} x {width} pixels"
+            f"the graph's input {info.name!r} is {list(sizes)}; the codec returns images of {height} x {width} pixels"
         )
-    taken = GraphInput(name=info.name, shape=planes[layout], dtype=dtype)
+    graph_input = GraphInput(name=info.name, shape=shapes[layout], dtype=dtype)
     if dtype in WHOLE:
         if scaled := [each for each in ("scale", "mean", "std") if each in settings]:
             raise GraphError(
                 f"pixels: {', '.join(scaled)}: the graph's input {info.name!r} is {dtype}, and takes pixels from 0 to "
-                "255 as they are; only their order can be said"
+                "255 without scaling; only their order can be set"
             )
         settings = {**settings, "scale": 1.0}
     try:
         pixels = Pixels.model_validate({**settings, "height": height, "width": width, "layout": layout})
     except ValidationError as error:
         raise GraphError(f"pixels: {first_mistake(error, 'all')}") from error
-    as_they_are = dtype == "uint8" and layout == "NHWC" and pixels.order == "RGB"
-    return Entry(inputs=(taken,), pixels=None if as_they_are else pixels)
+    is_unchanged = dtype == "uint8" and layout == "NHWC" and pixels.order == "RGB"
+    return Entry(inputs=(graph_input,), pixels=None if is_unchanged else pixels)
 
 
 def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list[GraphInput]:
@@ -202,40 +203,40 @@ def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list
         by_name = dict(zip(columns, infos, strict=True))
     if columns.keys() != by_name.keys():
         raise GraphError(f"the codec has the columns {', '.join(columns)}; the graph takes {', '.join(by_name)}")
-    found = []
+    inputs = []
     for name, column in columns.items():
-        given = _as_declared(graph, by_name[name], column.shape)
-        crosses = NUMPY[DTYPES[given.dtype]]
-        if DATATYPES[column.datatype] != crosses:
-            raise GraphError(f"the column {name!r} is {column.datatype}; the graph takes {crosses}")
-        found.append(given)
-    return found
+        graph_input = _as_declared(graph, by_name[name], column.shape)
+        dtype = NUMPY[DTYPES[graph_input.dtype]]
+        if DATATYPES[column.datatype] != dtype:
+            raise GraphError(f"the column {name!r} is {column.datatype}; the graph takes {dtype}")
+        inputs.append(graph_input)
+    return inputs
 
 
 def _as_declared(graph: Any, info: Any, shape: tuple[int, ...] | None = None) -> GraphInput:
-    """Returns an input with a row per input, of the graph's shape, or of one that fits it."""
+    """Returns a graph's input without tokens. `shape`: the shape of its rows; None: as the graph declares it."""
     sizes, dtype = sizes_of_input(info), _dtype(info)
     shape = tuple(size or 0 for size in sizes[1:]) if shape is None else shape
     if not _fits(sizes, shape) or not all(shape):
         raise GraphError(f"the graph's input {info.name!r} is {list(sizes)}; rows of {list(shape)} do not fit it")
-    below = _rows_looked_up(graph, info.name) if dtype in ("int64", "int32") else None
+    below = _table_rows(graph, info.name) if dtype in ("int64", "int32") else None
     return GraphInput(name=info.name, shape=shape, dtype=dtype, below=below)
 
 
-def _rows_looked_up(graph: Any, name: str) -> int:
-    """Returns the rows of the table in which an input's numbers are looked up; 2 where there is none."""
+def _table_rows(graph: Any, name: str) -> int:
+    """Returns the rows of the table in which an input's integers are looked up; 2 if there is no table."""
     weights = {each.name: each for each in graph.initializer}
-    same = {name}
+    same_values = {name}
     for node in graph.node:
-        if node.op_type == "Gather" and node.input[1] in same and node.input[0] in weights:
+        if node.op_type == "Gather" and node.input[1] in same_values and node.input[0] in weights:
             return int(weights[node.input[0]].dims[0])
-        if node.op_type in TRACED and node.input[0] in same:
-            same.update(node.output)
+        if node.op_type in TRACED and node.input[0] in same_values:
+            same_values.update(node.output)
     return 2
 
 
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Whether rows of a shape fit an input of these sizes, whose first axis counts inputs."""
+    """Whether rows of a shape fit an input of these sizes, of which the first is the batch size."""
     return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
 
 
@@ -244,13 +245,13 @@ def _dtype(info: Any) -> str:
 
     dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
     if dtype not in DTYPES:
-        raise GraphError(f"the graph's input {info.name!r} is {dtype}; {', '.join(DTYPES)} are fed")
+        raise GraphError(f"the graph's input {info.name!r} is {dtype}; inputs can be {', '.join(DTYPES)}")
     return dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A graph in a folder, ready to be tried."""
+class TrialGraph:
+    """A graph in a folder that runs trial inputs."""
 
     model: Any
     folder: Path
@@ -262,15 +263,18 @@ class Opened:
     """The answers of the first trial."""
 
     @classmethod
-    def opened(cls, folder: Path, entry: Entry, output: str | None) -> Opened:
-        """Raises GraphError where it cannot be run, or gives no classification, or several and `output` is None."""
+    def open(cls, folder: Path, entry: Entry, output: str | None) -> TrialGraph:
+        """Opens a graph. `output`: the tensor that is the answer; None: the only output that can be.
+
+        Raises GraphError if the graph cannot be run, or if there is not exactly one such output.
+        """
         model = read_graph(folder, FILE)
         flow = dataflow_of(model.graph, model.graph)
         names = [output] if output is not None else [each.name for each in model.graph.output]
         if output is not None and output not in flow.maker:
             others = ", ".join(each.name for each in model.graph.output)
             raise GraphError(f"the graph has no tensor {output!r}; its outputs are {others}")
-        trials = Whole(model, folder, entry, names).measured()
+        trials = UncutGraph(model, folder, entry, names).run_trials()
 
         def can_be(name: str) -> bool:
             first, other, *_ = trials[name]
@@ -278,100 +282,101 @@ class Opened:
                 return False
             return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
 
-        answer = the_answer("the graph", {name: trials[name][0].shape for name in names}, can_be, batch=2)
+        answer = answer_output("the graph", {name: trials[name][0].shape for name in names}, can_be, batch=2)
         return cls(model=model, folder=folder, entry=entry, flow=flow, output=answer, answers=trials[answer][0])
 
-    def taken(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded]) -> GraphConfig:
-        """Returns all that is needed to run its blocks, which were tried; raises GraphError."""
+    def to_config(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded]) -> GraphConfig:
+        """Returns the configuration of the blocks between these cuts, after testing the blocks. Raises GraphError."""
         cuts = [*cuts, [self.output]]
         sizes = self._sizes(cuts)
-        whole = self._whole([*(name for cut in cuts for name in cut), *sizes])
-        of_name = whole.measured()
+        uncut = self._uncut([*(name for cut in cuts for name in cut), *sizes])
+        trial_values = uncut.run_trials()
         sums = np.abs(self.answers.sum(1) - 1)
         config = GraphConfig(
             **dict(self.entry),
             file=FILE,
             sha256=fingerprint(self.folder, FILE),
-            cuts=tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts),
+            cuts=tuple(tuple(crossing(name, trial_values[name]) for name in cut) for cut in cuts),
             outputs="probabilities" if (self.answers >= 0).all() and (sums < SURE).all() else "logits",
-            sizes={name: sizes_of(name, of_name[name]) for name in sizes},
+            sizes={name: sizes_of(name, trial_values[name]) for name in sizes},
         )
-        longest_taken("the graph", self.entry.max_length, whole.runs, least=SHAPES[0][1], must=True)
-        # Blocks give what the uncut graph does, and an input the same alone and together.
+        longest_accepted("the graph", self.entry.max_length, uncut.runs, least=SHAPES[0][1], must=True)
+        # The blocks must agree with the uncut graph, and each input must have the same result alone and in a batch.
         backbone, [last] = OnnxBackbone(config, self.folder), config.cuts[-1]
         try:
             trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
         except TrialError as error:
             raise GraphError(str(error)) from error
         for trial in trials:
-            uncut = whole.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
-            expected = backbone.answer_of(uncut, trial.layout)
-            said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
-            if said is not None:
+            answer = uncut.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
+            expected = backbone.answer_of(answer, trial.layout)
+            difference = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
+            if difference is not None:
                 count = trial.layout.num_inputs
-                raise GraphError(f"the blocks give {count} inputs other values than the uncut graph {said}")
+                raise GraphError(f"for {count} inputs, the blocks and the uncut graph return other values {difference}")
         return config
 
     def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
-        """Returns what crosses at each of these cuts, each for itself, or why nothing can; measured at once."""
-        sizes = [or_why(self._sizes, [cut, [self.output]]) for cut in cuts]
-        readable = [(cut, read) for cut, read in zip(cuts, sizes, strict=True) if not isinstance(read, str)]
-        of_name = self._whole([name for cut, read in readable for name in (*cut, *read)] or [self.output]).measured()
+        """Returns for each cut by itself the tensors that cross it, or the reason why they cannot."""
+        sizes = [result_or_reason(self._sizes, [cut, [self.output]]) for cut in cuts]
+        pairs = zip(cuts, sizes, strict=True)
+        names = [name for cut, read in pairs if isinstance(read, list) for name in (*cut, *read)]
+        trial_values = self._uncut(names or [self.output]).run_trials()
 
-        def measured(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
+        def specs_of(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
             if isinstance(read, str):
                 raise GraphError(read)
-            found = [crossing(name, of_name[name]).spec() for name in cut]
+            specs = [crossing(name, trial_values[name]).spec() for name in cut]
             for name in read:
-                sizes_of(name, of_name[name])
-            return found
+                sizes_of(name, trial_values[name])
+            return specs
 
-        return list(map(or_why, [measured] * len(cuts), cuts, sizes))
+        return list(map(result_or_reason, [specs_of] * len(cuts), cuts, sizes))
 
     def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
-        """Returns the sizes that its blocks are fed; raises GraphError where the cuts do not part it."""
+        """Returns the sizes that must be fed to blocks. Raises GraphError if the cuts do not separate the graph."""
         codec = [each.name for each in self.entry.codec_inputs]
         return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
 
-    def _whole(self, names: Sequence[str]) -> Whole:
-        return Whole(self.model, self.folder, self.entry, names)
+    def _uncut(self, names: Sequence[str]) -> UncutGraph:
+        return UncutGraph(self.model, self.folder, self.entry, names)
 
 
-class Whole:
-    """The uncut graph; any of its tensors can be looked at."""
+class UncutGraph:
+    """The uncut graph with additional outputs."""
 
     def __init__(self, model: Any, folder: Path, entry: Entry, names: Sequence[str]) -> None:
-        """Raises GraphError for operators that ONNX Runtime does not have."""
+        """`names`: the tensors to return. Raises GraphError for operators that ONNX Runtime does not have."""
         import onnx
 
-        looked_at = onnx.ModelProto()
-        looked_at.CopyFrom(model)
-        del looked_at.graph.output[:]
-        looked_at.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
-        self._session = open_graph(looked_at, folder, quiet=True)
+        with_outputs = onnx.ModelProto()
+        with_outputs.CopyFrom(model)
+        del with_outputs.graph.output[:]
+        with_outputs.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
+        self._session = open_graph(with_outputs, folder, quiet=True)
         self._entry = entry
         self._names = list(dict.fromkeys(names))
 
     def run(self, values: Tensors, layout: Layout) -> dict[str, Array]:
-        """Returns tensors for inputs as the codec gives them; raises GraphError where the graph does not take them."""
-        entered = zip(self._entry.codec_inputs, self._entry.enter(values), strict=True)
-        feeds = {each.name: fed(each, rows, layout) for each, rows in entered}
-        feeds |= {name: of_layout(each, layout) for name, each in self._entry.layout_inputs.items()}
+        """Returns the tensors for inputs from the codec. Raises GraphError if the graph cannot run them."""
+        codec_values = zip(self._entry.codec_inputs, self._entry.enter(values), strict=True)
+        feeds = {each.name: to_graph_array(each, rows, layout) for each, rows in codec_values}
+        feeds |= {name: layout_array(each, layout) for name, each in self._entry.layout_inputs.items()}
         try:
             results = self._session.run(self._names, feeds)
-        except Exception as error:  # ONNX Runtime's have no base of their own
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             raise GraphError(
                 f"the graph does not take {layout.num_inputs} inputs"
-                f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {in_plain_words(error)}"
+                f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {describe_error(error)}"
             ) from error
         return dict(zip(self._names, results, strict=True))
 
     def runs(self, length: int) -> bool:
-        """Whether the graph takes an input of so many tokens."""
+        """Whether the graph takes an input of `length` tokens."""
         layout = layout_of([length])
-        return not isinstance(or_why(self.run, examples(self._entry.entry, layout), layout), str)
+        return not isinstance(result_or_reason(self.run, examples(self._entry.entry, layout), layout), str)
 
-    def measured(self) -> dict[str, list[Array]]:
+    def run_trials(self) -> dict[str, list[Array]]:
         """Returns the values of every tensor for each of `SHAPES`."""
         shapes = SHAPES if self._entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
         layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
@@ -380,14 +385,14 @@ class Whole:
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
-    """Returns how a tensor crosses, by its shapes in the trials; raises GraphError where it has no row per input."""
+    """Infers from its trial values how a tensor crosses. Raises GraphError if it cannot."""
     dtype = str(trials[0].dtype)
     if dtype not in DTYPES:
-        raise GraphError(f"the graph's tensor {name!r} is {dtype}; what crosses is {', '.join(DTYPES)}")
+        raise GraphError(f"the graph's tensor {name!r} is {dtype}; tensors that cross can be {', '.join(DTYPES)}")
     for axes in get_args(Axes):
-        found = [_row(trial.shape, axes, *shape) for trial, shape in zip(trials, SHAPES, strict=False)]
-        if found[0] is not None and all(row == found[0] for row in found):
-            return Crossing(name=name, axes=axes, shape=found[0], dtype=dtype)
+        rows = [_row(trial.shape, axes, *shape) for trial, shape in zip(trials, SHAPES, strict=False)]
+        if rows[0] is not None and all(row == rows[0] for row in rows):
+            return Crossing(name=name, axes=axes, shape=rows[0], dtype=dtype)
     raise GraphError(
         f"the graph's tensor {name!r}, {list(trials[0].shape)} for {SHAPES[0][0]} inputs, has a row neither per input "
         "nor per token: it cannot cross"
@@ -395,7 +400,7 @@ def crossing(name: str, trials: Sequence[Array]) -> Crossing:
 
 
 def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> tuple[int, ...] | None:
-    """Returns the shape of a row, if these are the first axes; trials of one length have no tokens."""
+    """Returns the shape of a row if a tensor of this shape has these first axes, else None."""
     leading = {"BT": (num_inputs, longest), "TB": (longest, num_inputs), "B*T": (num_inputs * longest,)}
     leading |= {"B": (num_inputs,)}
     if axes in leading:
@@ -407,7 +412,7 @@ def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> t
 
 
 def sizes_of(name: str, trials: Sequence[Array]) -> Size | tuple[Size, ...]:
-    """Returns the numbers of a `Shape` or `Size`, by the trials; raises GraphError where they do not follow."""
+    """Infers the result of ONNX's `Shape` or `Size` from its trial values. Raises GraphError if it cannot."""
     if trials[0].ndim == 0:
         return _size(name, [int(trial) for trial in trials])
     return tuple(_size(name, [int(number) for number in numbers]) for numbers in zip(*trials, strict=True))
@@ -427,10 +432,7 @@ def _size(name: str, numbers: Sequence[int]) -> Size:
 def sizes_needed(
     flow: Dataflow, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]
 ) -> list[str]:
-    """Returns the sizes that blocks are fed; blocks that run as one piece need no others.
-
-    Raises GraphError unless every cut parts the graph, in this order; the last is the graph's answer.
-    """
+    """Returns the sizes that blocks must be fed; the last cut is the answer. Raises GraphError for invalid cuts."""
     free = flow.known(layout)
     sizes: set[str] = set()
     before: Sequence[str] = codec
@@ -439,14 +441,14 @@ def sizes_needed(
             if name not in flow.maker and name not in codec:
                 raise GraphError(f"the graph has no tensor {name!r} to cut at")
             if name in free:
-                raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: nothing crosses in it")
+                raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: it carries no information")
         try:
             part = flow.part(before, layout, cut)
         except UncutError as error:
             where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
             raise GraphError(
-                f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; it has "
-                "to cross as well, or the cut to be elsewhere"
+                f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; add it "
+                "to the cut, or cut elsewhere"
             ) from error
         if not part.operators:
             raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
@@ -456,7 +458,7 @@ def sizes_needed(
 
 
 def _weights_from_constants(graph: Any) -> None:
-    """Turn large constants into weights, which may lie in another file, and so numbers that are stored one by one."""
+    """Moves large constants to the weights, and packs weights stored as lists, so that they can be in another file."""
     from onnx import numpy_helper
 
     for tensor in graph.initializer:
@@ -476,8 +478,8 @@ def _weights_from_constants(graph: Any) -> None:
         graph.node.extend(kept)
 
 
-def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
-    """Let every `Reshape` that names the number of inputs take any number; returns whether there was one."""
+def _reshape_any_batch(folder: Path, entry: Entry, fixed_batch: int) -> bool:
+    """Makes every `Reshape` that names the fixed batch size take any size. Returns whether there was one."""
     import onnx
     from onnx import numpy_helper
 
@@ -489,11 +491,11 @@ def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
         if node.op_type != "Reshape" or node.input[0] in free:
             continue
         shape = _constant(graph, node.input[1])
-        if shape is None or shape.ndim != 1 or not len(shape) or shape[0] != made_for:
+        if shape is None or shape.ndim != 1 or not len(shape) or shape[0] != fixed_batch:
             continue
-        opened = graph.initializer.add()
-        opened.CopyFrom(numpy_helper.from_array(np.array([0, *shape[1:]], dtype=np.int64), f"any_batch_{index}"))
-        node.input[1] = opened.name
+        any_batch = graph.initializer.add()
+        any_batch.CopyFrom(numpy_helper.from_array(np.array([0, *shape[1:]], dtype=np.int64), f"any_batch_{index}"))
+        node.input[1] = any_batch.name
         changed = True
     if changed:
         onnx.save_model(model, folder / FILE)

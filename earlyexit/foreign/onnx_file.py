@@ -1,4 +1,4 @@
-"""Reads an ONNX file as a dataflow: its structure only, so weights beside the file are not loaded."""
+"""Reads the graph of an ONNX file as a `Dataflow`. Weights in files beside it are not loaded."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from earlyexit.foreign.dataflow import Dataflow, Operator, check_operator, kind_
 logger = logging.getLogger(__name__)
 
 SMALL = 4096
-"""The most values of a tensor that is kept, or computed, while shapes are inferred, because shapes may depend on it."""
+"""Tensors of at most so many values are kept and computed during shape inference, because shapes may depend on them."""
 ROUNDS = 8
-"""Rounds of inferring shapes and computing what depends on them."""
+"""The most rounds of shape inference and constant folding."""
 OWN_INITIALIZERS = 4
-"""The first version of ONNX's file format in which weights need not be inputs too."""
+"""The first version of ONNX's file format in which weights need not be inputs of the graph."""
 
 
 def with_shapes(proto: Any, open_size: int) -> Any:
-    """Returns the graph with inferred shapes: an open first axis counts one input, other open axes are `open_size`.
+    """Returns the graph with inferred shapes for one input. Other open axes have the size `open_size`.
 
-    onnx infers shapes from shapes. Where a graph computes a shape from the size of another tensor, onnxscript's folding
-    of constants does that small computation and replaces its operators by what they give, and onnx infers again.
+    onnx infers shapes from other shapes. If a graph computes a shape from the size of a tensor, onnxscript folds that
+    computation to a constant, and onnx infers again.
     """
     import onnx
     from onnxscript.optimizer import fold_constants
@@ -47,20 +47,20 @@ def with_shapes(proto: Any, open_size: int) -> Any:
         graph.output[-1].type.tensor_type.ClearField("shape")
     version = max(proto.ir_version, OWN_INITIALIZERS)
     known = onnx.ModelProto(graph=graph, opset_import=proto.opset_import, ir_version=version)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of operators that it cannot fold
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns about operators that it cannot fold
     try:
         with np.errstate(all="ignore"):
             for _ in range(ROUNDS):
                 known = onnx.shape_inference.infer_shapes(known, data_prop=True)
                 if not fold_constants(known, onnx_shape_inference=True, should_fold=_should_fold).modified:
                     break
-    except Exception as error:  # neither has a base of its own
-        logger.warning("not all shapes are known of the graph %r: %s", proto.graph.name, first_line(error))
+    except Exception as error:  # neither library has a common base class of its errors
+        logger.warning("some shapes of the graph %r are unknown: %s", proto.graph.name, first_line(error))
     return known.graph
 
 
 def _should_fold(node: Any) -> bool | None:
-    """Folds no large result, but ConstantOfShape, by which exporters compute shapes; None leaves it to onnxscript."""
+    """Folds ConstantOfShape, with which exporters compute shapes, but no large results; None: onnxscript decides."""
     shape = node.outputs[0].shape
     if shape is None or not shape.is_static():
         return None
@@ -70,14 +70,14 @@ def _should_fold(node: Any) -> bool | None:
 
 
 def _close_axes(inputs: Sequence[Any], open_size: int) -> None:
-    """Give every open axis a size: one input, or as many as another input of the model always has, or `open_size`."""
-    firsts = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
-    batch = next((dim.dim_value for dim in firsts if dim.dim_value > 0), 1)
-    counts_inputs = {dim.dim_param for dim in firsts} - {""}
+    """Gives every open axis a size: another input's batch size, or 1, for batch axes, and `open_size` for others."""
+    first_axes = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
+    batch = next((dim.dim_value for dim in first_axes if dim.dim_value > 0), 1)
+    batch_names = {dim.dim_param for dim in first_axes} - {""}
     for each in inputs:
         for axis, dim in enumerate(each.type.tensor_type.shape.dim):
             if dim.dim_value <= 0:  # some exporters write -1
-                dim.dim_value = batch if axis == 0 or dim.dim_param in counts_inputs else open_size
+                dim.dim_value = batch if axis == 0 or dim.dim_param in batch_names else open_size
 
 
 def _is_small(tensor: Any) -> bool:
@@ -85,15 +85,15 @@ def _is_small(tensor: Any) -> bool:
 
 
 OPEN_SIZE = 128
-"""The size of axes that a model leaves open (tokens, pixels of a side), without the first, which counts inputs."""
+"""The default size of open axes, such as tokens or the sides of images, but not of the batch axis."""
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""The first bytes of torch's files and of bare pickles."""
+"""The first bytes of torch files and of pickles."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""Domains whose operators are known here; in other domains the same name may mean anything."""
+"""The domains of known operators. In other domains the same name may mean another operator."""
 
 
 def load_structure(path: Path) -> Any:
-    """Returns the onnx.ModelProto of a file, without the weights beside it; raises GraphError where there is none."""
+    """Returns the onnx.ModelProto of a file, without the weights beside it. Raises GraphError for other files."""
     if find_spec("onnx") is None or find_spec("onnxscript") is None:
         raise GraphError("ONNX files are read with onnx: install offramp[onnx] or offramp[gpu]")
     import onnx
@@ -103,51 +103,51 @@ def load_structure(path: Path) -> Any:
         with path.open("rb") as file:
             start = file.read(4)
         if start.startswith(PICKLES):
-            raise GraphError(f"{path} is a pickle or a zip, which may run foreign code and is not loaded; {_WANTED}")
+            raise GraphError(f"{path} is a pickle or zip file, which could run code and is not loaded; {_EXPECTED}")
         proto = onnx.load(path, load_external_data=False)
     except OSError as error:
-        raise GraphError(f"{path}: {error.strerror}; {_WANTED}") from error
+        raise GraphError(f"{path}: {error.strerror}; {_EXPECTED}") from error
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
         if start[:1] == IR_VERSION:
             size = path.stat().st_size
             raise GraphError(
-                f"{path} begins as an ONNX model does, but cannot be read to its end: it is damaged or incomplete "
+                f"{path} begins like an ONNX model, but cannot be read to its end: it is damaged or incomplete "
                 f"({size} bytes); copy or export it again"
             ) from error
-        raise GraphError(f"{path} is no ONNX model; {_WANTED}") from error
+        raise GraphError(f"{path} is no ONNX model; {_EXPECTED}") from error
     if not proto.graph.node:
-        raise GraphError(f"{path} is no ONNX model, or one without operators; {_WANTED}")
+        raise GraphError(f"{path} is no ONNX model, or has no operators; {_EXPECTED}")
     return proto
 
 
 IR_VERSION = b"\x08"
-"""First byte of an ONNX file: field 1 of ModelProto, `ir_version`, a varint."""
-_WANTED = "a model is a file .onnx, or module:function that gives a torch module and example inputs"
+"""The first byte of an ONNX file: field 1 of ModelProto, `ir_version`, as a varint."""
+_EXPECTED = "a model is an .onnx file, or module:function that returns a torch module and example inputs"
 
 
 def weights_beside(proto: Any, path: Path) -> tuple[Path, ...]:
-    """Returns the files beside a model that hold its weights; raises GraphError for one outside its folder."""
+    """Returns the files beside a model that hold its weights. Raises GraphError for one outside its folder."""
     folder = path.resolve().parent
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for name, location in locations(proto):
         file = (folder / location).resolve()
         if not location or not file.is_relative_to(folder) or file == folder:
             raise GraphError(
-                f"{path}: weights of {name!r} lie at {location!r}, outside the model's folder; put them beside the file"
+                f"{path}: weights of {name!r} are at {location!r}, outside the model's folder; put them beside the file"
             )
-        found[file] = None
-    return tuple(found)
+        files[file] = None
+    return tuple(files)
 
 
 def locations(proto: Any) -> Iterator[tuple[str, str]]:
-    """Yields the names of tensors whose values lie beside the model, and where; also of graphs inside it."""
+    """Yields the name and the location of every tensor whose values are outside the model's file."""
     for tensor in _tensors(proto):
         if tensor.data_location == tensor.EXTERNAL:
             yield tensor.name, next((each.value for each in tensor.external_data if each.key == "location"), "")
 
 
 def _tensors(message: Any) -> Iterator[Any]:
-    """Yields every onnx.TensorProto in a message, at whatever depth."""
+    """Yields every onnx.TensorProto in a message, including those of subgraphs."""
     import onnx
     from google.protobuf.message import Message
 
@@ -161,7 +161,7 @@ def _tensors(message: Any) -> Iterator[Any]:
 
 
 def check_operators(graph: Any, path: Path) -> None:
-    """Give every node a name of its own; raises GraphError for operators that prevent cuts."""
+    """Gives every node a unique name. Raises GraphError for operators that prevent cuts."""
     names = Counter(node.name for node in graph.node)
     known = {each.name for each in (*graph.input, *graph.initializer)} | {
         each.values.name for each in graph.sparse_initializer
@@ -173,12 +173,12 @@ def check_operators(graph: Any, path: Path) -> None:
         check_operator(str(path), node.op_type, node.name, has_graph=has_graph)
         missing = [name for name in node.input if name and name not in known]
         if missing:
-            raise GraphError(f"{path}: {node.name} reads {missing[0]!r}, which nothing before it gives")
+            raise GraphError(f"{path}: {node.name} reads {missing[0]!r}, which no operator before it computes")
         known.update(node.output)
 
 
 def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
-    """Returns an onnx.GraphProto as a dataflow; `inferred` is a graph of the same tensors that has their shapes."""
+    """Returns an onnx.GraphProto as a dataflow. `inferred`: the same graph with inferred shapes."""
     weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in weights)
     infos = [*inferred.input, *inferred.value_info, *inferred.output]
@@ -209,18 +209,18 @@ def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
         inputs = tuple(filter(None, node.input))
         if constants.issuperset(inputs):
             constants.update(node.output)
-        looks_up = op == "Gather" and inputs[0] in constants
+        is_embedding = op == "Gather" and inputs[0] in constants
         yield Operator(
             name=node.name,
             op=op,
-            kind="work" if looks_up else kind_of(op),  # an embedding
+            kind="work" if is_embedding else kind_of(op),
             inputs=inputs,
             outputs=tuple(filter(None, node.output)),
         )
 
 
 def _is_known(tensor: Any) -> bool:
-    """Whether all axes of an onnx.TypeProto.Tensor are known."""
+    """Whether the sizes of all axes of an onnx.TypeProto.Tensor are known."""
     return bool(tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim))
 
 
@@ -229,10 +229,10 @@ def _item_bytes(elem_type: int) -> int:
 
     try:
         return int(onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
-    except KeyError:  # a type that numpy does not have
+    except KeyError:  # numpy does not have the type
         return 1
 
 
 def sizes_of_input(info: Any) -> tuple[int | None, ...]:
-    """Returns the sizes of an input's axes; None where the graph leaves one open."""
+    """Returns the sizes of an input's axes; None for an open axis."""
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)

@@ -1,10 +1,10 @@
-"""The backbone of a traced torch module: blocks as graphs of ATen operators, which are data and not code.
+"""The backbone of a traced torch module. Its blocks are graphs of ATen operators, which are stored as data.
 
-A model's folder holds the graph of every block (`graph.json`) and the weights; neither the module's own code nor a
-pickle is needed to serve it. A graph names tensors, and operators that compute tensors from tensors, so that anyone's
-folder can be served. Nothing else that Python or torch can do has a name in it, such as reading a file.
+A model's folder has the graph of every block (`graph.json`) and the weights. Serving it needs neither the module's code
+nor a pickle. A graph can only name tensors, and operators that compute tensors from tensors. It cannot read a file or
+run other code, so that untrusted folders can be served.
 
-Modules over tokens take padded tensors (B, T, ...); between blocks inputs stay packed.
+Modules for tokens take padded tensors (B, T, ...), but inputs are packed between blocks.
 Tensor legend: B inputs, T tokens of the longest.
 """
 
@@ -29,14 +29,14 @@ from earlyexit.network.boundary import Boundary
 from earlyexit.network.piece import Layout, Tensors
 
 NAMESPACES = ("aten", "prims")
-"""Namespaces of torch's own operators in `torch.ops`."""
+"""The namespaces of allowed operators in `torch.ops`."""
 SCALARS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "getitem")},
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{name: getattr(torch, name) for name in ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not")},
     **{name: getattr(math, name) for name in ("ceil", "floor", "trunc")},
 }
-"""Functions of sizes, and the one that takes a tensor out of a tuple."""
+"""Allowed functions of sizes, and `getitem`, which selects a tensor of a tuple."""
 FACTORIES = frozenset(
     {
         *(f"aten.{name}.default" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")),
@@ -44,59 +44,59 @@ FACTORIES = frozenset(
         *("aten.arange.start", "aten.arange.start_step", "aten.empty.memory_format", "aten.eye.m"),
     }
 )
-"""Operators that make a tensor from none. Others without tensors are refused, since one of them reads files."""
-WORDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-"""Types of arguments that torch has names for."""
+"""Allowed operators without tensor arguments. Others are refused, because one of them reads files."""
+CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+"""The types of arguments that are stored by their name in `torch`."""
 
 
 class Graph(BaseModel):
-    """Calls in an order in which they can run."""
+    """The calls of a block, in an order in which they can run."""
 
     model_config = ConfigDict(frozen=True)
 
     takes: tuple[str, ...]
-    """Tensors and sizes that are given to every run."""
+    """The names of the tensors and sizes that are its arguments."""
     weights: tuple[str, ...]
-    """Constant tensors, given after those."""
+    """The names of its weights, which are passed after the other arguments."""
     calls: tuple[tuple[str, str, Any, Any], ...]
-    """For each: the name of its result, the operator, its arguments by position and by name."""
+    """For each call: the name of the result, the operator, positional arguments, and keyword arguments."""
     gives: tuple[str, ...]
+    """The names of the tensors that it returns."""
 
 
 def call_of(node: fx.Node, renamed: Mapping[str, str]) -> tuple[str, str, Any, Any]:
-    """Returns one node of a traced graph as data; raises ModelFolderError for an operator that `module_of` refuses.
+    """Returns a node of a traced graph as data. Raises ModelFolderError for an operator that `module_of` refuses.
 
-    `renamed`: what arguments are called here, where that is not their nodes' name.
+    `renamed`: the names of arguments that differ from the names of their nodes.
     """
     kwargs = {name: _to_json(value, renamed) for name, value in node.kwargs.items()}
     return node.name, _op_name(node), _to_json(node.args, renamed), kwargs
 
 
 def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
-    """Returns a graph as a module, a function of `takes` and then `weights` to a tuple, with constants on that device.
+    """Returns a graph as a module that maps the arguments `takes` and `weights` to a tuple.
 
-    Raises ModelFolderError for operators that do not compute tensors from tensors, for arguments that they do not have,
-    and for names that stand for nothing.
+    `device`: that of constants. Raises ModelFolderError for operators that are not allowed, and unknown names.
     """
-    built, nodes = fx.Graph(), dict[str, fx.Node]()
+    fx_graph, nodes = fx.Graph(), dict[str, fx.Node]()
     for k, name in enumerate((*graph.takes, *graph.weights)):
-        nodes[name] = built.placeholder(f"given_{k}")
+        nodes[name] = fx_graph.placeholder(f"given_{k}")
     for name, op, args, kwargs in graph.calls:
         try:
             target = _operator(op)
             schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
-            # These names become part of the code that runs.
-            if strange := kwargs.keys() - {each.name for each in schema if not iskeyword(each.name)}:
-                raise TypeError(f"it has no argument {sorted(strange)[0]!r}")
+            # The names of keyword arguments become part of the code that torch.fx generates.
+            if unknown := kwargs.keys() - {each.name for each in schema if not iskeyword(each.name)}:
+                raise TypeError(f"it has no argument {sorted(unknown)[0]!r}")
             by_name = {key: _from_json(value, nodes, device) for key, value in kwargs.items()}
-            nodes[name] = built.call_function(target, tuple(_from_json(args, nodes, device)), by_name)
+            nodes[name] = fx_graph.call_function(target, tuple(_from_json(args, nodes, device)), by_name)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ModelFolderError(f"the graph's call {name!r} of {op!r} cannot be read: {error}") from error
     missing = [name for name in graph.gives if name not in nodes]
     if missing:
-        raise ModelFolderError(f"the graph gives {missing[0]!r}, which nothing in it makes")
-    built.output(tuple(nodes[name] for name in graph.gives))
-    return fx.GraphModule(torch.nn.Module(), built)
+        raise ModelFolderError(f"the graph returns {missing[0]!r}, which it does not compute")
+    fx_graph.output(tuple(nodes[name] for name in graph.gives))
+    return fx.GraphModule(torch.nn.Module(), fx_graph)
 
 
 def _op_name(node: fx.Node) -> str:
@@ -106,7 +106,7 @@ def _op_name(node: fx.Node) -> str:
     name = getattr(target, "__name__", str(target))
     if SCALARS.get(name) is target:
         return name
-    raise ModelFolderError(f"{node.name!r} calls {target}, which is no operator of torch's own on tensors")
+    raise ModelFolderError(f"{node.name!r} calls {target}, which is not an operator of torch itself on tensors")
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -115,18 +115,18 @@ def _operator(name: str) -> Callable[..., Any]:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     if namespace not in NAMESPACES:
-        raise ModelFolderError(f"{name!r} is no operator of torch's own; {', '.join(NAMESPACES)} are")
-    found = getattr(getattr(torch.ops, namespace), packet)
-    found = getattr(found, overload) if isinstance(found, torch._ops.OpOverloadPacket) else None
-    if not isinstance(found, torch._ops.OpOverload) or str(found) != name or not _only_computes(found):
-        raise ModelFolderError(f"{name!r} is no operator that computes tensors from tensors")
-    return found
+        raise ModelFolderError(f"{name!r} is not an operator of torch itself; allowed are {', '.join(NAMESPACES)}")
+    target = getattr(getattr(torch.ops, namespace), packet)
+    target = getattr(target, overload) if isinstance(target, torch._ops.OpOverloadPacket) else None
+    if not isinstance(target, torch._ops.OpOverload) or str(target) != name or not _only_computes(target):
+        raise ModelFolderError(f"{name!r} is not an operator that computes tensors from tensors")
+    return target
 
 
-def _only_computes(found: torch._ops.OpOverload[..., Any]) -> bool:
-    """Whether an operator reads tensors, or makes one from sizes, and writes to none of its arguments."""
-    takes_tensors = any("Tensor" in str(each.type) for each in found._schema.arguments)
-    return (takes_tensors or str(found) in FACTORIES) and not found._schema.is_mutable
+def _only_computes(target: torch._ops.OpOverload[..., Any]) -> bool:
+    """Whether an operator takes tensors or is in `FACTORIES`, and does not write to its arguments."""
+    takes_tensors = any("Tensor" in str(each.type) for each in target._schema.arguments)
+    return (takes_tensors or str(target) in FACTORIES) and not target._schema.is_mutable
 
 
 def _to_json(value: Any, renamed: Mapping[str, str]) -> Any:
@@ -134,17 +134,17 @@ def _to_json(value: Any, renamed: Mapping[str, str]) -> Any:
         case fx.Node():
             return {"tensor": renamed.get(value.name, value.name)}
         case torch.device():
-            return {"device": None}  # that of the run
+            return {"device": None}  # the device on which the graph runs
         case float() if not math.isfinite(value):
             return {"float": str(value)}
         case None | bool() | int() | float() | str():
             return value
         case list() | tuple():
             return [_to_json(each, renamed) for each in value]
-    for word, kind in WORDS.items():
+    for key, kind in CONSTANTS.items():
         if isinstance(value, kind):
-            return {word: str(value).removeprefix("torch.")}
-    raise ModelFolderError(f"an operator is given {value!r}, which a model's folder cannot hold")
+            return {key: str(value).removeprefix("torch.")}
+    raise ModelFolderError(f"an operator has the argument {value!r}, which cannot be stored in a model folder")
 
 
 def _from_json(value: Any, nodes: Mapping[str, fx.Node], device: torch.device) -> Any:
@@ -152,50 +152,50 @@ def _from_json(value: Any, nodes: Mapping[str, fx.Node], device: torch.device) -
         return [_from_json(each, nodes, device) for each in value]
     if not isinstance(value, dict):
         return value
-    [(kind, said)] = value.items()
+    [(kind, content)] = value.items()
     if kind == "tensor":
-        return nodes[said]
+        return nodes[content]
     if kind == "device":
         return device
     if kind == "float":
-        return float(said)
-    found = getattr(torch, said)
-    if not isinstance(found, WORDS[kind]):
-        raise TypeError(f"{said!r} is no {kind}")
-    return found
+        return float(content)
+    constant = getattr(torch, content)
+    if not isinstance(constant, CONSTANTS[kind]):
+        raise TypeError(f"{content!r} is no {kind}")
+    return constant
 
 
 GRAPH_FILE = "graph.json"
 TOKEN_TYPES = "token_type_ids"
 PREFIX = "w_"
-"""The prefix of weights' names, so that none is a module's own name."""
+"""The prefix of the attributes for weights, which avoids conflicts with attributes of nn.Module."""
 LAYOUT_INPUTS: Mapping[str, Callable[[Layout], Tensor]] = {
     "attention_mask": lambda layout: layout.mask_BT,
     "position_ids": lambda layout: torch.arange(layout.longest, device=layout.device).expand(layout.num_inputs, -1),
     TOKEN_TYPES: lambda layout: torch.zeros_like(layout.mask_BT, dtype=torch.int64),
 }
-"""Inputs (B, T) that follow from the lengths of inputs, by the names that exporters give them. Token types are those of
-a first text, unless the codec gives them."""
+"""The inputs (B, T) that follow from the lengths, by their usual names. Token types are 0 unless the codec returns
+them."""
 
 
 class Blocks(BaseModel):
-    """What `graph.json` holds."""
+    """The content of `graph.json`."""
 
     model_config = ConfigDict(frozen=True)
 
     graphs: tuple[Graph, ...]
     boundaries: tuple[Boundary, ...]
-    """What crosses after each block."""
+    """The tensors after each block."""
     inputs: Boundary
-    """What the codec gives."""
+    """The tensors of the codec."""
     types: Mapping[str, str]
-    """Torch's names of the types of the module's own inputs."""
+    """The names of the torch dtypes of the module's inputs."""
     weights: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Type and shape of each weight, by its name in the graphs."""
+    """The dtype and shape of each weight, by its name in the graphs."""
 
 
 class ExportedBackbone(Backbone):
-    """The blocks of a traced module, as graphs that share their weights."""
+    """The blocks of a traced module, as graphs that share weights."""
 
     reorders_linears: ClassVar[bool] = False
     float32_only: ClassVar[bool] = True
@@ -216,7 +216,7 @@ class ExportedBackbone(Backbone):
         return inputs
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Between blocks without an exit tensors stay padded."""
+        """Runs blocks. Tensors stay padded between them."""
         before = self.boundary(first - 1) if first else self.inputs
         padded = [layout.pad(each) if spec.per_token else each for spec, each in zip(before, hidden, strict=True)]
         for index in range(first, end):
@@ -232,17 +232,17 @@ class ExportedBackbone(Backbone):
 
     def _run(self, index: int, padded: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         graph, types = self.blocks.graphs[index], self.blocks.types
-        known = len(padded)
+        num_tensors = len(padded)
         if index == 0:
-            names = graph.takes[:known]
+            names = graph.takes[:num_tensors]
             padded = [each.to(dtype_of(types[name])) for name, each in zip(names, padded, strict=True)]
-        made = [LAYOUT_INPUTS[name](layout).to(dtype_of(types[name])) for name in graph.takes[known:-2]]
+        from_layout = [LAYOUT_INPUTS[name](layout).to(dtype_of(types[name])) for name in graph.takes[num_tensors:-2]]
         module = self.module(index, padded[0].device)
         sizes = (len(padded[0]), layout.longest)
-        return list(module(*padded, *made, *sizes, *self.weights.named(graph.weights)))
+        return list(module(*padded, *from_layout, *sizes, *self.weights.named(graph.weights)))
 
     def module(self, index: int, device: torch.device) -> fx.GraphModule:
-        """Returns a block's graph as a module; raises ModelFolderError where it holds what must not be run."""
+        """Returns the graph of a block as a module. Raises ModelFolderError for a graph that is not allowed."""
         if (index, device) not in self._modules_by_device:
             self._modules_by_device[index, device] = module_of(self.blocks.graphs[index], device)
         return self._modules_by_device[index, device]
@@ -252,13 +252,13 @@ class ExportedBackbone(Backbone):
 
 
 class Exported(Family):
-    """Built from a model's folder alone; `TorchModel.take` makes one of a module."""
+    """The family of traced torch modules, built from a model folder; `TorchModel.build` builds one from a module."""
 
     name = "exported"
 
     def build(self, config: JsonDict, folder: Path | None = None) -> ExportedBackbone:
         if folder is None:
-            raise ModelFolderError(f"the family {self.name} is built from a model's folder, which holds {GRAPH_FILE}")
+            raise ModelFolderError(f"the family {self.name} can only be built from a model folder with {GRAPH_FILE}")
         path = folder / GRAPH_FILE
         try:
             blocks = Blocks.model_validate_json(path.read_bytes())
@@ -275,7 +275,7 @@ class Exported(Family):
 
 
 class Weights(nn.Module):
-    """Tensors by any name."""
+    """The weights of a traced module, by arbitrary names."""
 
     def __init__(self, weights: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         super().__init__()
@@ -291,16 +291,16 @@ class Weights(nn.Module):
 
 
 def type_of(tensor: Tensor) -> str:
-    """Returns torch's name of a tensor's type."""
+    """Returns the name of a tensor's dtype."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Returns the type of that name; raises ModelFolderError where torch has none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ModelFolderError(f"{GRAPH_FILE} has tensors of {name!r}, which torch has no type of")
-    return found
+    """Returns the torch dtype of a name. Raises ModelFolderError if there is none."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelFolderError(f"{GRAPH_FILE} has tensors of {name!r}, which is no torch dtype")
+    return dtype
 
 
 def _text(blocks: Blocks) -> str:

@@ -1,8 +1,8 @@
-"""Reads a torch module as a dataflow: traced by `torch.export`, or by `torch.fx` where that cannot.
+"""Reads a torch module as a foreign model. It is traced with `torch.export` or, if that fails, with `torch.fx`.
 
-The module is named `module:function`. The function takes no arguments and returns the module, with its weights, and
-example inputs: a tuple of tensors, or a dict of them by the names of `forward`'s parameters. Every tensor has a row per
-input, two rows or more; of tokens, which are whole numbers (B, T), the second axis is open too.
+The user names a function `module:function`. It takes no arguments, and returns the module with its weights and example
+inputs: a tuple of tensors, or a dict of tensors by the names of `forward`'s parameters. Every tensor has one row per
+input, and at least two rows. For tokens, which are integers (B, T), the second axis is dynamic too.
 
     def my_network() -> tuple[nn.Module, tuple[Tensor, ...]]:
         return torchvision.models.resnet18(weights="DEFAULT"), (torch.randn(2, 3, 224, 224),)
@@ -32,7 +32,15 @@ from earlyexit.errors import GraphError, ModelFolderError, first_line
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import check_own, layout_of
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_operator, kind_of, with_shares
-from earlyexit.foreign.model import SURE, TEXT_LENGTH, ForeignModel, given_head, longest_taken, or_why, the_answer
+from earlyexit.foreign.model import (
+    SURE,
+    TEXT_LENGTH,
+    ForeignModel,
+    answer_output,
+    given_head,
+    longest_accepted,
+    result_or_reason,
+)
 from earlyexit.foreign.torch_backbone import (
     LAYOUT_INPUTS,
     PREFIX,
@@ -60,166 +68,159 @@ def base_name(node: fx.Node) -> str:
 
 
 def operators_of(module: fx.GraphModule, tensors: Collection[str]) -> Iterator[Operator]:
-    """Yields a graph's nodes as operators; taking a tensor out of a tuple is none.
-
-    `tensors`: the names of nodes that give one tensor.
-    """
+    """Yields the operators of a graph, without `getitem` on tuples. `tensors`: the nodes that return one tensor."""
     for node in module.graph.nodes:
-        if not node.op.startswith("call_") or _takes_part(node, tensors):
+        if not node.op.startswith("call_") or _selects_from_tuple(node, tensors):
             continue
-        base, parts = base_name(node), [user for user in node.users if _takes_part(user, tensors)]
+        base, selected = base_name(node), [user for user in node.users if _selects_from_tuple(user, tensors)]
         yield Operator(
             name=node.name,
             op=str(node.target) if hasattr(node.target, "overloadpacket") else base,
             kind=kind_of(base),
             inputs=tuple(each.name for each in node.all_input_nodes),
-            outputs=tuple(each.name for each in parts or (node,)),
+            outputs=tuple(each.name for each in selected or (node,)),
         )
 
 
-def _takes_part(node: fx.Node, tensors: Collection[str]) -> bool:
-    """Whether a node takes a tensor out of another node's tuple."""
-    whole = node.args[0] if node.target is operator.getitem else None
-    return isinstance(whole, fx.Node) and whole.name not in tensors
+def _selects_from_tuple(node: fx.Node, tensors: Collection[str]) -> bool:
+    """Whether a node selects a tensor of another node's tuple."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, fx.Node) and source.name not in tensors
 
 
 TOLERANCE = 1e-3
-"""Allowed between an input's outputs alone and in a batch, absolute and relative; the order of sums gives 1e-6."""
+"""The allowed difference between an input alone and in a batch, absolute and relative. Rounding gives about 1e-6."""
 NUM_INPUTS, LONGEST = "num_inputs", "longest"
 SIZES = (NUM_INPUTS, LONGEST)
-"""Sizes that every block is given: inputs of the batch, and tokens of the longest. They do not cross, since the batch
-of a later block is another one."""
+"""The sizes that every block takes: the inputs of the batch, and the tokens of the longest input. They cannot cross,
+because a later block runs with another batch."""
 UNBOUNDED = 2**31
-"""From this size on, tracing means any size."""
+"""If tracing gives a bound of at least this size, there is no bound."""
 DTYPES: Mapping[torch.dtype, DType] = {torch.float32: "float", torch.int32: "int32", torch.uint8: "uint8"}
-"""Types of what crosses."""
+"""The types of tensors that can cross."""
 aten = torch.ops.aten
 LOOKUPS: Mapping[Any, int] = {aten.embedding.default: 1, aten.index.Tensor: 1, aten.index_select.default: 2}
-"""Operators that take rows of a table, and which of their arguments says what rows."""
+"""The operators that look up rows of a table, and the position of their argument with the row numbers."""
 SOFTMAX = (aten.softmax.int, aten._softmax.default)
 FED = {
-    "attention_mask": "a mask is 1 for every token, and 0 behind the last",
+    "attention_mask": "a mask is 1 for every token, and 0 after the last",
     "position_ids": "positions begin at 0",
-    TOKEN_TYPES: "types of tokens are 0, but of pairs",
+    TOKEN_TYPES: "token types are 0, except for pairs of texts",
 }
+"""The values of `LAYOUT_INPUTS`, for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchModel(ForeignModel):
-    """A torch module that was traced and checked. Operators and tensors of `flow` are named as the nodes of `module`.
+    """A torch module that was traced and checked. Operators and tensors of `flow` have the names of `module`'s nodes.
 
-    Every block makes anew what follows from sizes and lengths alone (masks, positions), or from weights alone.
+    Every block computes by itself the tensors that follow from sizes and lengths (masks, positions), or from weights.
     """
 
     family: ClassVar[str] = "exported"
     module: fx.GraphModule
     """The whole network with its weights, in evaluation mode."""
     examples: Mapping[str, Tensor]
-    """Inputs by name, in the order in which `module.graph` takes them; each (B, ...)."""
+    """Example inputs (B, ...) by name, in the order of `module.graph`."""
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns outputs for any batch of inputs, in the order of `flow.outputs`."""
-        given = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
-        return tuple(each for each in pytree.tree_leaves(given) if isinstance(each, Tensor))
+        """Returns the outputs for a batch of inputs, in the order of `flow.outputs`."""
+        outputs = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
+        return tuple(each for each in pytree.tree_leaves(outputs) if isinstance(each, Tensor))
 
     @property
     def inputs(self) -> Boundary:
-        return tuple(map(self._input_spec, self.carried))
+        return tuple(map(self._input_spec, self.codec_inputs))
 
     @property
     def longest(self) -> int:
         if not self.inputs[0].per_token:
             return 1
-        size = self._nodes[self.carried[0]].meta["val"].shape[1]
-        upper = size.node.shape_env.bound_sympy(size.node.expr).upper  # as far as tracing found out
+        size = self._nodes[self.codec_inputs[0]].meta["val"].shape[1]
+        upper = size.node.shape_env.bound_sympy(size.node.expr).upper  # the bound that tracing found
         return int(upper) if upper.is_finite and 0 < upper < UNBOUNDED else TEXT_LENGTH
 
     def with_answer(self, codec: NamedSpec) -> Self:
         return self.with_outputs(self._output)
 
     def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
-        """Returns sites with shares of seconds: one input alone, on one thread of this CPU."""
-        watch, threads = _Recorder(self.module), torch.get_num_threads()
+        recorder, threads = _Recorder(self.module), torch.get_num_threads()
         inputs = [value[:1] for value in self.examples.values()]
         torch.set_num_threads(1)
         try:
             with torch.no_grad():
                 for _ in range(repeats):
-                    watch.run(*inputs, enable_io_processing=False)
+                    recorder.run(*inputs, enable_io_processing=False)
         finally:
             torch.set_num_threads(threads)
-        return with_shares(sites, self.flow, self.flow.outputs, watch.seconds)
+        return with_shares(sites, self.flow, self.flow.outputs, recorder.seconds)
 
     def specs(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
-        return [or_why(list, map(self.spec, cut)) for cut in cuts]
+        return [result_or_reason(list, map(self.spec, cut)) for cut in cuts]
 
-    def take(
+    def build(
         self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
     ) -> Pretrained:
-        """Also raises GraphError where masks, positions or token types are to be others than follow from lengths."""
-        backbone, asked = self.cut(cuts), codec.get("max_length")
+        """Also raises GraphError if the module needs other masks, positions or token types than those that are fed."""
+        backbone, max_length = self.cut(cuts), codec.get("max_length")
         if backbone.inputs[0].per_token:
-            most, must = asked or min(self.longest, TEXT_LENGTH), asked is not None
-            backbone.max_length = longest_taken(self.name, most, lambda tokens: _runs(backbone, tokens), must=must)
+            most, must = max_length or min(self.longest, TEXT_LENGTH), max_length is not None
+            backbone.max_length = longest_accepted(self.name, most, lambda tokens: _runs(backbone, tokens), must=must)
         self._check_examples(backbone)
         try:
             check_own(backbone, rows)
         except (RuntimeError, IndexError) as error:
-            raise GraphError(f"{self.name} does not take inputs of any numbers: {first_line(error)}") from error
+            raise GraphError(f"{self.name} does not take any number of inputs: {first_line(error)}") from error
         return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None)
 
     @cached_property
-    def carried(self) -> tuple[str, ...]:
-        """Inputs that a codec gives, token types last. Raises GraphError for a module whose shapes are not known."""
+    def codec_inputs(self) -> tuple[str, ...]:
+        """The inputs from the codec, token types last. Raises GraphError for a module with unknown shapes."""
         if any("val" not in node.meta for node in self.module.graph.nodes if node.op == "placeholder"):
             raise GraphError(f"{self.name}: torch.export cannot trace it, and without its shapes it cannot be cut")
-        carried = [name for name in self.examples if name not in self._layout]
-        if not carried:
-            said = ", ".join(self._layout)
-            raise GraphError(f"{self.name} takes {said} alone, which say nothing of what inputs hold")
-        return tuple(sorted(carried, key=lambda name: name == TOKEN_TYPES))
+        names = [name for name in self.examples if name not in self._layout]
+        if not names:
+            raise GraphError(f"{self.name} takes only {', '.join(self._layout)}, which have no content of inputs")
+        return tuple(sorted(names, key=lambda name: name == TOKEN_TYPES))
 
     @cached_property
     def answer(self) -> str:
-        """The tensor that holds the answers as logits, (B, C); where they end in probabilities, their logarithms.
-
-        Logarithms are new nodes of the graph; a softmax needs none, since its input are logits.
-        """
+        """The tensor with the answers as logits (B, C): the input of a softmax, or the logarithm of probabilities."""
         name = self._output
         node = next(each for each in self.module.graph.nodes if each.name == name)
         if node.target in SOFTMAX and node.args[1] in (1, -1):
             logits: Any = node.args[0]
             return str(logits.name)
         values = self._outputs[name]
-        inside = bool((values >= 0).all() and (values <= 1).all())
-        whole = bool(((values.sum(1) - 1).abs() < SURE).all())
-        return _logarithm(node) if inside and (whole or node.target is aten.sigmoid.default) else name
+        in_range = bool((values >= 0).all() and (values <= 1).all())
+        sum_to_one = bool(((values.sum(1) - 1).abs() < SURE).all())
+        return _add_logarithm(node) if in_range and (sum_to_one or node.target is aten.sigmoid.default) else name
 
     def spec(self, tensor: str) -> TensorSpec:
-        """Returns what crosses with a tensor; raises ModelFolderError for one that cannot cross."""
+        """Returns the description of a tensor that crosses. Raises ModelFolderError if it cannot cross."""
         values = self._nodes[tensor].meta.get("val")
         if not isinstance(values, Tensor):
             raise ModelFolderError(f"{tensor!r} is no tensor")
         if values.dtype not in DTYPES:
-            raise ModelFolderError(f"{tensor!r} is {values.dtype}; what crosses is {', '.join(map(str, DTYPES))}")
+            raise ModelFolderError(f"{tensor!r} is {values.dtype}, but must be {', '.join(map(str, DTYPES))} to cross")
         return self._spec(tensor, DTYPES[values.dtype])
 
     def cut(self, cuts: Sequence[Sequence[str]]) -> ExportedBackbone:
-        """Returns the backbone, with its weights, of one block more than there are cuts.
+        """Returns the backbone with its weights. It has one block more than there are cuts.
 
-        Raises ModelFolderError for tensors that cannot cross, naming one where a block needs another besides.
+        Raises ModelFolderError for tensors that cannot cross, and if a block needs a tensor that is not in its cut.
         """
-        bounds = [self.carried, *map(tuple, cuts), (self.answer,)]
+        bounds = [self.codec_inputs, *map(tuple, cuts), (self.answer,)]
         graphs = tuple(self._block(before, after) for before, after in pairwise(bounds))
         used = {name for graph in graphs for name in graph.weights}
         weights = {
-            name: tensor for name, tensor in self._tables.items() if name == self._first_names[tensor] and name in used
+            name: tensor for name, tensor in self._weights.items() if name == self._first_names[tensor] and name in used
         }
         blocks = Blocks(
             graphs=graphs,
             boundaries=tuple(tuple(map(self.spec, each)) for each in bounds[1:]),
             inputs=self.inputs,
-            types={name: type_of(self._nodes[name].meta["val"]) for name in (*self.carried, *self._layout)},
+            types={name: type_of(self._nodes[name].meta["val"]) for name in (*self.codec_inputs, *self._layout)},
             weights={name: (type_of(tensor), tuple(tensor.shape)) for name, tensor in weights.items()},
         )
         backbone = ExportedBackbone(blocks)
@@ -228,9 +229,9 @@ class TorchModel(ForeignModel):
 
     @cached_property
     def _layout(self) -> tuple[str, ...]:
-        """Inputs that follow from how long each input is, and from nothing else."""
-        of_codec = {TOKEN_TYPES} if PAIR in self.asked.columns else set()
-        return tuple(name for name in self.examples if name in LAYOUT_INPUTS.keys() - of_codec)
+        """The inputs that follow from the lengths of inputs alone."""
+        from_codec = {TOKEN_TYPES} if PAIR in self.options.columns else set()
+        return tuple(name for name in self.examples if name in LAYOUT_INPUTS.keys() - from_codec)
 
     @cached_property
     def _outputs(self) -> dict[str, Tensor]:
@@ -240,49 +241,49 @@ class TorchModel(ForeignModel):
 
     @cached_property
     def _output(self) -> str:
-        """The output that is a classifier's answer, (B, C): the one that is asked for, or the only one."""
-        asked, outputs, batch = self.asked.output, self._outputs, self.flow.batch
-        if asked is not None:
-            self.with_outputs(asked)
+        """The output that is a classifier's answer, (B, C): the one that the user named, or the only one."""
+        requested, outputs, batch = self.options.output, self._outputs, self.flow.batch
+        if requested is not None:
+            self.with_outputs(requested)
 
         def can_be(name: str) -> bool:
             values = outputs[name]
             fits = values.is_floating_point() and values.ndim == 2 and len(values) == batch and values.shape[1] >= 2
-            return fits and asked in (None, name)
+            return fits and requested in (None, name)
 
-        return the_answer(self.name, {name: each.shape for name, each in outputs.items()}, can_be, batch)
+        return answer_output(self.name, {name: each.shape for name, each in outputs.items()}, can_be, batch)
 
     @cached_property
     def _nodes(self) -> dict[str, fx.Node]:
-        assert self.answer, "it may add nodes"
+        assert self.answer, "evaluating it may add nodes"
         return {node.name: node for node in self.module.graph.nodes}
 
     @cached_property
-    def _tables(self) -> dict[str, Tensor]:
-        """Weights, by their nodes' names."""
+    def _weights(self) -> dict[str, Tensor]:
+        """The weights by the names of their nodes."""
         nodes = {name: node for name, node in self._nodes.items() if node.op == "get_attr"}
         return {name: attrgetter(str(node.target))(self.module) for name, node in nodes.items()}
 
     @cached_property
     def _first_names(self) -> dict[Tensor, str]:
-        """One name for each weight that a module has under several."""
-        return {tensor: name for name, tensor in reversed(self._tables.items())}
+        """The first name of each weight; the module may have a weight under several names."""
+        return {tensor: name for name, tensor in reversed(self._weights.items())}
 
     @cached_property
     def _sizes(self) -> dict[object, str]:
-        """Which of `SIZES` an open size is."""
-        shapes = [self._nodes[name].meta["val"].shape for name in (*self.carried, *self._layout)]
+        """The name in `SIZES` of each symbolic size."""
+        shapes = [self._nodes[name].meta["val"].shape for name in (*self.codec_inputs, *self._layout)]
         sizes = (pair for shape in shapes for pair in zip(shape, SIZES, strict=False))
         return {symbol: name for size, name in sizes if (symbol := _symbol(size)) is not None}
 
     def _input_spec(self, name: str) -> TensorSpec:
-        """Returns what a codec gives for an input, whole numbers as int32; raises ModelFolderError."""
+        """Returns the codec's tensor for an input, with int32 for integers. Raises ModelFolderError: see `spec`."""
         node = self._nodes[name]
         if node.meta["val"].dtype not in (torch.int64, torch.int32):
             return self.spec(name)
-        # The number of rows of the smallest table in which the numbers are looked up.
+        # The integers must be below the number of rows of the smallest table in which they are looked up.
         tables = [user.all_input_nodes[0].name for user in _lookups(node)]
-        below = min((self._tables[table].shape[0] for table in tables if table in self._tables), default=None)
+        below = min((self._weights[table].shape[0] for table in tables if table in self._weights), default=None)
         return replace(self._spec(name, "int32"), below=below)
 
     def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
@@ -292,12 +293,13 @@ class TorchModel(ForeignModel):
         row = axes[2:] if per_token else axes[1:]
         if axes[:1] != [NUM_INPUTS] or not all(isinstance(size, int) for size in row):
             described = " x ".join(str(size) for size in axes)
-            raise ModelFolderError(f"{tensor!r} is {described}; what crosses has a row per input, or one per token")
+            raise ModelFolderError(f"{tensor!r} is {described}; to cross, it needs one row per input or per token")
         return TensorSpec(name=tensor, shape=tuple(row), dtype=dtype, per_token=per_token)
 
     def _block(self, before: Sequence[str], after: Sequence[str]) -> Graph:
-        renamed = {name: self._first_names[tensor] for name, tensor in self._tables.items()}
-        given = {*before, *self._layout, *self._tables}
+        """Returns the graph that computes the tensors `after` from the tensors `before`."""
+        renamed = {name: self._first_names[tensor] for name, tensor in self._weights.items()}
+        given = {*before, *self._layout, *self._weights}
         needed: set[str] = set()
         waiting = [self._nodes[name] for name in after]
         while waiting:
@@ -308,70 +310,68 @@ class TorchModel(ForeignModel):
             elif node.name not in needed:
                 needed.add(node.name)
                 if node.op == "placeholder" and node.name not in given:
-                    said = ", ".join(before)
-                    raise ModelFolderError(f"{said} is not all that the blocks after it need: {node.name!r} too")
+                    raise ModelFolderError(f"the blocks after a cut at {', '.join(before)} also need {node.name!r}")
                 waiting.extend(node.all_input_nodes if node.name not in given else ())
         return Graph(
             takes=(*before, *(name for name in self._layout if name in needed), *SIZES),
-            weights=tuple(dict.fromkeys(renamed[name] for name in self._tables if name in needed)),
+            weights=tuple(dict.fromkeys(renamed[name] for name in self._weights if name in needed)),
             calls=tuple(call_of(node, renamed) for name, node in self._nodes.items() if name in needed - given),
             gives=tuple(after),
         )
 
     @torch.inference_mode()
     def _check_examples(self, backbone: ExportedBackbone) -> None:
-        """Raise GraphError where the backbone answers the module's own examples otherwise than the module."""
+        """Raises GraphError if the backbone and the module return different answers for the module's examples."""
         interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
         interpreter.run(*self.examples.values(), enable_io_processing=False)
-        [wanted] = [value for node, value in interpreter.env.items() if node.name == self.answer]
-        # As long as their mask says, or as they are padded.
-        first, mask = self.examples[self.carried[0]], self.examples.get("attention_mask")
+        [expected] = [value for node, value in interpreter.env.items() if node.name == self.answer]
+        first, mask = self.examples[self.codec_inputs[0]], self.examples.get("attention_mask")
         per_token = backbone.inputs[0].per_token
         lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
         if per_token and mask is not None:
             lengths[:] = (mask != 0).sum(1).clamp_min(1).numpy()
         layout = Layout(lengths)
-        given = tuple(
+        inputs = tuple(
             layout.unpad(self.examples[name][:, : layout.longest]) if spec.per_token else self.examples[name]
-            for name, spec in zip(self.carried, backbone.inputs, strict=True)
+            for name, spec in zip(self.codec_inputs, backbone.inputs, strict=True)
         )
         try:
-            [found] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(given, layout), layout)
+            [result] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(inputs, layout), layout)
         except (RuntimeError, IndexError) as error:
-            said = first_line(error)
-            raise GraphError(f"{self.name} cannot be run on its own examples in blocks: {said}") from error
-        if found.shape == wanted.shape and torch.allclose(found, wanted, TOLERANCE, TOLERANCE, equal_nan=True):
+            reason = first_line(error)
+            raise GraphError(f"{self.name} cannot be run on its own examples in blocks: {reason}") from error
+        if result.shape == expected.shape and torch.allclose(result, expected, TOLERANCE, TOLERANCE, equal_nan=True):
             return
-        other = next((name for name in self._layout if not _follows(self.examples[name], name, layout)), None)
+        other = next((name for name in self._layout if not _is_fed(self.examples[name], name, layout)), None)
         if other is None:
-            raise GraphError(f"{self.name} answers its own examples otherwise in blocks than uncut")
+            raise GraphError(f"{self.name} returns other answers for its own examples in blocks than uncut")
         raise GraphError(
-            f"{self.name}: its example of {other!r} is not what it is fed, and its answers are others; {FED[other]}"
+            f"{self.name}: its example of {other!r} differs from what it is fed, and changes its answers; {FED[other]}"
         )
 
 
-def _logarithm(node: fx.Node) -> str:
-    """Insert the logarithm behind a node; returns its name."""
+def _add_logarithm(node: fx.Node) -> str:
+    """Inserts the logarithm of a node after it. Returns the name of the new node."""
     graph = node.graph
     with graph.inserting_after(node):
-        least = graph.call_function(aten.clamp_min.default, (node, torch.finfo(torch.float32).tiny))
-    with graph.inserting_after(least):
-        logarithm = graph.call_function(aten.log.default, (least,))
-    for each in (least, logarithm):
+        clamped = graph.call_function(aten.clamp_min.default, (node, torch.finfo(torch.float32).tiny))
+    with graph.inserting_after(clamped):
+        logarithm = graph.call_function(aten.log.default, (clamped,))
+    for each in (clamped, logarithm):
         each.meta["val"] = node.meta.get("val")
     return logarithm.name
 
 
-def _follows(example: Tensor, name: str, layout: Layout) -> bool:
-    """Whether an example holds, where tokens are, what inputs of these lengths are fed with."""
+def _is_fed(example: Tensor, name: str, layout: Layout) -> bool:
+    """Whether an example of an input equals what is fed for inputs of these lengths, except for padding."""
     fed = LAYOUT_INPUTS[name](layout)
-    seen = example[:, : layout.longest]
-    return fed.shape == seen.shape and bool((fed == seen.to(fed.dtype))[layout.mask_BT].all())
+    values = example[:, : layout.longest]
+    return fed.shape == values.shape and bool((fed == values.to(fed.dtype))[layout.mask_BT].all())
 
 
 @torch.inference_mode()
 def _runs(backbone: ExportedBackbone, tokens: int) -> bool:
-    """Whether one input of so many tokens can be run."""
+    """Whether the backbone runs an input of so many tokens."""
     layout = layout_of([tokens])
     dtypes = {dtype: each for each, dtype in DTYPES.items()}
     zeros = tuple(
@@ -385,28 +385,28 @@ def _runs(backbone: ExportedBackbone, tokens: int) -> bool:
 
 
 def _lookups(node: fx.Node) -> Iterator[fx.Node]:
-    """Yields the nodes that look a node's numbers, of whatever type, up in a table of weights."""
+    """Yields the nodes that use a node's values as row numbers of a table, also after a conversion of their type."""
     for user in node.users:
         if user.target is torch.ops.aten._to_copy.default:
             yield from _lookups(user)
         elif user.target in LOOKUPS:
-            taken = user.args[LOOKUPS[user.target]]
-            if node is (taken[0] if isinstance(taken, list | tuple) else taken):
+            rows = user.args[LOOKUPS[user.target]]
+            if node is (rows[0] if isinstance(rows, list | tuple) else rows):
                 yield user
 
 
 def _symbol(size: object) -> object:
-    """Returns the symbol of an open size; None for anything else."""
+    """Returns the symbol of a symbolic size; None for other objects."""
     return size.node.expr if isinstance(size, SymInt) and size.node.expr.is_Symbol else None
 
 
 def read_torch(name: str) -> TorchModel:
-    """Trace the module that `module:function` gives.
+    """Traces the module that `module:function` returns.
 
-    Raises ModelFolderError where it cannot be imported; GraphError where it gives something else, cannot be traced with
-    an open batch, or branches by what inputs hold.
+    Raises ModelFolderError if the function cannot be imported. Raises GraphError if it returns something else, and if
+    the module cannot be traced with a dynamic batch size or has control flow that depends on inputs.
     """
-    network, arguments = _given_by(name)
+    network, arguments = _call_user_function(name)
     with torch.no_grad():
         module = _traced(name, network, arguments)
         for node in module.graph.nodes:
@@ -432,37 +432,39 @@ def read_torch(name: str) -> TorchModel:
 _Arguments = tuple[Tensor, ...] | dict[str, Tensor]
 
 
-def _given_by(name: str) -> tuple[nn.Module, _Arguments]:
-    """Returns what the user's function returns, checked."""
-    make = import_own(name, called="network")
-    wanted = "a function without arguments that returns (module, example inputs) is needed"
+def _call_user_function(name: str) -> tuple[nn.Module, _Arguments]:
+    """Returns the checked results of the user's function."""
+    function = import_own(name, called="network")
+    needed = "a function without arguments that returns (module, example inputs) is needed"
     try:
-        network, given = make()
-    except Exception as error:  # whatever the user's function raises
-        raise GraphError(f"{name}: {first_line(error)}; {wanted}") from error
-    if not isinstance(given, Mapping | Tensor | tuple | list):
-        raise GraphError(f"{name} gives {type(given).__name__} for example inputs; {wanted}")
-    arguments = dict(given) if isinstance(given, Mapping) else (given,) if isinstance(given, Tensor) else tuple(given)
+        network, example_inputs = function()
+    except Exception as error:  # the user's function may raise any error
+        raise GraphError(f"{name}: {first_line(error)}; {needed}") from error
+    if isinstance(example_inputs, Tensor):
+        example_inputs = (example_inputs,)
+    if not isinstance(example_inputs, Mapping | tuple | list):
+        raise GraphError(f"{name} returns {type(example_inputs).__name__} as example inputs; {needed}")
+    arguments = dict(example_inputs) if isinstance(example_inputs, Mapping) else tuple(example_inputs)
     tensors = tuple(arguments.values()) if isinstance(arguments, dict) else arguments
     if not isinstance(network, nn.Module) or not tensors or not all(isinstance(each, Tensor) for each in tensors):
-        raise GraphError(f"{name} gives {type(network).__name__}; a torch module and example tensors are needed")
+        raise GraphError(f"{name} returns {type(network).__name__}; a torch module and example tensors are needed")
     rows = {each.shape[0] if each.dim() else 0 for each in tensors}
-    if len(rows) > 1 or min(rows) < 2:  # an example of one would be traced as always one
+    if len(rows) > 1 or min(rows) < 2:  # torch.export would treat a batch size of 1 as a constant
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
-        raise GraphError(f"{name} gives examples {shapes}; each needs a row per input, of the same two or more inputs")
+        raise GraphError(f"{name} returns examples {shapes}; all need a row per input, for the same two or more inputs")
     return network.eval(), arguments
 
 
 def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """Returns the exported module, or the symbolically traced one, without operators that only check inputs."""
+    """Returns the exported or symbolically traced module, without operators that only check inputs."""
     try:
         module = _exported(network, arguments)
-    except Exception as of_export:  # whatever tracing the user's module raises
+    except Exception as export_error:  # tracing a user's module may raise any error
         try:
             module = fx.symbolic_trace(network)
-        except Exception as of_tracing:
-            why = f"torch.export: {first_line(of_export)}; torch.fx: {first_line(of_tracing)}"
-            raise GraphError(f"{name} cannot be traced with an open batch: {why}") from of_export
+        except Exception as trace_error:
+            reasons = f"torch.export: {first_line(export_error)}; torch.fx: {first_line(trace_error)}"
+            raise GraphError(f"{name} cannot be traced with a dynamic batch size: {reasons}") from export_error
     for node in reversed(module.graph.nodes):
         if not node.users and base_name(node).startswith(("_guards", "_assert")):
             module.graph.erase_node(node)
@@ -472,11 +474,11 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphMod
 
 
 def _exported(network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """Returns the module with open batch and, where possible, open lengths; no operator writes in place."""
+    """Returns the exported module with dynamic batch size and, if possible, lengths, without in-place writes."""
     positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
-    axes = pytree.tree_map(_open_axes, arguments)
+    axes = pytree.tree_map(_dynamic_axes, arguments)
     with warnings.catch_warnings():
-        # Of torch's own tracing.
+        # A warning of torch about its own code.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
         program = torch.export.export(network, positional, named, dynamic_shapes=axes)
         module = program.run_decompositions({}).module(check_guards=False)
@@ -484,7 +486,7 @@ def _exported(network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
     return module
 
 
-def _open_axes(example: Tensor) -> dict[int, Any]:
+def _dynamic_axes(example: Tensor) -> dict[int, Any]:
     axes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
     if example.dim() == 2 and not example.is_floating_point():
         axes[1] = torch.export.Dim.AUTO
@@ -492,24 +494,24 @@ def _open_axes(example: Tensor) -> dict[int, Any]:
 
 
 def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[str, Tensor]:
-    """Returns the example inputs by the graph's names, in its order; inputs that nothing reads are removed."""
+    """Returns the example inputs by the names of the graph's inputs, in their order. Removes unused inputs."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if isinstance(arguments, dict):
-        found = {node.name: arguments[node.target] for node in inputs if node.target in arguments}
+        examples = {node.name: arguments[node.target] for node in inputs if node.target in arguments}
     else:
-        found = {node.name: value for node, value in zip(inputs, arguments, strict=False)}
+        examples = {node.name: value for node, value in zip(inputs, arguments, strict=False)}
     for node in inputs:
-        if node.name in found:
+        if node.name in examples:
             continue
         if node.users:
             raise GraphError(f"{name} needs {node.name!r}, which its example inputs do not have")
         module.graph.erase_node(node)
     module.recompile()
-    return found
+    return examples
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a module and keeps shape and bytes of what every node gave, and the shortest of its times, in seconds."""
+    """Runs a module. Records the shape and bytes of every node's result, and the node's shortest time in seconds."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -519,28 +521,29 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         begin = perf_counter()
-        given = super().run_node(n)
+        result = super().run_node(n)
         self.seconds[n.name] = min(self.seconds.get(n.name, inf), perf_counter() - begin)
-        if isinstance(given, Tensor) and n.op != "get_attr":
-            self.shapes[n.name] = tuple(given.shape)
-            self.num_bytes[n.name] = given.numel() * given.element_size()
-        return given
+        if isinstance(result, Tensor) and n.op != "get_attr":
+            self.shapes[n.name] = tuple(result.shape)
+            self.num_bytes[n.name] = result.numel() * result.element_size()
+        return result
 
 
 def _check_batch(graph: TorchModel) -> None:
-    """Raise GraphError where an input comes out otherwise alone, or in a larger batch, than among the examples."""
+    """Raises GraphError if an input has other outputs alone, or in a larger batch, than among the examples."""
     inputs = tuple(graph.examples.values())
-    wanted = graph.run(*inputs)
+    expected = graph.run(*inputs)
     for batch in (1, len(inputs[0]) + 1):
         rows = torch.arange(batch) % len(inputs[0])
         try:
-            given = graph.run(*(each[rows] for each in inputs))
-            same = all(
-                torch.allclose(a, b[rows], rtol=TOLERANCE, atol=TOLERANCE) for a, b in zip(given, wanted, strict=True)
-            )
+            outputs = graph.run(*(each[rows] for each in inputs))
+            pairs = zip(outputs, expected, strict=True)
+            same = all(torch.allclose(a, b[rows], rtol=TOLERANCE, atol=TOLERANCE) for a, b in pairs)
         except (RuntimeError, IndexError, ValueError) as error:
             raise GraphError(
                 f"{graph.name} takes batches of {len(inputs[0])} only, not of {batch}: {first_line(error)}"
             ) from error
         if not same:
-            raise GraphError(f"{graph.name} gives an input other outputs in a batch of {batch} than among the examples")
+            raise GraphError(
+                f"{graph.name} returns other outputs for an input in a batch of {batch} than among the examples"
+            )

@@ -1,1 +1,1 @@
-"""Networks that can be cut: blocks, ramps, pieces, and how a model is stored and loaded."""
+"""Networks that run in parts: blocks, ramps, the pieces that pass between parts, and the files of a model."""

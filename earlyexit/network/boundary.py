@@ -1,4 +1,4 @@
-"""Where a network is cut and what crosses there: splits, tensors, pieces and answers. This needs no torch."""
+"""Splits of a network, the tensors at its block boundaries, and answers. This module needs no torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 
 AfterAnswer = Literal["stop", "stay"]
-"""What inputs do after their answer at a ramp: leave, so that batches shrink (E3), or run on to the model's end, so
-that the full model's answer to every input is known (Apparate, section 3)."""
+"""What inputs do after their answer at a ramp. `stop`: they leave, so that batches shrink (E3). `stay`: they run on to
+the model's end, so that the full model's answer to every input is known (Apparate, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive blocks with nothing to decide between them."""
+    """Consecutive blocks without an active ramp between them."""
 
     first: int
     end: int
     ramp: int | None
-    """The active ramp at its end, `end - 1`; None without a decision there."""
+    """The active ramp after its last block, `end` - 1; None if that block has no active ramp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +37,21 @@ class Budget:
 
     inputs: int
     tokens: int | None = None
-    """None: any number of them."""
+    """None: any number."""
 
     def room_for(self, num_inputs: int, num_tokens: int, more_tokens: int) -> bool:
-        """Whether a batch of so many inputs and tokens may take one more input, of `more_tokens`.
+        """Whether a batch of `num_inputs` inputs and `num_tokens` tokens has room for an input of `more_tokens`.
 
-        An empty batch always may, so that an input larger than the budget runs alone.
+        An empty batch always has room, so that an input larger than the budget runs alone.
         """
         if not num_inputs:
             return True
         return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
 
     def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
-        """Returns the expected tokens of a full batch with these inputs and others of `mean_tokens`.
+        """Returns the expected tokens of a full batch: `num_inputs` known inputs, and others of `mean_tokens` each.
 
-        If one such input is larger than the budget, it is the batch.
+        If an input of `mean_tokens` exceeds the token budget, it is a batch by itself.
         """
         expected = num_tokens + max(0, self.inputs - num_inputs) * mean_tokens
         return expected if self.tokens is None else min(expected, max(self.tokens, mean_tokens))
@@ -59,10 +59,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Consecutive blocks run as one batch, at one batch size.
+    """Consecutive blocks that run on one batch without regrouping, and their batch size.
 
-    Answers leave at the active ramps inside; the other inputs go on at its end. Raises PlanError when the values
-    contradict each other.
+    Inputs may be answered at its active ramps; the survivors go on at its end. Raises PlanError for
+    contradictory values.
     """
 
     first: int
@@ -70,15 +70,15 @@ class Split:
     end: int
     """One past the last block."""
     batch: int
-    """The batch size that the split is fused to, in inputs."""
+    """The inputs of a full batch."""
     ramps: tuple[int, ...] = ()
-    """Active ramps, ascending; ramp r sits after block r."""
+    """The active ramps, ascending. Ramp r is after block r."""
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = None
-    """While fewer than this many of a running batch's inputs remain inside, the device may run its next batch beside it
+    """While fewer than this many inputs remain in a running batch, the device may run its next batch beside it
     (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
     tokens: int | None = None
-    """The most tokens in a batch; a larger input runs alone. None: only `batch` bounds it."""
+    """The most tokens in a batch. A larger input runs alone. None: no limit."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:
@@ -86,9 +86,9 @@ class Split:
         if self.batch < 1:
             raise PlanError(f"a split's batch must be at least 1, not {self.batch}")
         if self.tokens is not None and self.tokens < 1:
-            raise PlanError(f"a split's tokens must be at least 1, not {self.tokens}; without them inputs alone count")
+            raise PlanError(f"a split's tokens must be at least 1, not {self.tokens}; leave them out for no limit")
         if self.overlap_below is not None and self.overlap_below < 1:
-            raise PlanError(f"overlap_below must be at least 1, not {self.overlap_below}; without it nothing overlaps")
+            raise PlanError(f"overlap_below must be at least 1, not {self.overlap_below}; leave it out for no overlap")
         if list(self.ramps) != sorted(set(self.ramps)):
             raise PlanError(f"a split's ramps must ascend without repeats, not {list(self.ramps)}")
         for ramp in self.ramps:
@@ -102,16 +102,16 @@ class Split:
 
     @property
     def stays(self) -> bool:
-        """Whether its inputs run on after they are answered."""
+        """Whether its inputs run on after their answer."""
         return self.after_answer == "stay"
 
     @property
     def side_by_side(self) -> int:
-        """The batches that a device may begin at once: two where another may run beside a full one."""
+        """The number of batches that a device may start at once: 2 if a batch may run beside a full one, else 1."""
         return 1 if self.overlap_below is None or self.overlap_below <= self.batch else 2
 
     def segments(self) -> tuple[Segment, ...]:
-        """Returns the split cut at its active ramps: first to last, without gaps."""
+        """Returns the segments of the split: it is cut after each active ramp."""
         bounds = sorted({self.first, *(ramp + 1 for ramp in self.ramps), self.end})
         return tuple(
             Segment(first=first, end=end, ramp=end - 1 if end - 1 in self.ramps else None)
@@ -119,71 +119,72 @@ class Split:
         )
 
     def rest(self, block: int) -> Split:
-        """Returns the rest of the split from `block` on, which must be one of its blocks."""
+        """Returns the split from `block` on, which must be one of its blocks."""
         if block == self.first:
             return self
         return replace(self, first=block, ramps=tuple(ramp for ramp in self.ramps if ramp >= block))
 
 
 def rest_of(block: int, splits: Sequence[Split], fallback: Sequence[Split] = ()) -> Split:
-    """Returns the rest, from a block on, of the split that holds it; raises PlanError where none does."""
+    """Returns the first split that contains a block, from that block on. Raises PlanError if none contains it."""
     for split in (*splits, *fallback):
         if split.first <= block < split.end:
             return split.rest(block)
-    held = ", ".join(f"{split.first} to {split.end - 1}" for split in splits)
-    raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
+    hosted = ", ".join(f"{split.first} to {split.end - 1}" for split in splits)
+    raise PlanError(f"no split here holds block {block}; splits hold the blocks {hosted or 'of no model'}")
 
 
 DType = Literal["float", "int32", "uint8"]
-"""`float` is the float type that the model was loaded in."""
+"""`float` is the float type in which the model was loaded."""
 BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
 FloatName = Literal["float32", "bfloat16"]
-"""What networks compute in."""
+"""The float types in which networks compute."""
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
-"""Bytes of a number, by the type that a model is loaded in."""
+"""Bytes of one number."""
 HALF_BYTES = 2
 NUMPY: dict[DType, np.dtype[np.generic]] = {
     "float": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
     "uint8": np.dtype(np.uint8),
 }
-"""The types that codecs produce."""
+"""The types of the tensors that codecs return."""
 IMAGE_AXES = 3
 MAX_SIDE = 2**15
-"""Largest side of an image, in pixels. Resizing holds one side of the file beside one of the result for a moment."""
+"""The largest side of an image, in pixels. It bounds the memory of resizing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One tensor of a boundary; a model card holds it as it is."""
+    """The description of one tensor of a boundary. Model cards store it."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     shape: tuple[int, ...]
-    """Of one row."""
+    """The shape of one row."""
     dtype: DType = "float"
     per_token: bool = False
-    """Whether it has a row for every token of an input, or one row for the input."""
+    """Whether it has one row per token of an input, or one row per input."""
     below: int | None = None
-    """For whole numbers: the first that the network does not take; None where all are taken."""
+    """For integers: all values must be below this bound. None: no bound."""
 
 
 Boundary = tuple[TensorSpec, ...]
+"""The tensors that pass from one block to the next."""
 
 
 def hop_float_bytes(dtype: str, hop_dtype: HopDtype) -> int:
-    """Returns the bytes of one number of a `float` tensor between processes, for a model in `dtype`."""
+    """Returns the bytes of one `float` number between processes, for a model in `dtype`."""
     return FLOAT_BYTES[dtype] if hop_dtype == "same" else HALF_BYTES
 
 
 def takes_images(inputs: Boundary) -> bool:
-    """Whether a network's inputs are images, (height, width, channels)."""
+    """Whether a network's inputs are images (height, width, channels)."""
     return len(inputs) == 1 and not inputs[0].per_token and len(inputs[0].shape) == IMAGE_AXES
 
 
 def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_bytes: int = BYTES["float"]) -> float:
-    """Returns the bytes that one input of `length` tokens carries over a boundary."""
+    """Returns the bytes of one input of `length` tokens at a boundary."""
     return sum(
         math.prod(each.shape)
         * (length if each.per_token else 1)
@@ -193,24 +194,22 @@ def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_byte
 
 
 def why_no_exit(boundary: Sequence[TensorSpec]) -> str | None:
-    """Returns why no exit can look at what crosses here; None where one can."""
+    """Returns why a boundary cannot have an exit; None if it can."""
     first = boundary[0]
-    return (
-        None if first.dtype == "float" else f"exits look at floating point numbers, and {first.name!r} is {first.dtype}"
-    )
+    return None if first.dtype == "float" else f"an exit needs floating point numbers; {first.name!r} is {first.dtype}"
 
 
 def mismatch(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
-    """Returns what a network does not take in an encoded input; None where it takes all of it."""
+    """Returns why an encoded input does not fit a network's inputs; None if it fits."""
     if len(encoded.tensors) != len(inputs):
         names = ", ".join(each.name for each in inputs)
-        return f"the codec gives {len(encoded.tensors)} tensors; the network takes {len(inputs)}: {names}"
+        return f"the codec returns {len(encoded.tensors)} tensors; the network takes {len(inputs)}: {names}"
     for spec, values in zip(inputs, encoded.tensors, strict=True):
         dtype, shape = NUMPY[spec.dtype], (encoded.length if spec.per_token else 1, *spec.shape)
         if values.dtype != dtype or values.shape != shape:
             return (
-                f"of an input of length {encoded.length} the network takes {spec.name!r} as {dtype} {list(shape)}; "
-                f"the codec gives {values.dtype} {list(values.shape)}"
+                f"for an input of length {encoded.length} the network takes {spec.name!r} as {dtype} {list(shape)}; "
+                f"the codec returns {values.dtype} {list(values.shape)}"
             )
     return None
 
@@ -230,9 +229,9 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
     "FP64": np.dtype(np.float64),
     "BYTES": np.dtype(np.object_),
 }
-"""Datatypes of the Open Inference Protocol, with numpy's for each; BYTES are strings of any length."""
+"""The datatypes of the Open Inference Protocol and their numpy types. BYTES are strings of any length."""
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-"""JSON's types of numbers, by numpy's kind."""
+"""The accepted JSON types, by numpy's `dtype.kind`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +240,9 @@ class Column:
 
     name: str
     datatypes: tuple[str, ...]
-    """The datatypes that are accepted, the preferred one first; an output has one."""
+    """The accepted datatypes, the preferred one first. An output has one."""
     shape: tuple[int, ...] = ()
-    """The shape of one row; -1 for any size. A column of n rows is (n, *shape)."""
+    """The shape of one row; -1: any size. A column of n rows is (n, *shape)."""
 
     @property
     def datatype(self) -> str:
@@ -252,34 +251,34 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An input as the network takes it before block 0."""
+    """An input in the form that the network takes before block 0."""
 
     length: int
     """In tokens; 1 for inputs without tokens."""
     tensors: tuple[npt.NDArray[np.generic], ...]
-    """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""
+    """One array per input tensor of the network, (length, ...), or (1, ...) for a tensor with one row per input."""
 
 
 def parse_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
-    """Returns numbers of JSON, nested or not, as an array; raises ValueError where some do not fit the datatype."""
+    """Returns a JSON number or nested lists of numbers as an array. Raises ValueError if one does not fit."""
     dtype: np.dtype[Any] = DATATYPES[datatype]
     _check_types(value, datatype)
     try:
-        given = np.array(value)
+        array = np.array(value)
     except (ValueError, OverflowError):  # lists of different lengths
         raise ValueError("not an array of numbers") from None
-    if dtype == np.uint64 and given.dtype.kind in "fO":  # numpy's type for small numbers beside the largest
-        given = np.array(value, dtype=object)
-        if all(0 <= each < 2**64 for each in given.flat):
-            return given.astype(dtype)
-    if not _fits(given, dtype):
+    if dtype == np.uint64 and array.dtype.kind in "fO":  # numpy chooses float if both small and huge numbers occur
+        array = np.array(value, dtype=object)
+        if all(0 <= each < 2**64 for each in array.flat):
+            return array.astype(dtype)
+    if not _fits(array, dtype):
         raise ValueError(f"not all {datatype}")
     with np.errstate(over="ignore"):  # numbers too large for FP16 become infinite
-        return given.astype(dtype)
+        return array.astype(dtype)
 
 
 def _check_types(value: object, datatype: str) -> None:
-    """Raise ValueError for types that numpy would convert, such as all numbers beside one long string."""
+    """Raises ValueError for types that numpy would convert, such as numbers in a list with a string."""
     level: list[Any] = [value]
     while (types := set(map(type, level))) == {list}:
         level = list(chain.from_iterable(level))
@@ -289,19 +288,20 @@ def _check_types(value: object, datatype: str) -> None:
         raise ValueError(f"not all {datatype}")
 
 
-def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether an array from JSON can be converted to a type without changing values of another kind."""
     if dtype.kind == "f":
-        return given.dtype.kind in "fiu"
-    if dtype.kind == "b" or not given.size:
-        return given.dtype.kind == dtype.kind or not given.size
+        return array.dtype.kind in "fiu"
+    if dtype.kind == "b" or not array.size:
+        return array.dtype.kind == dtype.kind or not array.size
     limits = np.iinfo(dtype)
-    return given.dtype.kind in "iu" and int(given.min()) >= limits.min and int(given.max()) <= limits.max
+    return array.dtype.kind in "iu" and int(array.min()) >= limits.min and int(array.max()) <= limits.max
 
 
 def cast_column(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
-    """Returns a column in another datatype: whole numbers if it holds all of them, others if it is of their kind.
+    """Returns a column in another datatype.
 
-    Raises ValueError otherwise.
+    Raises ValueError if an integer does not fit the datatype, and for casts that numpy's rule `same_kind` forbids.
     """
     dtype: np.dtype[Any] = DATATYPES[datatype]
     if column.dtype.kind in "iu" and dtype.kind in "iu":
@@ -316,32 +316,32 @@ def cast_column(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
 
 
 PACKED_FROM_BYTES = 4096
-"""Below this size packing costs more than it saves. A class map of 240 x 180 pixels shrinks to a 20th or less."""
+"""Smaller arrays are not compressed. A class map of 240 x 180 pixels shrinks to a 20th or less."""
 Lengths = npt.NDArray[np.int32]
 """Tokens per input, (B,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedArray:
-    """An answer of many numbers, as it travels."""
+    """An answer that is an array, as bytes for other processes."""
 
     dtype: str
     shape: tuple[int, ...]
     raw: memoryview
-    """Read-only; after a transfer a view of the received bytes."""
+    """Read-only. After a transfer it is a view of the received bytes."""
     packed: bool = False
     """Whether the bytes are compressed by zlib."""
 
     @classmethod
     def of(cls, array: npt.NDArray[np.generic], *, pack: bool = False) -> PackedArray:
-        """Returns a copy of an array, whose memory may be a batch's and reused. `pack`: compress large arrays."""
+        """Returns a copy of an array, because a later batch may reuse its memory. `pack`: compress large arrays."""
         packed = pack and array.nbytes >= PACKED_FROM_BYTES
         raw = zlib.compress(array.tobytes(), level=1) if packed else array.tobytes()
         return cls(array.dtype.str, array.shape, memoryview(raw), packed)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the array."""
+        """The bytes of the uncompressed array."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def __reduce__(self) -> tuple[Callable[..., PackedArray], tuple[str, tuple[int, ...], bytes, bool]]:
@@ -358,47 +358,47 @@ def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes, packed: bool) -> P
 
 
 Value = int | float | PackedArray
-"""An answer in its task's form: a label's index, a number, an array."""
+"""An answer: the index of a label, a number, or an array, depending on the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer with which an input left."""
+    """The answer to an input."""
 
     sample_id: str
     value: Value
     score: float
-    """How sure the exit was, by its task; with recorded exits, the recorded score."""
+    """The score of the exit that answered, in the policy's unit."""
     exit: int
-    """The block it left after; the last block's index for inputs that ran the whole model."""
+    """The block after which the input left. For the full model: the last block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitResult:
-    """The opinion of an exit about an input that stays."""
+    """The result of one exit for an input that stays."""
 
     sample_id: str
     block: int
-    """The exit sits after it; the model's last block stands for the full model."""
+    """The exit is after this block. For the full model: the last block."""
     score: float
-    """In the policy's unit; of the full model NaN."""
+    """The exit's score in the policy's unit; NaN for the full model."""
     value: Value
+    """The answer that this exit would give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WirePiece:
-    """A piece as it travels between processes: numpy only, so that neither end needs torch to carry it."""
+    """A piece as numpy arrays, for other processes. They need no torch to pass it on."""
 
     sample_ids: tuple[str, ...]
     next_block: int
     lengths_B: Lengths
     tensors: tuple[npt.NDArray[np.generic], ...]
-    """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
-    inputs, or a row per input; bfloat16 as its bits (uint16), float16 where hops are in half precision. Before a
-    network's first block they are the inputs that its codec gives. `importance` comes last where it is measured. The
-    tuple is empty where nothing is computed."""
+    """One array per tensor of the boundary before `next_block`, with a row per token of all inputs or a row per input.
+    Before a network's first block they are the arrays of its codec. bfloat16 is stored as its bits (uint16), and hops
+    in half precision as float16. `importance` is last if it is measured. Emulated devices have no tensors."""
     state_BS: npt.NDArray[np.generic] | None
-    """The exit policy's state; None before the first block, for the policy's initial state."""
+    """The exit policy's state. None: the policy's initial state, before the first block."""
 
     def select(self, keep: Sequence[int]) -> WirePiece:
         """Returns the inputs at the given positions, in the given order."""
@@ -422,10 +422,10 @@ def entry_piece(
     state_BS: npt.NDArray[np.generic] | None = None,
     measured: bool = False,
 ) -> WirePiece:
-    """Returns inputs before a network's first block as one piece; `state_BS`: the state of inputs of another network.
+    """Returns inputs before a network's first block as one piece.
 
-    `measured`: they carry `importance` (N,), the attention that their tokens have received: zeros, to which each block
-    adds.
+    `state_BS`: the policy's state of inputs from an earlier network. `measured`: add `importance` (N,), the attention
+    that each token received; it begins at zero, and each block adds to it.
     """
     lengths_B = np.array([each.length for each in encoded], dtype=np.int32)
     tensors = tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True)))
@@ -439,7 +439,7 @@ def entry_piece(
 
 
 def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
-    """Returns the answers in an array, one per row; see `PackedArray.of`."""
+    """Returns one answer per row of an array. `pack`: see `PackedArray.of`."""
     if array.ndim > 1:
         return [PackedArray.of(row, pack=pack) for row in array]
     values: list[Value] = array.tolist()
@@ -447,7 +447,7 @@ def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
 
 
 def stack_values(values: Sequence[Value]) -> npt.NDArray[Any]:
-    """Returns answers of one task as an array, one row each; a single array answer is a read-only view."""
+    """Returns answers of one task as an array with one row each. A single array answer is a read-only view."""
     if len(values) == 1 and isinstance(values[0], PackedArray):
         return values[0].numpy()[None]
     return np.array([value.numpy() if isinstance(value, PackedArray) else value for value in values])

@@ -1,4 +1,4 @@
-"""A chain: one network, or several in a row, whose blocks and ramps are numbered consecutively. It needs no torch."""
+"""Chains: one or several networks in a row, with consecutively numbered blocks and ramps. It needs no torch."""
 
 from __future__ import annotations
 
@@ -12,75 +12,74 @@ from math import isfinite
 from earlyexit.errors import ModelFolderError, PlanError
 
 Weights = Mapping[int, float]
-"""By the last block of each network but the last: the combined share of the networks up to it, in what comes after it.
-The next network has the rest. So the last exit of three networks with weights w1 and w2 says
-(1 - w2) p3 + w2 ((1 - w1) p2 + w1 p1), which can be any weighted mean."""
+"""Ensemble weights by the last block of each network but the last. A weight is the combined share of all networks up to
+that block; the next network has the rest. With weights w1 and w2, the last exit of three networks combines their
+probabilities to (1 - w2) p3 + w2 ((1 - w1) p2 + w1 p1), which can express any weighted mean."""
 
 
 def check_weights(weights: Weights) -> None:
-    """Raise PlanError for a weight outside 0 to below 1: at 1 a later network would not count."""
+    """Raises PlanError unless each weight is at least 0 and below 1. With a weight of 1, a network would not count."""
     for end, weight in weights.items():
         if not 0 <= weight < 1:
-            raise PlanError(
-                f"weights: after block {end} the networks before count {weight}; a weight must be at least 0, below 1"
-            )
+            raise PlanError(f"weights: the weight after block {end} must be at least 0 and below 1, not {weight}")
 
 
 def check_ends(weights: Weights, networks: tuple[int, ...]) -> None:
-    """Raise PlanError for a weight that is not after a network's end; `networks`: one past each one's last block."""
+    """Raises PlanError for a weight whose block is no end of a network before another one; `networks`: as in a plan."""
     ends = [bound - 1 for bound in networks[:-1]]
     others = sorted(set(weights) - set(ends))
     if others and not ends:
-        raise PlanError(f"weights {dict(weights)} are of a chain's networks, and the model is a single one")
+        raise PlanError(f"weights {dict(weights)} need a chain of networks; the model is a single network")
     if others:
-        raise PlanError(f"weights after blocks {others}; the networks that are not the last end after {ends}")
+        raise PlanError(f"weights after blocks {others}: a weight must be after a network before the last: {ends}")
 
 
 def proportional(parts: Mapping[int, float], last: float) -> dict[int, float]:
-    """Returns the weights with which every network counts in proportion to its number; `last`: the last network's.
+    """Returns the weights with which each network counts in proportion to a number.
 
-    `parts`: the others' numbers, by their last block. Raises PlanError for numbers that are no proportions.
+    `parts`: the numbers of all networks but the last, by their last block. `last`: the number of the last network.
+    Raises PlanError for numbers that are negative, not finite, or all zero.
     """
     ends = sorted(parts)
-    counts = [*(parts[end] for end in ends), last]
-    if not all(map(isfinite, counts)) or min(counts) < 0 or counts[0] + counts[1] <= 0:
-        raise PlanError(f"weights in proportion to {counts}: these must be numbers from 0 on, and not all be 0")
-    totals = list(accumulate(counts))
-    weights = {end: before / after for end, before, after in zip(ends, totals[:-1], totals[1:], strict=True)}
+    numbers = [*(parts[end] for end in ends), last]
+    if not all(map(isfinite, numbers)) or min(numbers) < 0 or numbers[0] + numbers[1] <= 0:
+        raise PlanError(f"weights in proportion to {numbers}: the numbers must be at least 0, and not all 0")
+    totals = list(accumulate(numbers))
+    weights = {end: before / after for end, (before, after) in zip(ends, pairwise(totals), strict=True)}
     check_weights(weights)
     return weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """The blocks of several networks. Raises ModelFolderError for contradictory values.
+    """The blocks of one or several networks. Raises ModelFolderError for contradictory values.
 
-    The end of every network but the last is a ramp like any other, after its last block. The last network is the
-    *reference*; its end answers all inputs that get there.
+    The end of every network but the last is a ramp like any other, after the network's last block. The last network is
+    the *reference*. Its head answers all inputs that reach its end.
     """
 
     names: tuple[str, ...]
-    """Names of the networks, first to last."""
+    """The names of the networks, in their order."""
     lengths: tuple[int, ...]
-    """Number of blocks of every network."""
+    """The number of blocks of every network."""
     ramps: tuple[int, ...] = ()
-    """Ascending, in the chain's numbering; the ends of all networks but the last are among them."""
+    """All ramps, ascending, in the chain's numbering. They include the ends of all networks but the last."""
 
     def __post_init__(self) -> None:
         if not self.lengths or len(self.names) != len(self.lengths):
-            raise ModelFolderError(f"a chain of {len(self.names)} networks, with blocks of {len(self.lengths)}")
+            raise ModelFolderError(f"a chain has {len(self.names)} names of networks, and {len(self.lengths)} lengths")
         if min(self.lengths) < 1:
-            raise ModelFolderError(f"every network of a chain has blocks: {list(self.lengths)}")
+            raise ModelFolderError(f"every network of a chain must have blocks, not {list(self.lengths)}")
         if len(set(self.names)) < len(self.names):
-            raise ModelFolderError(f"the networks of a chain have different names: {', '.join(self.names)}")
+            raise ModelFolderError(f"the networks of a chain must have different names, not {', '.join(self.names)}")
         if list(self.ramps) != sorted(set(self.ramps)):
-            raise ModelFolderError(f"a chain's ramps ascend without repeats: {list(self.ramps)}")
+            raise ModelFolderError(f"a chain's ramps must ascend without repeats, not {list(self.ramps)}")
         outside = [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks]
         if outside:
             raise ModelFolderError(f"a chain of {self.num_blocks} blocks has no ramps {outside}")
         missing = sorted(set(self.end_ramps) - set(self.ramps))
         if missing:
-            raise ModelFolderError(f"networks end after blocks {list(self.end_ramps)}: no ramps {missing}")
+            raise ModelFolderError(f"a chain's ramps must include {missing}, the ends of networks before the last")
 
     @property
     def is_one(self) -> bool:
@@ -89,12 +88,12 @@ class Chain:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """One past the last block of every network, the last being the number of blocks."""
+        """One past the last block of every network."""
         return tuple(accumulate(self.lengths))
 
     @property
     def networks(self) -> tuple[int, ...]:
-        """The `networks` of plans: `bounds`, or nothing for a single network."""
+        """The value for the field `networks` of plans: `bounds`, or empty for a single network."""
         return () if self.is_one else self.bounds
 
     @cached_property
@@ -109,7 +108,7 @@ class Chain:
 
     @property
     def end_ramps(self) -> tuple[int, ...]:
-        """The last block of every network but the reference: the ramps after which inputs cross."""
+        """The last block of every network but the reference. At these ramps, survivors go on to the next network."""
         return self.ends[:-1]
 
     @property
@@ -117,7 +116,7 @@ class Chain:
         return self.bounds[-1]
 
     def network_of(self, block: int) -> int:
-        """Returns the network of a block."""
+        """Returns the index of a block's network."""
         assert 0 <= block < self.num_blocks, f"no block {block} in a chain of {self.num_blocks}"
         return bisect_right(self.bounds, block)
 
@@ -126,18 +125,18 @@ class Chain:
         return self.names[self.network_of(block)]
 
     def locate(self, block: int) -> tuple[int, int]:
-        """Returns the network of a block, and the block's number there."""
+        """Returns the index of a block's network, and the block's number in that network."""
         network = self.network_of(block)
         return network, block - self.starts[network]
 
     def ramps_of(self, network: int) -> tuple[int, ...]:
-        """Returns a network's own ramps, in its own numbering, without its end."""
+        """Returns the ramps of a network in its own numbering, without its end."""
         first, last = self.starts[network], self.ends[network]
         return tuple(ramp - first for ramp in self.ramps if first <= ramp < last)
 
 
 def join_chains(parts: Sequence[Chain]) -> Chain:
-    """Returns the chain of the networks of several chains, one after the other; raises ModelFolderError."""
+    """Returns several chains in a row as one chain. Raises ModelFolderError, for example for equal names."""
     starts = (0, *accumulate(each.num_blocks for each in parts))
     inner = [start + ramp for start, each in zip(starts, parts, strict=False) for ramp in each.ramps]
     return Chain(
@@ -148,17 +147,17 @@ def join_chains(parts: Sequence[Chain]) -> Chain:
 
 
 def check_networks(networks: tuple[int, ...]) -> None:
-    """Raise PlanError unless these are one past the last block of each network of a chain: two or more, or none."""
+    """Raises PlanError unless `networks` is valid: one past the last block of each of several networks, or empty."""
     if not networks:
         return
     if len(networks) == 1:
-        raise PlanError(f"networks are those of a chain; a plan of one model leaves them out, and so {networks[0]}")
+        raise PlanError(f"networks must name at least two networks, not {list(networks)}; leave it out for one network")
     if networks[0] < 1 or any(after <= before for before, after in pairwise(networks)):
         raise PlanError(f"networks must ascend, each one past the last block of a network, not {list(networks)}")
 
 
 def used_networks(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
-    """Returns the networks of splits that begin at these blocks; (0,) for a single network."""
+    """Returns the indices of the networks that contain these blocks; (0,) for a single network."""
     if not networks:
         return (0,)
     return tuple(sorted({bisect_right(networks, first) for first in firsts}))

@@ -1,7 +1,7 @@
-"""Several networks in a row as one `Network`; each runs its own segments, and no segment crosses to the next network.
+"""A chain of networks as one `Network`, and functions that load networks and open their memory for sequences.
 
-An input that goes on at the end of a network returns to the ingress, which encodes its row for the next network. This
-file also opens networks, and the memory that a replica reserves for sequences.
+Each network runs its own segments. A survivor at the end of a network returns to the ingress, which encodes the
+original input again for the next network.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from earlyexit.tasks import find_task
 
 
 class ChainNetwork:
-    """A `Network` of several networks, with blocks and ramps numbered consecutively.
+    """A `Network` of several networks, with consecutively numbered blocks and ramps.
 
-    The end of every network but the last is a ramp: its head is computed where that ramp is active or looks. Only
-    tensors beside the network's own cross such an end: `importance`, in half precision.
+    The end of every network but the last is a ramp. Its head is computed if that ramp is active or observed. No hidden
+    state passes such an end, only `importance` does, in float16.
     """
 
     def __init__(self, members: Sequence[EarlyExitModel], runners: Sequence[SegmentRunner] | None = None) -> None:
-        """Raises ModelFolderError unless the networks have one device, one float type and the same answers.
+        """Raises ModelFolderError unless the networks have the same device, float type and task.
 
-        It marks all but the last as parts of a chain, whose ends are ramps. `runners`: what computes the segments of
-        each network; None for the networks themselves.
+        All networks but the last are marked as parts of a chain, whose ends are ramps. `runners`: what computes the
+        segments of each network; None for the networks themselves.
         """
         first, last = members[0], members[-1]
         for member in members:
             if member.backbone.kept_bytes:
-                raise ModelFolderError(f"{member.info.name} keeps something of sequences: it cannot be part of a chain")
+                raise ModelFolderError(f"{member.info.name} keeps memory of sequences, so it cannot be part of a chain")
             if member.task.spec() != last.task.spec():
-                raise ModelFolderError(f"{member.info.name} and {last.info.name} give different answers: no chain")
+                raise ModelFolderError(f"{member.info.name} and {last.info.name} have different tasks: no chain")
             if (member.dtype, member.device) != (first.dtype, first.device):
                 raise ModelFolderError(f"{member.info.name} and {first.info.name} differ in float type or device")
             member.is_last = member is last
@@ -57,7 +57,7 @@ class ChainNetwork:
         self.ramp_indices = self.chain.ramps
         self.task = last.task
         self.max_length = min(member.max_length for member in members)
-        """The longest input that every member takes."""
+        """The longest input that all networks accept, in tokens."""
         self.device, self.dtype = first.device, first.dtype
 
     def boundary(self, block: int) -> Boundary:
@@ -83,8 +83,8 @@ class ChainNetwork:
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         located = [(*locate(self.chain, segment), budget) for segment, budget in segments.items()]
-        for place, runner in enumerate(self.runners):
-            runner.prepare({own: budget for network, own, budget in located if network == place})
+        for index, runner in enumerate(self.runners):
+            runner.prepare({own: budget for network, own, budget in located if network == index})
 
 
 AnyNetwork = EarlyExitModel | ChainNetwork
@@ -92,10 +92,10 @@ AnyNetwork = EarlyExitModel | ChainNetwork
 
 
 def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
-    """Returns the network of a segment, and the segment in that network's numbering."""
+    """Returns the index of a segment's network, and the segment in that network's numbering."""
     network, first = chain.locate(segment.first)
     start = segment.first - first
-    assert segment.end - start <= chain.lengths[network], f"{segment} runs over a crossing"
+    assert segment.end - start <= chain.lengths[network], f"{segment} is in two networks"
     ramp = None if segment.ramp is None else segment.ramp - start
     return network, replace(segment, first=first, end=segment.end - start, ramp=ramp)
 
@@ -103,9 +103,9 @@ def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
 def load_network(
     folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None, attention: Attention = "auto"
 ) -> AnyNetwork:
-    """Returns a model folder's network or chain of networks, in inference mode; see `load_model`.
+    """Loads the network, or chain of networks, of a model folder, in inference mode: see `load_model`.
 
-    Raises ModelFolderError, also where a chain's models, or their labels, no longer fit its card.
+    Raises ModelFolderError for an unusable folder, and if the models of a chain no longer match its card.
     """
     card = read_card(folder)
     members = [load_model(path, device=device, dtype=dtype) for path in card.members(folder)]
@@ -116,60 +116,60 @@ def load_network(
     network = ChainNetwork(members)
     if network.chain != card.chain:
         raise ModelFolderError(
-            f"{folder / CARD_FILE}: its models have ramps {list(network.ramp_indices)}, the chain says "
-            f"{list(card.ramps)}; `offramp chain` makes it anew"
+            f"{folder / CARD_FILE}: its models have the ramps {list(network.ramp_indices)}, the chain has "
+            f"{list(card.ramps)}; run `offramp chain` again"
         )
     if network.task.spec() != find_task(card.task).spec():  # answers would get wrong names
         raise ModelFolderError(
-            f"{folder / CARD_FILE}: its models have other labels, or in another order, than the chain says; "
-            "`offramp chain` makes it anew"
+            f"{folder / CARD_FILE}: its models have other labels than the chain, or in another order; run "
+            "`offramp chain` again"
         )
     return network
 
 
 def open_network(backend: BackendName, network: AnyNetwork, folder: Path, num_threads: int) -> SegmentRunner:
-    """Returns the runner of a network, or of a chain, that no longer changes; see `open_segments`."""
+    """Returns what computes the segments of a network or chain whose weights are final: see `open_segments`."""
     folders = read_card(folder).members(folder)
     members = network.members if isinstance(network, ChainNetwork) else (network,)
     runners = [open_segments(backend, member, path, num_threads) for member, path in zip(members, folders, strict=True)]
     if not isinstance(network, ChainNetwork):
         return runners[0]
-    same = all(runner is member for runner, member in zip(runners, members, strict=True))
-    return network if same else ChainNetwork(members, runners)
+    run_themselves = all(runner is member for runner, member in zip(runners, members, strict=True))
+    return network if run_themselves else ChainNetwork(members, runners)
 
 
 logger = logging.getLogger(__name__)
 
 CPU_SHARE, GPU_SHARE = 0.25, 0.8
-"""Share of the memory free after loading the weights that a replica takes by default. The rest of a GPU's memory is for
-batches (vLLM leaves a tenth of all); the replicas of a machine share its memory."""
+"""The default share of free memory, after loading the weights, for keys and values. The rest of a GPU's memory is for
+batches (vLLM leaves a tenth of all memory). On CPUs, the replicas of a machine share its memory."""
 MOST_BYTES = 4 << 30
-"""Most bytes of a machine's own memory that a replica takes by default: a hundred thousand tokens of a model of 135
-million parameters, more than a few cores can serve."""
+"""The default limit in host memory, in bytes. It holds a hundred thousand tokens of a model with 135 million
+parameters, which is more than a few cores can serve."""
 MOST_SEQUENCES = 256
-"""Most sequences of the longest length for which memory is taken by default: small models need no more."""
+"""The default limit, in sequences of the longest length. Small models need no more memory."""
 
 
 def keeps_sequences(network: AnyNetwork) -> bool:
-    """Whether a network keeps anything of sequences between their inputs."""
+    """Whether a network keeps memory of sequences between their inputs."""
     return not isinstance(network, ChainNetwork) and network.backbone.kept_bytes > 0
 
 
 def open_memory(network: AnyNetwork, tokens: int | None, fill: Fill, free_bytes: int) -> Memory[Piece] | None:
-    """Returns memory for `tokens` tokens of sequences, None: by what is free. None for networks that keep nothing."""
+    """Returns memory for `tokens` tokens of sequences, by default a share of `free_bytes`; None if it is not needed."""
     if isinstance(network, ChainNetwork) or not network.backbone.kept_bytes:
         return None
     if tokens is None:
         on_gpu = network.device.type == "cuda"
         tokens = tokens_that_fit(free_bytes, network.backbone.kept_bytes, network.max_length, on_gpu=on_gpu)
     memory = network.backbone.open_memory(tokens, fill)
-    use = memory.use()
-    held = use.num_pages * use.page_tokens
-    logger.info("keys and values of %d tokens, %.0f MB", held, held * network.backbone.kept_bytes / 1e6)
+    capacity = memory.use().num_pages * memory.use().page_tokens
+    megabytes = capacity * network.backbone.kept_bytes / 1e6
+    logger.info("reserved keys and values of %d tokens, %.0f MB", capacity, megabytes)
     return memory
 
 
 def tokens_that_fit(free_bytes: int, token_bytes: int, max_length: int, *, on_gpu: bool) -> int:
-    """Returns how many tokens a replica keeps by default: what fits into free memory, and no more than is needed."""
+    """Returns the default capacity in tokens: what fits into the share of free memory, within the limits above."""
     most_bytes = free_bytes * GPU_SHARE if on_gpu else min(free_bytes * CPU_SHARE, MOST_BYTES)
     return max(PAGE_TOKENS, min(int(most_bytes) // token_bytes, MOST_SEQUENCES * max_length))

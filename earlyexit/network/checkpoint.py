@@ -1,4 +1,4 @@
-"""From a checkpoint or a configuration to an early-exit model with untrained ramps."""
+"""Builds an early-exit model with untrained ramps from a checkpoint or a configuration."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ logger = logging.getLogger(__name__)
 STATE_FILES = (".th", ".pt", ".pth")
 CONFIG, CONFIG_SUFFIX = "config.json", ".json"
 GGUF_SUFFIX = ".gguf"
-UNREACHED = "neither a checkpoint folder nor a hub name that can be reached"
+NOT_FOUND = "neither a checkpoint folder nor a hub name that can be reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RampOptions:
-    """The ramps that a model gets."""
+    """Options for the ramps of a new model."""
 
     style: RampStyle = "light"
     head_style: RampStyle | None = None
-    """The style of the full model's head if the checkpoint has none. None: the ramps' style; with bridges `light`, or
-    `maps` for tasks with maps."""
+    """The style of the full model's head if the checkpoint has none. None: the ramps' style. For bridges None means
+    `light`, or `maps` for tasks with maps."""
     pooling: Pooling = "mean"
     at: tuple[int, ...] | None = None
-    """The blocks that get a ramp; None for all but the last."""
+    """The blocks that get a ramp. None: all but the last."""
 
     def __post_init__(self) -> None:
         if self.head_style == BRIDGE:
@@ -58,11 +58,11 @@ class RampOptions:
 
 
 def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, str]:
-    """Returns a checkpoint's network and its family's name.
+    """Returns the network of a checkpoint and the name of its family.
 
-    `source` is a local folder, a hub name, a decoder's file (.gguf, by the packages `gguf` and `accelerate`), a file
-    of a state dict (.th, .pt, .pth) that `families/images.py` knows, `module:function`, or a .json file with a
-    `family` and the configuration of an untrained network. `pairs`: its inputs are pairs of texts.
+    `source` is a local folder, a hub name, a decoder's .gguf file (which needs the packages `gguf` and `accelerate`), a
+    state dict (.th, .pt, .pth) that `families/images.py` supports, `module:function`, or a .json file with a `family`
+    and the configuration of an untrained network. `pairs`: the inputs are pairs of texts.
 
     Raises ModelFolderError for other sources, unknown families, and weights that do not fit.
     """
@@ -79,12 +79,12 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     import transformers
     from safetensors import SafetensorError
 
-    place, file = _place(source)
+    location, file = _location(source)
     _check_hub(source)
     try:
-        config = transformers.AutoConfig.from_pretrained(place, **file)
+        config = transformers.AutoConfig.from_pretrained(location, **file)
     except (ImportError, OSError, ValueError, struct.error) as error:
-        what = "not a decoder's file that can be read" if file else UNREACHED
+        what = "not a decoder's file that can be read" if file else NOT_FOUND
         raise ModelFolderError(f"{source!r} is {what}: {first_line(error)}") from error
     family = find_family(config.model_type)
     loaders = {
@@ -94,20 +94,20 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         "MarianMTModel": transformers.AutoModelForSeq2SeqLM,
     }
     names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
-    loader = next((each for what, each in loaders.items() if what in names), transformers.AutoModel)
+    loader = next((each for suffix, each in loaders.items() if suffix in names), transformers.AutoModel)
     try:
-        hf_model, said = loader.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **file)
+        hf_model, report = loader.from_pretrained(location, dtype=torch.float32, output_loading_info=True, **file)
     except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {first_line(error)}") from error
-    if loader is transformers.AutoModelForSequenceClassification and said["missing_keys"]:  # they would be random
-        raise ModelFolderError(f"the weights of {source!r} lack {sorted(said['missing_keys'])[0]}")
+    if loader is transformers.AutoModelForSequenceClassification and report["missing_keys"]:  # they would be random
+        raise ModelFolderError(f"the weights of {source!r} lack {sorted(report['missing_keys'])[0]}")
     return family.from_transformers(hf_model.eval(), pairs=pairs), config.model_type
 
 
 def _check_hub(source: str) -> None:
-    """Raise ModelFolderError if a name of the hub is not cached and the hub cannot be reached.
+    """Raises ModelFolderError if a hub name is not cached and the hub cannot be reached.
 
-    `transformers` would repeat such a request for half a minute and log every attempt.
+    Without this check, `transformers` would retry for half a minute and log every attempt.
     """
     import huggingface_hub
 
@@ -116,18 +116,18 @@ def _check_hub(source: str) -> None:
     try:
         if not isinstance(huggingface_hub.try_to_load_from_cache(source, CONFIG), str):
             huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(source, CONFIG))
-    except Exception as error:  # errors depend on the hub's HTTP library; ValueError for bad names
-        raise ModelFolderError(f"{source!r} is {UNREACHED}: {first_line(error)}") from error
+    except Exception as error:  # depends on the hub's HTTP library; ValueError for invalid names
+        raise ModelFolderError(f"{source!r} is {NOT_FOUND}: {first_line(error)}") from error
 
 
-def _place(source: str) -> tuple[str, dict[str, str]]:
-    """Returns the place for `transformers`, and the file there."""
+def _location(source: str) -> tuple[str, dict[str, str]]:
+    """Returns the folder or hub name for `from_pretrained`, and its arguments that select a file there."""
     path = Path(source)
     return (str(path.parent), {"gguf_file": path.name}) if source.endswith(GGUF_SUFFIX) else (source, {})
 
 
 def _untrained(path: Path) -> tuple[Pretrained, str]:
-    """Returns the network of a configuration, with random weights."""
+    """Builds the network of a configuration file, with random weights."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         family = config.pop("family")
@@ -135,14 +135,14 @@ def _untrained(path: Path) -> tuple[Pretrained, str]:
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{path} cannot be read as a network's configuration: {error}") from error
     except (AttributeError, KeyError, TypeError) as error:
-        raise ModelFolderError(f"{path}: an object with a `family`, and what that is built of: {error}") from error
+        raise ModelFolderError(f"{path}: needs a JSON object with `family` and its configuration: {error}") from error
     return Pretrained(backbone=backbone, head=None, label_names=None), family
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """Put the fast tokenizer of a checkpoint or file into a model folder, with its chat template if it has one.
+    """Copies the fast tokenizer of a checkpoint or file, and its chat template if it has one, to a model folder.
 
-    Raises ModelFolderError.
+    Raises ModelFolderError if there is no fast tokenizer.
     """
     local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
     if local.is_file():
@@ -153,39 +153,39 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 
     _check_hub(source)
     try:
-        place, file = _place(source)
-        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, **file)
+        location, file = _location(source)
+        loaded = AutoTokenizer.from_pretrained(location, use_fast=True, **file)
         tokenizer = loaded.backend_tokenizer
     except (ImportError, OSError, ValueError, AttributeError) as error:
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {first_line(error)}") from error
-    if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # made up from the configuration alone
+    if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # built from the configuration alone
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
     tokenizer.save(str(folder / TOKENIZER_FILE))
     write_chat_files(loaded, folder)
 
 
 def end_ids(source: str) -> tuple[int, ...]:
-    """Returns the tokens that end an answer, by the configurations and tokenizer of a decoder's checkpoint."""
+    """Returns the end-of-sequence tokens of a decoder's checkpoint, from its configurations and its tokenizer."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    place, file = _place(source)
-    said = []
+    location, file = _location(source)
+    found: set[int | None] = set()
     for loader in (AutoConfig, AutoTokenizer, *(() if file else (GenerationConfig,))):
         try:
-            said.append(loader.from_pretrained(place, **file).eos_token_id)
+            tokens = loader.from_pretrained(location, **file).eos_token_id
+            found.update(tokens if isinstance(tokens, list) else [tokens])
         except (ImportError, OSError, TypeError, ValueError) as error:
-            # A checkpoint may come without one of them, or with another tokenizer than its family's class builds.
+            # A checkpoint may lack one of them, or have another tokenizer than its family's class builds.
             logger.info("%s: no %s: %s", source, loader.__name__, first_line(error))
-    every = (each if isinstance(each, list) else [each] for each in said)
-    return tuple(sorted({token for tokens in every for token in tokens if token is not None}))
+    return tuple(sorted(token for token in found if token is not None))
 
 
 def start_id(source: str) -> int | None:
-    """Returns the token that an encoder-decoder's answers start with, by its checkpoint; None for others."""
+    """Returns the first token of the answers of an encoder-decoder's checkpoint; None for other checkpoints."""
     from transformers import AutoConfig
 
-    place, file = _place(source)
-    config = AutoConfig.from_pretrained(place, **file)
+    location, file = _location(source)
+    config = AutoConfig.from_pretrained(location, **file)
     return config.decoder_start_token_id if config.is_encoder_decoder else None
 
 
@@ -199,9 +199,9 @@ def add_ramps(
     ramps: RampOptions,
     provenance: JsonDict | None = None,
 ) -> EarlyExitModel:
-    """Returns a model around a backbone: untrained ramps, and the checkpoint's head if it fits the task.
+    """Returns a model with untrained ramps around a backbone, and with the checkpoint's head if it fits the task.
 
-    Labels are then in the checkpoint's order, which is the order of its classifier's outputs.
+    The labels then have the order of that head's outputs.
     """
     task, head = _with_head(pretrained, task)
     after_bridges = "light" if len(task.output_shape) == 1 else "maps"
@@ -228,43 +228,44 @@ DRAWS = (Tensor.normal_, Tensor.uniform_, init.normal_, init.uniform_, init.kaim
 
 
 class SkipMetaInit(TorchFunctionMode):
-    """Modules on the meta device draw no weights: torch would load its compiler for that."""
+    """A mode in which tensors on the meta device are not initialized. Torch would load its compiler to do so."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Returns the tensor that should be filled as it is; elsewhere a network may draw what no file holds."""
-        given = kwargs or {}
-        if func in DRAWS and (tensor := given["tensor"] if "tensor" in given else args[0]).is_meta:
-            return tensor
-        return func(*args, **given)
+        """Skips random initialization on the meta device. On other devices a network may need its random weights."""
+        kwargs = kwargs or {}
+        if func not in DRAWS:
+            return func(*args, **kwargs)
+        tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return tensor if tensor.is_meta else func(*args, **kwargs)
 
 
 def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:
-    """Returns backbone, ramps and head, untrained.
+    """Builds a model of a backbone, ramps and a head. Ramps and head are untrained.
 
-    Raises ModelFolderError for ramps in impossible places, and for answers in images of another size than codec and
-    network have.
+    Raises ModelFolderError for blocks that cannot have a ramp, and if the images of the task, the codec and the network
+    differ in size.
     """
     from earlyexit.codecs.image import ImageCodec
 
     last = backbone.num_blocks - 1
     at = range(last) if ramps_at is None else ramps_at
     if any(not 0 <= block < last for block in at):
-        raise ModelFolderError(f"ramps can sit after blocks 0 to {last - 1}, not {sorted(at)}")
-    blind = {block: why for block in at if (why := why_no_exit(backbone.boundary(block)))}
-    if blind:
-        raise ModelFolderError(f"no ramp can sit after block {min(blind)}: {blind[min(blind)]}")
+        raise ModelFolderError(f"ramps can be after blocks 0 to {last - 1}, not {sorted(at)}")
+    for block in sorted(at):
+        if (reason := why_no_exit(backbone.boundary(block))) is not None:
+            raise ModelFolderError(f"no ramp can be after block {block}: {reason}")
     longest = info.codec.get("max_length", 1)
     if longest > backbone.max_length:
-        raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
+        raise ModelFolderError(f"max_length {longest} is more than the backbone's {backbone.max_length} positions")
 
     sides = info.task.image_sides
     if sides is not None and info.codec["name"] == ImageCodec.name:
-        of_codec = (info.codec.get("height"), info.codec.get("width"))
-        for whose, found in (("codec", of_codec), ("network", backbone.inputs[0].shape[:2])):
+        codec_sides = (info.codec.get("height"), info.codec.get("width"))
+        for owner, found in (("codec", codec_sides), ("network", backbone.inputs[0].shape[:2])):
             if found != sides:
                 raise ModelFolderError(
-                    f"the task {info.task.name} answers in images of {sides[1]} x {sides[0]} pixels, width by height; "
-                    f"the {whose}'s are {' x '.join(map(str, reversed(found)))}"
+                    f"the task {info.task.name} answers for images of {sides[1]} x {sides[0]} pixels (width x height); "
+                    f"the {owner}'s images are {' x '.join(map(str, reversed(found)))}"
                 )
 
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
@@ -283,12 +284,12 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
 
 
 def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | None]:
-    """Returns the task in the order of the checkpoint's head, and that head if it fits the task."""
+    """Returns the task with labels in the order of the checkpoint's head, and the head; None if it does not fit."""
     head, names = pretrained.head, pretrained.label_names
     if head is None:
         return task, None
     if isinstance(task, RegressionTask) and head.num_outputs == 1 and head.style != "given":
-        # One output becomes two: the number in units of its scale, and zero for its expected error.
+        # The task has two outputs: the number in units of its scale, and its expected error, which begins at zero.
         weight_1D, bias_1 = head.weights["classifier.weight"], head.weights["classifier.bias"]
         scaled = {
             "classifier.weight": torch.cat([weight_1D / task.scale, torch.zeros_like(weight_1D)]),
@@ -312,9 +313,10 @@ def random_model(
     ramps: RampOptions | None = None,
     seed: int = 0,
 ) -> EarlyExitModel:
-    """Returns a model with random weights, for timing and tests; `config` overrides the family's sizes.
+    """Returns a model with random weights, for timing and tests.
 
-    `codec`: None for texts up to the family's length; `task`: None for the labels `no` and `yes`.
+    `config`: overrides of the family's default sizes. `codec`: None: texts up to the family's maximum length. `task`:
+    None: the labels `no` and `yes`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

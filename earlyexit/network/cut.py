@@ -1,8 +1,8 @@
-"""Cuts: runnable parts of a model, pieces in, answers and survivors out; and the runner that runs batches through them.
+"""Cuts, which run consecutive blocks of a model on a piece, and the runner that runs batches through cuts.
 
-Exits may share an expensive head, such as one over a vocabulary; it is computed once per batch. SmolLM2's head has a
-fifth of all weights, and a CPU reads all of them for a single row too. So inputs that leave early wait for the end of
-the batch. No sequence's next token is later for it, since the device is busy with the batch until then.
+Exits may share an expensive head, such as one over a vocabulary. It is computed once per batch, so inputs that leave
+early wait for the end of the batch. SmolLM2's head has a fifth of all weights, and a CPU reads all of them even for a
+single row. The wait delays no sequence: the device could not run its next token before the end of the batch.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from earlyexit.ramps.heads import NormedRamp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """Inputs that leave at a ramp and are not answered yet."""
+    """Inputs that leave at a ramp and wait for the shared head."""
 
     piece: Piece
     positions: list[int]
-    """Positions in the piece of the inputs that leave."""
+    """The positions in the piece of the inputs that leave."""
     score_B: Tensor
-    """Scores of all of the piece's inputs."""
+    """The scores of all inputs of the piece."""
     ramp: int
     rows_KD: Tensor
-    """What the shared head looks at, for the inputs that leave."""
+    """The inputs of the shared head."""
 
 
 class Cut:
-    """Blocks first to end - 1 with some ramps active. An input's answer does not depend on its batch-mates.
+    """Blocks `first` to `end` - 1 with active ramps. An input's answer does not depend on the rest of its batch.
 
-    Only the active ramps decide and change the policy's state. Inputs that they let leave are gone. Where inputs stay,
-    each is answered and remains inside; steps then also hold what the ramps that look, and the model's end, say of it.
+    Only active ramps let inputs leave and change the policy's state. In a cut for inputs that stay, an answered input
+    remains in the piece, and steps also hold the results of the observing ramps and of the model's end.
     """
 
     def __init__(
@@ -69,52 +69,52 @@ class Cut:
         *,
         looks: frozenset[int] | None = None,
     ) -> None:
-        """`segments` computes it; None for the network itself.
+        """`segments`: what computes the blocks; None for the network itself.
 
-        `looks`: of inputs that stay, the ramps, active or not, that the policy looks at; None: inputs leave. Raises
-        PlanError for blocks or ramps that the network does not have, and for a policy that cannot judge them.
+        `looks`: if inputs stay, the ramps that are observed, active or not; None: inputs leave.
+        Raises PlanError for blocks or ramps that the network does not have, and for a policy that cannot judge them.
         """
         _check(network, first, end, ramps, policy)
         self.first = first
         self.end = end
         self._network = network
-        self._late = network if isinstance(network, EarlyExitModel) else None  # asked once: it takes time
+        self._model = network if isinstance(network, EarlyExitModel) else None  # checked once, because it is slow
         self._ramps = ramps
         self._policy = policy
-        self._others = segments
+        self._segment_runner = segments
         self._stays = looks is not None
         self._looks = looks or frozenset()
         active = Split(first=first, end=end, batch=1, ramps=ramps)
-        run = tuple(sorted(self._looks.union(ramps)))
-        self._segments = replace(active, ramps=run).segments()
+        evaluated = tuple(sorted(self._looks.union(ramps)))
+        self._segments = replace(active, ramps=evaluated).segments()
         if policy.foresees == "states":
-            self._segments = tuple(part for segment in self._segments for part in _before_its_last(segment))
-        # The network itself runs cuts in which inactive ramps look, whatever runs the others: one batch in fifty is no
-        # reason for a session of ONNX Runtime, with its own copy of the weights, for every ramp.
-        self._runner = network if segments is None or run != ramps else segments
+            self._segments = tuple(part for segment in self._segments for part in _split_before_last(segment))
+        # Cuts with observing inactive ramps run about one batch in fifty. The network itself computes them, because an
+        # ONNX Runtime session per ramp would hold its own copy of the weights.
+        self._runner = network if segments is None or evaluated != ramps else segments
 
     def staying(self) -> Cut:
-        """Returns the same blocks and active ramps for inputs that stay: every active ramp looks."""
+        """Returns the same cut for inputs that stay. All active ramps are observed."""
         return self._staying(self._ramps)
 
     def for_probes(self) -> Cut:
-        """Returns the same blocks and active ramps for probes: they stay, and every ramp looks."""
+        """Returns the same cut for probes, which stay. All ramps are observed."""
         return self._staying(self._network.ramp_indices)
 
     def _staying(self, ramps: Iterable[int]) -> Cut:
         looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
-        return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._others, looks=looks)
+        return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._segment_runner, looks=looks)
 
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
-        """Runs a piece whose next block is `first`; yields a step per segment, as soon as it is computed.
+        """Runs a piece whose next block is `first`. Yields a step per segment, as soon as it is computed.
 
-        Inputs that leave by an exit with the shared head are answered in the last step. The survivors of the last step
-        wait for block `end`; at the model's end there are none.
+        Inputs that leave at an exit with the shared head are answered in the last step. The survivors of the last step
+        wait for block `end`. After the model's last block there are no survivors.
         """
         assert piece.next_block == self.first
         steps = self._steps(piece)
         device = self._network.device
-        if device.type == "cuda" and self._policy.foreknows:  # others read the logits, and so wait for them
+        if device.type == "cuda" and self._policy.foreknows:  # other policies read the logits, which waits for them
             return when_computed(steps, lambda: mark_cuda(device))
         return steps
 
@@ -122,56 +122,54 @@ class Cut:
     def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
         inside: Piece | None = piece
         answered: set[str] = set()
-        late: list[Leaving] = []
+        deferred: list[Leaving] = []
         for segment in self._segments:
             if inside is None:
                 break
-            if late and segment.end == self._network.num_blocks and self._runner is self._network:
-                yield self._end_together(late, segment, inside)
+            if deferred and segment.end == self._network.num_blocks and self._runner is self._network:
+                yield self._last_step(deferred, segment, inside)
                 return
-            step = self._step(segment, inside, answered, late)
+            step = self._step(segment, inside, answered, deferred)
             inside = step.survivors
             yield step
-        if late:
-            yield Step(answers=self._together(late)[0], survivors=inside)
+        if deferred:
+            yield Step(answers=self._run_shared_head(deferred)[0], survivors=inside)
 
-    def _together(
-        self, late: Sequence[Leaving], *others: tuple[int, Tensor]
+    def _run_shared_head(
+        self, deferred: Sequence[Leaving], *others: tuple[int, Tensor]
     ) -> tuple[tuple[Answer, ...], list[Tensor]]:
-        """Returns the answers of inputs that wait for the shared head, and its outputs for others: one computation."""
-        network = self._late
-        assert network is not None
-        outputs = network.outputs_together([*((each.ramp, each.rows_KD) for each in late), *others])
-        answers = tuple(
-            answer
-            for each, outputs_KC in zip(late, outputs, strict=False)
-            for answer in _answers(
-                each.piece, each.positions, to_host(network.task.answer(outputs_KC)), each.score_B, each.ramp
-            )
-        )
-        return answers, outputs[len(late) :]
+        """Runs the shared head once. Returns the answers of the deferred inputs, and the outputs for `others`."""
+        model = self._model
+        assert model is not None
+        outputs = model.outputs_together([*((each.ramp, each.rows_KD) for each in deferred), *others])
+        answers: list[Answer] = []
+        for each, outputs_KC in zip(deferred, outputs, strict=False):
+            value_K = to_host(model.task.answer(outputs_KC))
+            answers += _answers(each.piece, each.positions, value_K, each.score_B, each.ramp)
+        return tuple(answers), outputs[len(deferred) :]
 
-    def _end_together(self, late: Sequence[Leaving], segment: Segment, piece: Piece) -> Step[Piece]:
-        """Runs the model's last blocks, and the shared head for all inputs of this batch that left on the way."""
-        network = self._late
-        assert network is not None
-        last = network.num_blocks - 1
-        hidden = network.run_blocks(segment.first, segment.end, piece.tensors, network.layout(piece.lengths_B))
-        last_BD = network.before_head(last, network.gathered(last, hidden, piece.lengths_B))
+    def _last_step(self, deferred: Sequence[Leaving], segment: Segment, piece: Piece) -> Step[Piece]:
+        """Runs the model's last blocks, and the shared head once for their outputs and the deferred inputs."""
+        model = self._model
+        assert model is not None
+        last = model.num_blocks - 1
+        hidden = model.run_blocks(segment.first, segment.end, piece.tensors, model.layout(piece.lengths_B))
+        last_BD = model.before_head(last, model.gathered(last, hidden, piece.lengths_B))
         assert last_BD is not None, "the full model has the head that its ramps share"
-        answers, (outputs_BC,) = self._together(late, (last, last_BD))
-        opinion, state_BS = self._said(segment, piece, (), outputs_BC)
+        answers, (outputs_BC,) = self._run_shared_head(deferred, (last, last_BD))
+        opinion, state_BS = self._opinion(segment, piece, (), outputs_BC)
         return Step(answers=(*answers, *self._conclude(piece, opinion, state_BS).answers), survivors=None)
 
-    def _step(self, segment: Segment, piece: Piece, answered: set[str], late: list[Leaving]) -> Step[Piece]:
+    def _step(self, segment: Segment, piece: Piece, answered: set[str], deferred: list[Leaving]) -> Step[Piece]:
+        """Runs a segment and the exit at its end. Adds to `answered`, and to `deferred`, the inputs that leave."""
         foresees = self._policy.foresees is not None and segment.ramp is not None
         values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None and not foresees:
             if not self._policy.foreknows:
-                wait_for(self._network.device)  # or the batch's time would not be known
+                wait_for(self._network.device)  # else the duration of the batch would be unknown
             return Step(answers=(), survivors=after)
-        opinion, state_BS = self._said(segment, piece, values, outputs_BC)
+        opinion, state_BS = self._opinion(segment, piece, values, outputs_BC)
         if segment.end == self._network.num_blocks:
             return self._conclude(piece, opinion, state_BS)
         assert segment.ramp is not None
@@ -180,59 +178,62 @@ class Cut:
             return Step(answers=(), survivors=after, seen=seen)
         verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
-        left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        is_late = bool(left) and self._waits(late, piece, left, opinion, verdict, segment.ramp)
+        leaving = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
+        is_deferred = bool(leaving) and self._defer(deferred, piece, leaving, opinion, verdict, segment.ramp)
         answers: tuple[Answer, ...] = ()
-        if left and not is_late:
-            value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
-            answers = _answers(piece, left, value_K, verdict.score_B, segment.ramp)
+        if leaving and not is_deferred:
+            value_K = opinion.answers(leaving) if verdict.value_B is None else verdict.value_B[leaving]
+            answers = _answers(piece, leaving, value_K, verdict.score_B, segment.ramp)
         after = replace(after, state_BS=to_device(verdict.state_BS, piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
             return Step(answers=answers, survivors=after, seen=seen)
-        if not left:
+        if not leaving:
             return Step(answers=(), survivors=after)
-        stay = [k for k, leaves in enumerate(leave_B) if not leaves]
-        return Step(answers=answers, survivors=after.select(stay) if stay else None)
+        surviving = [k for k, leaves in enumerate(leave_B) if not leaves]
+        return Step(answers=answers, survivors=after.select(surviving) if surviving else None)
 
-    def _said(
+    def _opinion(
         self, segment: Segment, before: Piece, after: Tensors, outputs_BC: Tensor | None
     ) -> tuple[Opinion, Tensor]:
-        """Returns the opinion of the exit at a segment's end, and the policy's state; None: no outputs yet."""
+        """Returns the exit's opinion and the policy's state. `outputs_BC`: None if the policy foresees them."""
         if outputs_BC is None:
-            assert self._late is not None
+            assert self._model is not None
             assert segment.ramp is not None
-            return Foreseen(self._late, segment.ramp, before, after), to_host(before.state_BS)
-        said = outputs_BC, before.state_BS
-        stay_there = self._policy.foreknows or self._network.task.large
-        outputs_BC, state_BS = said if stay_there else all_to_host(said)
+            return Foreseen(self._model, segment.ramp, before, after), to_host(before.state_BS)
+        state_BS = before.state_BS
+        stay_on_device = self._policy.foreknows or self._network.task.large
+        if not stay_on_device:
+            outputs_BC, state_BS = all_to_host((outputs_BC, state_BS))
         return Opinion(self._network.task, outputs_BC), state_BS
 
-    def _waits(
-        self, late: list[Leaving], piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+    def _defer(
+        self, deferred: list[Leaving], piece: Piece, leaving: list[int], opinion: Opinion, verdict: Verdict, ramp: int
     ) -> bool:
-        """Whether the inputs that leave are answered at the batch's end, by the shared head; notes them then."""
+        """Adds the inputs that leave to `deferred` if their exit has the shared head. Returns whether it did."""
         if self._stays or verdict.value_B is not None or not isinstance(opinion, Foreseen):
             return False
-        rows_KD = opinion.before_head(left)
-        if rows_KD is not None:
-            late.append(Leaving(piece=piece, positions=left, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
-        return rows_KD is not None
+        rows_KD = opinion.before_head(leaving)
+        if rows_KD is None:
+            return False
+        deferred.append(Leaving(piece=piece, positions=leaving, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
+        return True
 
     def _conclude(self, piece: Piece, opinion: Opinion, state_BS: Tensor) -> Step[Piece]:
+        """Returns the step of the model's end."""
         value_B, score_B = self._policy.conclude(opinion, state_BS, piece.sample_ids)
         last = self._network.num_blocks - 1
         answers = _answers(piece, range(len(piece)), value_B, score_B, last)
         if not self._stays:
             return Step(answers=answers, survivors=None)
         full_B = self._policy.full_answers(opinion, piece.sample_ids)
-        seen = _seen(piece, full_B, [math.nan] * len(piece), last)
+        seen = _exit_results(piece, full_B, [math.nan] * len(piece), last)
         return Step(answers=answers, survivors=None, seen=seen)
 
     def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[ExitResult, ...]:
+        """Returns the ramp's results. Results that are not finite are left out: a broken ramp must not fail inputs."""
         score_B, value_B = self._policy.look(ramp, opinion, state_BS, piece.sample_ids)
-        # A broken ramp, which may not even be active, costs the record of an input, not its answer.
-        seen = _seen(piece, value_B, score_B.tolist(), ramp)
+        seen = _exit_results(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
 
@@ -251,22 +252,22 @@ def _check(network: Network, first: int, end: int, ramps: tuple[int, ...], polic
     if ramps and policy.foresees is not None:
         named = f"exit policy {policy.name!r}"
         if not isinstance(network, EarlyExitModel):
-            raise PlanError(f"{named} asks ramps before their outputs; this network's cannot be asked")
-        blind = [ramp for ramp in ramps if not isinstance(network.exit_head(ramp), NormedRamp)]
-        if blind and policy.foresees == "classifier":
-            raise PlanError(f"{named} asks a ramp's classifier, and ramps {blind} have none")
+            raise PlanError(f"{named} decides before a ramp's outputs are computed, which a chain does not support")
+        without = [ramp for ramp in ramps if not isinstance(network.exit_head(ramp), NormedRamp)]
+        if without and policy.foresees == "classifier":
+            raise PlanError(f"{named} needs ramps with a small classifier of their own; ramps {without} have none")
 
 
-def _before_its_last(segment: Segment) -> tuple[Segment, ...]:
-    """Splits a segment that ends at a ramp in two, so that the state before the ramp's block is known."""
+def _split_before_last(segment: Segment) -> tuple[Segment, ...]:
+    """Splits a segment before its ramp's block, so that the policy can read the hidden state before that block."""
     if segment.ramp is None or segment.first == segment.end - 1:
         return (segment,)
     last = segment.end - 1
     return Segment(first=segment.first, end=last, ramp=None), replace(segment, first=last)
 
 
-def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[ExitResult, ...]:
-    values = values_of(value_B.numpy(), pack=True)  # every exit's of an input; early answers leave in the same step
+def _exit_results(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[ExitResult, ...]:
+    values = values_of(value_B.numpy(), pack=True)
     return tuple(
         ExitResult(sample_id=sample_id, block=block, score=score, value=value)
         for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)
@@ -278,9 +279,9 @@ def _answers(
 ) -> tuple[Answer, ...]:
     scores = score_B.tolist()
     if any(map(math.isnan, scores)):
-        raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
+        raise ArithmeticError(f"the exit after block {block} gave a score that is NaN")
     if value_K.is_floating_point() and not _are_finite(value_K).all():
-        raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
+        raise ArithmeticError(f"the exit after block {block} gave an answer that is not finite")
     values = values_of(value_K.numpy())
     return tuple(
         Answer(sample_id=piece.sample_ids[k], value=value, score=scores[k], exit=block)
@@ -289,7 +290,7 @@ def _answers(
 
 
 def _are_finite(value_B: Tensor) -> Tensor:
-    """Returns whether all numbers of each answer are finite, bool (B,)."""
+    """Returns for each answer whether all its numbers are finite, bool (B,)."""
     return value_B.reshape(len(value_B), -1).isfinite().all(1)
 
 
@@ -297,10 +298,10 @@ logger = logging.getLogger(__name__)
 
 
 class TorchRunner:
-    """A `Runner` of pieces: any split of the model, under one exit policy at a time.
+    """A `Runner` of pieces. It runs any split of the model, with one exit policy at a time.
 
-    Inputs may come from replaced plans. No input leaves at an active ramp for which the policy has no threshold, and an
-    input with another policy's state gets the initial state.
+    Inputs may come from earlier plans. No input leaves at an active ramp for which the policy has no threshold.
+    An input with the state of another policy gets the initial state.
     """
 
     def __init__(
@@ -310,32 +311,32 @@ class TorchRunner:
         segments: SegmentRunner | None = None,
         memory: Memory[Piece] | None = None,
     ) -> None:
-        """`segments` computes all inputs but probes, once it is prepared; None for the network itself.
+        """`segments`: what computes all inputs but probes, as soon as it is ready; None for the network itself.
 
-        `memory`: what the network keeps of sequences.
+        `memory`: the network's memory of sequences, if it has any.
         """
         self.memory = memory
         self._network = network
         self._segments = None if segments is None or segments is network else _OnceReady(network, segments)
         self._prepared: SegmentRunner = segments or network
-        self._regime = _Regime(policy)
+        self._cuts = _PolicyCuts(policy)
 
     def from_wire(self, wire: WirePiece) -> Piece:
-        return from_wire(self._network, wire, self._regime.policy)
+        return from_wire(self._network, wire, self._cuts.policy)
 
     def run(self, batch: Batch[Piece]) -> Iterator[Step[Piece]]:
-        regime = self._regime  # one policy decides a batch, even if another comes while it runs
-        pieces = [self._in_state(member.payload, regime.policy) for member in batch.members]
-        return self._cut(regime, batch.split, probe=batch.probe).run(fuse(pieces))
+        cuts = self._cuts  # the policy may be replaced while the batch runs
+        pieces = [self._in_state(member.payload, cuts.policy) for member in batch.members]
+        return self._cut(cuts, batch.split, probe=batch.probe).run(fuse(pieces))
 
     def follow(self, policy: ExitPolicy) -> None:
-        self._regime = _Regime(policy)
+        self._cuts = _PolicyCuts(policy)
 
     def prepare(self, splits: Sequence[Split]) -> None:
         self._prepared.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
-        network, policy = self._network, self._regime.policy
+        network, policy = self._network, self._cuts.policy
         lengths_B = np.full(size, min(warm_up_length(split, size), network.max_length), dtype=np.int32)
         return Piece(
             sample_ids=policy.warm_up_ids(size),
@@ -345,18 +346,18 @@ class TorchRunner:
             state_BS=policy.initial_state(size, network.task.num_outputs, network.device),
         )
 
-    def _cut(self, regime: _Regime, split: Split, *, probe: bool) -> Cut:
-        """Returns the split's cut; raises PlanError for blocks or ramps that the model does not have."""
-        if (split, probe) not in regime.cuts:
-            ramps = tuple(ramp for ramp in split.ramps if regime.policy.can_decide(ramp))
-            cut = Cut(self._network, split.first, split.end, ramps, regime.policy, self._segments)
-            # A probe that no ramp can look at runs as any other input.
-            if probe and any(map(regime.policy.can_look, self._network.ramp_indices)):
+    def _cut(self, cuts: _PolicyCuts, split: Split, *, probe: bool) -> Cut:
+        """Returns the cut of a split. Raises PlanError for blocks or ramps that the model does not have."""
+        if (split, probe) not in cuts.by_split:
+            ramps = tuple(ramp for ramp in split.ramps if cuts.policy.can_decide(ramp))
+            cut = Cut(self._network, split.first, split.end, ramps, cuts.policy, self._segments)
+            # If the policy can observe no ramp, a probe runs like any other input.
+            if probe and any(map(cuts.policy.can_look, self._network.ramp_indices)):
                 cut = cut.for_probes()
             elif split.stays:
                 cut = cut.staying()
-            regime.cuts[split, probe] = cut
-        return regime.cuts[split, probe]
+            cuts.by_split[split, probe] = cut
+        return cuts.by_split[split, probe]
 
     def _in_state(self, piece: Piece, policy: ExitPolicy) -> Piece:
         num_outputs, device = self._network.task.num_outputs, self._network.device
@@ -367,16 +368,16 @@ class TorchRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Regime:
-    """A policy and the cuts that decide by it: one object, because it is replaced while the device runs."""
+class _PolicyCuts:
+    """A policy and its cuts. They are one object, so that both are replaced at once while the device runs."""
 
     policy: ExitPolicy
-    cuts: dict[tuple[Split, bool], Cut] = field(default_factory=dict)
-    """By split and whether the cut is for probes."""
+    by_split: dict[tuple[Split, bool], Cut] = field(default_factory=dict)
+    """Cuts by split, and by whether they are for probes."""
 
 
 class _OnceReady(SegmentRunner):
-    """Runs segments by another runner as soon as it is ready for them; until then by the network itself."""
+    """Computes segments with `segments` as soon as it is ready for them, and with the network until then."""
 
     def __init__(self, network: Network, segments: SegmentRunner) -> None:
         self._network = network
@@ -385,5 +386,5 @@ class _OnceReady(SegmentRunner):
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         if self._segments.is_ready(segment):
             return self._segments.run(segment, piece)
-        logger.debug("blocks %d to %d are not prepared: the network itself runs them", segment.first, segment.end - 1)
+        logger.debug("blocks %d to %d are not prepared yet: torch runs them", segment.first, segment.end - 1)
         return self._network.run(segment, piece)

@@ -1,11 +1,11 @@
-"""Layers with weights in oneDNN's own layout, by which a CPU serves a model that no longer changes.
+"""Inference layers for CPUs, with weights in oneDNN's own memory layout.
 
-Torch multiplies float32 matrices by MKL and converts the layout of bfloat16 weights in every call. oneDNN with weights
-in its layout is 2.0 to 2.3 times as fast in float32 and 1.1 to 1.4 times in bfloat16, most for small batches (one core
-of an AMD EPYC with AVX-512, feed-forward layers of MiniLM and BERT-base; `experiments.networks.linear_layers@654e280`).
+Torch multiplies float32 matrices with MKL, and converts bfloat16 weights to oneDNN's layout in every call. Weights that
+already have this layout are 2.0 to 2.3 times as fast in float32 and 1.1 to 1.4 times as fast in bfloat16, above all in
+small batches (`experiments.networks.linear_layers@654e280`).
 
-Convolutions are treated alike, with the norms behind them folded into their weights. Channels-last weights alone gain
-little (`experiments.networks.convolution_layers@654e280`).
+Convolutions use the same layout, with the norms after them folded into their weights. The channels-last format alone
+gains little (`experiments.networks.convolution_layers@654e280`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-"""By their names in `transformers`."""
+"""Activations by their names in `transformers`."""
 LEAST_STEP = 4
 STEPS_PER_OCTAVE = 16
 
@@ -37,28 +37,28 @@ class ActivatedLinear(nn.Linear):
     """A linear layer and its activation."""
 
     def __init__(self, inputs: int, outputs: int, activation: str) -> None:
-        """Raises KeyError for an activation that is not in `ACTIVATIONS`."""
+        """`activation`: a key of `ACTIVATIONS`."""
         super().__init__(inputs, outputs)
         self.activation = activation
 
     def forward(self, values: Tensor) -> Tensor:
-        """(N, inputs) to (N, outputs)."""
+        """Maps (N, inputs) to (N, outputs)."""
         return ACTIVATIONS[self.activation](super().forward(values))
 
 
 class SummedLinear(nn.Linear):
-    """A linear layer plus other values: the end of a residual branch."""
+    """A linear layer to whose outputs other values are added: the end of a residual branch."""
 
     def forward(self, values: Tensor, others: Tensor) -> Tensor:  # type: ignore[override] # has one input more
-        """(N, inputs) and (N, outputs) to (N, outputs)."""
+        """Maps (N, inputs) and (N, outputs) to (N, outputs)."""
         return super().forward(values) + others
 
 
 def padded_num_rows(rows: int) -> int:
-    """Returns how many rows to multiply for `rows`: a few more, so that the same numbers repeat.
+    """Returns the number of rows to which a batch of `rows` rows is padded.
 
-    oneDNN generates code for every number of rows, in 0.3 to 0.6 ms and 0.6 MB each, and keeps 1024 of them. Packed
-    batches of mixed lengths, which shrink at ramps, would hardly ever have the same number of rows twice.
+    oneDNN generates code for each number of rows, which takes 0.3 to 0.6 ms and 0.6 MB, and caches 1024 of them. Packed
+    batches of mixed lengths, which shrink at ramps, would rarely have the same number of rows twice.
     """
     step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
     return -(-rows // step) * step
@@ -67,35 +67,35 @@ def padded_num_rows(rows: int) -> int:
 def pad_rows(values: Tensor) -> Tensor:
     """Returns (N, D) padded with zeros to `padded_num_rows` rows."""
     rows, width = values.shape
-    more = padded_num_rows(rows) - rows
-    if not more:
+    num_rows = padded_num_rows(rows)
+    if num_rows == rows:
         return values
-    filled = values.new_empty(rows + more, width)
-    filled[:rows] = values
-    filled[rows:] = 0
-    return filled
+    padded = values.new_empty(num_rows, width)
+    padded[:rows] = values
+    padded[rows:] = 0
+    return padded
 
 
 TYPICAL_ROWS = 256
-"""The number of rows that the layout is chosen for; it works with any number."""
+"""The number of rows for which oneDNN optimizes its layout. The layout works with any number."""
 FUSED: Mapping[str | None, tuple[str, str]] = {
     "gelu": ("gelu", "none"),
     "gelu_new": ("gelu", "tanh"),
     "relu": ("relu", ""),
 }
-"""Activations that oneDNN can fuse, with torch's names and algorithms for them."""
+"""The activations that oneDNN can fuse: torch's name and algorithm for each."""
 REORDERED = (nn.Linear, ActivatedLinear, SummedLinear)
-"""Exactly these classes: a subclass of `nn.Linear` may do more."""
+"""The classes of layers that are replaced. Other subclasses of `nn.Linear` may compute something else."""
 
 _LINEAR = torch.ops.mkldnn._linear_pointwise.default
 _LINEAR_AND_SUM = torch.ops.mkldnn._linear_pointwise.binary
 
 
 class ReorderedLinear(nn.Module):
-    """Computes a linear layer for inference on a CPU; the original layer may be deleted.
+    """A linear layer for inference on a CPU, with a copy of the original layer's weights.
 
-    The activation of an `ActivatedLinear` and the sum of a `SummedLinear` are part of the same operation: with few
-    rows, the number of operations decides the time.
+    The activation of an `ActivatedLinear` and the sum of a `SummedLinear` are fused, because with few rows the number
+    of operations decides the time.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -120,78 +120,79 @@ class ReorderedLinear(nn.Module):
         return results if self._after is None else self._after(results)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise ModelFolderError("a model with reordered linear layers cannot be saved: save it as it was loaded")
+        raise ModelFolderError("a model with reordered linear layers cannot be saved; save it before reordering")
 
 
 class ReorderedConvolution(nn.Module):
-    """Computes an `nn.Conv2d` and a batch norm behind it, in float32, for inference on a CPU."""
+    """An `nn.Conv2d` and the batch norm after it, for inference on a CPU in float32."""
 
     def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | None = None) -> None:
         super().__init__()
-        whole = convolution if norm is None else fuse_conv_bn_eval(convolution, norm)
-        assert not isinstance(whole.padding, str)
-        self._places = (list(whole.padding), list(whole.stride), list(whole.dilation), whole.groups)
-        weight = whole.weight.detach().to_mkldnn()
-        self._weight: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(weight, *self._places)
-        # A parameter, from which the model derives its float type when no other is left.
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone(), requires_grad=False)
+        fused = convolution if norm is None else fuse_conv_bn_eval(convolution, norm)
+        assert not isinstance(fused.padding, str)
+        self._geometry = (list(fused.padding), list(fused.stride), list(fused.dilation), fused.groups)
+        weight = fused.weight.detach().to_mkldnn()
+        self._weight: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(weight, *self._geometry)
+        # It is a parameter because the model derives its dtype from its first parameter.
+        self.bias = None if fused.bias is None else nn.Parameter(fused.bias.detach().clone(), requires_grad=False)
 
     def forward(self, values: Tensor) -> Tensor:
         results: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            values, self._weight, self.bias, *self._places, "none", [], ""
+            values, self._weight, self.bias, *self._geometry, "none", [], ""
         )
         return results
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise ModelFolderError("a model with reordered convolutions cannot be saved: save it as it was loaded")
+        raise ModelFolderError("a model with reordered convolutions cannot be saved; save it before reordering")
 
 
-def _multiplies(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies by these weights: on a CPU, bfloat16 only with AVX-512."""
+def _onednn_supports(weight: Tensor) -> bool:
+    """Whether oneDNN can multiply by these weights. It needs a CPU, and AVX-512 for bfloat16."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return bool(weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def reorder_convolutions(model: nn.Module) -> None:
-    """Replace convolutions that modules declare with their norms (`folds`) by reordered ones.
+    """Replaces the convolutions, and their norms, that modules declare in `folds` by reordered convolutions.
 
-    It does nothing without oneDNN, off the CPU, or for weights that are not float32. Afterwards the model can be
-    neither trained, moved, exported nor saved.
+    Does nothing without oneDNN, on other devices than CPUs, or for weights that are not float32. Afterwards the model
+    cannot be trained, moved, exported or saved.
     """
     for parent in list(model.modules()):
         for name, norm_name in getattr(parent, "folds", {}).items():
             convolution, norm = getattr(parent, name), getattr(parent, norm_name)
-            if convolution.weight.dtype == torch.float32 and _multiplies(convolution.weight):
+            if convolution.weight.dtype == torch.float32 and _onednn_supports(convolution.weight):
                 folded = norm if isinstance(norm, nn.BatchNorm2d) else None
                 setattr(parent, name, ReorderedConvolution(convolution, folded))
                 setattr(parent, norm_name, nn.Identity())
 
 
 def reorder_linears(model: nn.Module) -> None:
-    """Replace the model's linear layers by reordered ones.
+    """Replaces the model's linear layers by reordered ones, without using more memory.
 
-    It does nothing where oneDNN does not multiply by them, or in a backbone that does more with its layers than call
-    them. Afterwards the model can be neither trained, moved, exported nor saved. It takes no more memory than before.
+    Layers that oneDNN does not support are not replaced, nor are those of a backbone that accesses their weights.
+    Afterwards the model cannot be trained, moved, exported or saved.
     """
-    left = {
+    excluded = {
         inner for each in model.modules() if not getattr(each, "reorders_linears", True) for inner in each.modules()
     }
-    for parent in [each for each in model.modules() if each not in left]:
+    for parent in [each for each in model.modules() if each not in excluded]:
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and type(child) in REORDERED and _multiplies(child.weight):
+            if isinstance(child, nn.Linear) and type(child) in REORDERED and _onednn_supports(child.weight):
                 setattr(parent, name, ReorderedLinear(child))
     for backbone in model.modules():
         if getattr(backbone, "fills_rows", None) is False:
-            backbone.fills_rows = True  # type: ignore[assignment] # no module of its own
+            backbone.fills_rows = True  # type: ignore[assignment] # nn.Module declares attributes as tensors or modules
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()  # a view would keep the weights' whole file in memory
 
 
 def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
-    """Returns the model itself, with its linear layers and convolutions reordered; on a GPU its captured segments.
+    """Returns what computes a model's segments with torch.
 
-    Models that keep memory of sequences are never captured: every run reads another number of places.
+    On a CPU this is the model itself, with reordered layers; on a GPU, its captured segments. Models with memory of
+    sequences are never captured, because each run reads keys and values of another length.
     """
     if model.device.type == "cuda":
         if model.backbone.kept_bytes:

@@ -1,4 +1,4 @@
-"""The form in which inputs enter, cross and leave a cut: packed, as one row per token of all inputs.
+"""Pieces: the packed form of inputs between the parts of a network, and the layout that attention needs.
 
 Tensor legend of the whole folder: B inputs, N tokens of all inputs one after the other (packed, no padding), T tokens
 of the longest input, R rows of attention, D hidden, H heads, C classes, E exits, S width of the exit policy's state.
@@ -28,20 +28,20 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 class Piece:
     """A set of inputs inside the model, on a device.
 
-    Tensors are packed: all tokens one after the other, without padding. So fusing is concatenation, an input costs only
-    its own tokens, and no input's arithmetic contains another's padding. Masks and positions follow from the lengths.
-    Inputs without tokens (images) have length 1. A tensor has a row per token or a row per input.
+    Tensors are packed: they hold the tokens of all inputs one after the other, without padding. So fusing is
+    concatenation, and an input costs only its own tokens. Masks and positions follow from the lengths. Inputs without
+    tokens, such as images, have length 1. A tensor has a row per token or a row per input.
     """
 
     sample_ids: tuple[str, ...]
     next_block: int
     lengths_B: Lengths
-    """Held on the host, so that layouts are made without waiting for the device."""
+    """On the host, so that layouts are made without waiting for the device."""
     tensors: Tensors
-    """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input. If words may be
-    pruned later there is one more: `importance` (N,), the attention that every token has received so far."""
+    """The hidden state before `next_block`. If words may be pruned later, the last tensor is `importance` (N,): the
+    attention that every token has received so far."""
     state_BS: Tensor
-    """The exit policy's state (PABEE's counter, votes), one row per input, S = 0 for policies without."""
+    """The exit policy's state, such as PABEE's counter, one row per input; S = 0 for policies without state."""
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -60,10 +60,10 @@ class Piece:
         )
 
     def singles(self) -> list[Piece]:
-        """Returns one piece per input; views, no copies."""
+        """Returns one piece per input. The tensors are views."""
         lengths = self.lengths_B.tolist()
         columns = [torch.split(values, 1 if len(values) == len(self) else lengths) for values in self.tensors]
-        # Most policies have no state: all inputs then share one empty row.
+        # Most policies have no state. Then all inputs share one empty row.
         states = torch.split(self.state_BS, 1) if self.state_BS.shape[1] else [self.state_BS[:1]] * len(self)
         rows = zip(*columns, strict=True) if columns else [()] * len(self)
         return [
@@ -78,9 +78,9 @@ class Piece:
         ]
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
-        """Returns a host copy for another process; `hop_dtype` is for `float` tensors, not for the policy's state."""
-        crossing = self.tensors if hop_dtype == "same" else map(halved, self.tensors)
-        *tensors, state_BS = all_to_host((*crossing, self.state_BS))
+        """Returns a host copy for another process. `hop_dtype` applies to `float` tensors but not to `state_BS`."""
+        converted = self.tensors if hop_dtype == "same" else map(halved, self.tensors)
+        *tensors, state_BS = all_to_host((*converted, self.state_BS))
         return WirePiece(
             sample_ids=self.sample_ids,
             next_block=self.next_block,
@@ -90,9 +90,9 @@ class Piece:
         )
 
     def _select_rows(self, keep: Sequence[int], lengths_K: Lengths, index_K: Tensor) -> Callable[[Tensor], Tensor]:
-        """Returns a function that takes the rows of some inputs from a tensor of either kind."""
+        """Returns a function that selects the rows of the inputs `keep` from a tensor with either kind of rows."""
         if self.lengths_B.min() == self.lengths_B.max():
-            # With equal lengths an input can be one long row: few rows to copy, few numbers to send to the device.
+            # If lengths are equal, each input is viewed as one long row. The index on the device is then short.
             return lambda values: values.reshape(len(self), -1).index_select(0, index_K).view(-1, *values.shape[1:])
         starts_B = np.cumsum(self.lengths_B) - self.lengths_B
         shift_K = starts_B[list(keep)] - (np.cumsum(lengths_K) - lengths_K)
@@ -102,10 +102,7 @@ class Piece:
 
 
 def fuse(pieces: Sequence[Piece]) -> Piece:
-    """Returns one piece of several that wait for the same block; the order of the inputs is kept.
-
-    If only some carry `importance`, that of the others is unknown: NaN.
-    """
+    """Returns pieces that wait for the same block as one. If only some have `importance`, it is NaN for others."""
     first = pieces[0]
     assert all(piece.next_block == first.next_block for piece in pieces)
     if len(pieces) == 1:
@@ -116,14 +113,14 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
         sample_ids=sample_ids,
         next_block=first.next_block,
         lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
-        tensors=tuple(map(torch.cat, zip(*_alike(pieces), strict=True))),
-        # Most policies have no state, and there is nothing to concatenate.
+        tensors=tuple(map(torch.cat, zip(*_with_importance(pieces), strict=True))),
+        # Most policies have no state, so that nothing is concatenated.
         state_BS=torch.cat(states) if states[0].shape[1] else states[0].new_empty(len(sample_ids), 0),
     )
 
 
-def _alike(pieces: Sequence[Piece]) -> list[Tensors]:
-    """Returns the pieces' tensors, the same number for each piece."""
+def _with_importance(pieces: Sequence[Piece]) -> list[Tensors]:
+    """Returns the tensors of each piece, with NaN as `importance` where only other pieces have it."""
     most = max([len(piece.tensors) for piece in pieces])
     return [
         piece.tensors
@@ -134,10 +131,10 @@ def _alike(pieces: Sequence[Piece]) -> list[Tensors]:
 
 
 def halved(values: Tensor) -> Tensor:
-    """Returns a float32 tensor in half precision, with values beyond its range clamped; other types unchanged.
+    """Returns a float32 tensor in float16. Other types are unchanged.
 
-    Infinite values are clamped too: an infinite value would make others of its input infinite, or NaN, where the value
-    that it stands for may not. NaN stays.
+    Values beyond the range of float16, including infinity, are clamped, because an infinite value could make other
+    values of its input infinite or NaN. NaN stays NaN.
     """
     return values.half().clamp_(-LARGEST_HALF, LARGEST_HALF) if values.dtype == torch.float32 else values
 
@@ -148,23 +145,22 @@ def _array(values: Tensor) -> npt.NDArray[np.generic]:
 
 
 Masks = Sequence[Tensor | None]
-"""One per operation of attention: which keys a query sees (True), or what is added to its score; None where it sees its
-whole row. Each extends to (R, H, T, T), queries before keys."""
+"""One attention mask per call: bool (True: the query sees the key) or float (added to the scores); None: the query sees
+its whole row. Each mask broadcasts to (R, H, T, T), queries before keys."""
 Attend = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
-"""From rows (R, T, ...) and a mask to rows of one kind or several; each row attends to itself."""
+"""Computes attention within each row: takes rows (R, T, ...) and a mask, and returns one or several tensors of rows."""
 
 
 SCORES_PER_CALL = 500
-"""The cost of a separate call of attention, in scores of one token for another by twelve heads: about 25 us."""
+"""The cost of one more attention call, about 25 us, as a number of token pairs with twelve heads."""
 FEW_TOKENS = 6
-"""Up to this length of the longest input, padding and its mask cost less than calls (MiniLM, processor time)."""
+"""Up to this length of the longest input, padding costs less than separate calls (MiniLM, processor time)."""
 TOGETHER = 40
-"""Tokens of short inputs that attend in one call in the scheme `apart`: a call costs as much as a thousand scores
-(`experiments.tokens.attention_slots@654e280`)."""
+"""The most tokens of short inputs that share a call in `apart` (`experiments.tokens.attention_slots@654e280`)."""
 
 
 class Layout:
-    """Index tensors derived from the lengths of a packed set of inputs; each is computed once, when first used."""
+    """Index tensors of a packed set of inputs. They follow from the lengths, and each is computed at its first use."""
 
     def __init__(
         self,
@@ -174,7 +170,7 @@ class Layout:
         *,
         together: int = TOGETHER,
     ) -> None:
-        """`together`: tokens of short inputs that attend in one call in `apart`; 0: each alone, bit by bit."""
+        """`together`: see `TOGETHER`. 0: each input has its own call, so that results do not depend on other inputs."""
         self.lengths_B = lengths_B
         self.device = torch.device(device)
         self._attention = attention
@@ -185,35 +181,35 @@ class Layout:
 
     @property
     def uniform(self) -> bool:
-        """Whether all inputs have the same length, so that packed and padded are the same."""
+        """Whether all inputs have the same length, so that the packed and the padded form are equal."""
         return self.num_tokens == self.num_inputs * self.longest
 
     def per_input(self, values: Tensor) -> bool:
-        """Whether values have a row per input; where every input is one token, that is also one per token."""
+        """Whether values have a row per input, rather than a row per token."""
         return len(values) == self.num_inputs
 
     @cached_property
     def first_token_B(self) -> Tensor:
-        """Index of every input's first token, int64."""
+        """The index of every input's first token, int64."""
         return self._tensor(np.cumsum(self.lengths_B) - self.lengths_B)
 
     @cached_property
     def last_token_B(self) -> Tensor:
-        """Index of every input's last token, int64."""
+        """The index of every input's last token, int64."""
         return self._tensor(np.cumsum(self.lengths_B) - 1)
 
     @cached_property
     def position_N(self) -> Tensor:
-        """The place of every token within its input, int64."""
+        """The position of every token within its input, int64."""
         return self._tensor(self._positions())
 
     @cached_property
     def scheme(self) -> Attention:
-        """How inputs attend; never `auto`.
+        """The scheme of attention, after `auto` is resolved.
 
-        With equal lengths the padded form has no padding and no mask, and is one operation. On a CPU with one thread
+        With equal lengths the padded form needs neither padding nor a mask, and one call. On a CPU with one thread
         `apart` is at least as fast, except for inputs of a few tokens (`experiments.tokens.attention_slots@654e280`).
-        With more threads it is taken where it saves more scores than its calls cost.
+        With more threads it is chosen if it saves more than its calls cost.
         """
         if self.uniform:
             return "padded"
@@ -222,40 +218,40 @@ class Layout:
         if self.device.type != "cpu":
             return "padded"
         threads = torch.get_num_threads()
-        spared = (self.num_inputs * self.longest**2 - int((self.lengths_B.astype(np.int64) ** 2).sum())) / threads
-        alone = threads == 1 and self.longest > FEW_TOKENS
-        return "apart" if alone or spared > SCORES_PER_CALL * self.num_inputs else "padded"
+        saved = (self.num_inputs * self.longest**2 - int((self.lengths_B.astype(np.int64) ** 2).sum())) / threads
+        is_faster = threads == 1 and self.longest > FEW_TOKENS
+        return "apart" if is_faster or saved > SCORES_PER_CALL * self.num_inputs else "padded"
 
     @cached_property
     def place_N(self) -> Tensor:
-        """The place of every token in the padded form flattened to B * T, int64."""
+        """The index of every token in the padded form flattened to B * T, int64."""
         return self._tensor(self._samples() * self.longest + self._positions())
 
     @cached_property
     def mask_BT(self) -> Tensor:
-        """True where the padded form holds a token."""
+        """True where the padded form has a token."""
         return self._tensor(np.arange(self.longest)[None, :] < self.lengths_B[:, None])
 
     @cached_property
     def lengths_B1(self) -> Tensor:
-        """Lengths as float32, to divide sums by."""
+        """The lengths as float32, as divisors of sums."""
         return self._tensor(self.lengths_B.astype(np.float32)[:, None])
 
     @cached_property
     def row_place_N(self) -> Tensor:
-        """The place of every token in the slots flattened to R * T, int64; an input's tokens stay side by side."""
+        """The index of every token in the slots flattened to R * T, int64. The tokens of an input are adjacent."""
         return self._tensor(self._row_places)
 
     @cached_property
     def owner_RT(self) -> Tensor:
-        """The input that has each place of the slots, int32; -1 for places without a token."""
+        """The input to which each position of the slots belongs, int32; -1 for positions without a token."""
         owner = np.full(len(self.slots) * self.longest, -1, dtype=np.int32)
         owner[self._row_places] = self._samples()
         return self._tensor(owner.reshape(len(self.slots), self.longest))
 
     @cached_property
     def slots(self) -> list[list[int]]:
-        """The inputs of every row of attention, each as long as the longest input: several per row where `slotted`."""
+        """The inputs of every row of attention. A row is as long as the longest input; `slotted` rows hold several."""
         lengths = self.lengths_B.tolist()
         if self.scheme == "slotted" and any_two_fit(lengths, self.longest):
             return first_fit_decreasing(lengths, self.longest)
@@ -263,12 +259,12 @@ class Layout:
 
     @cached_property
     def same_R1TT(self) -> Tensor:
-        """True where two places of a slot are of one input; places without a token see each other."""
+        """True where two positions of a slot belong to the same input, or both to none."""
         return self.owner_RT[:, None, :, None] == self.owner_RT[:, None, None, :]
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """The lengths of the neighbouring inputs that attend in one call in the scheme `apart`."""
+        """For the scheme `apart`, the lengths of the adjacent inputs that share each call."""
         groups: list[list[int]] = []
         tokens = self._together
         for length in self.lengths_B.tolist():
@@ -280,9 +276,10 @@ class Layout:
         return groups
 
     def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
-        """Returns the masks for `attend`, equal in all blocks; `bias_HTT`: a bias by distance for the longest row.
+        """Returns the masks for `attend`, which all blocks share.
 
-        `dtype`: the type of the values that attend; torch takes masks of this type, and bool only by a conversion.
+        `bias_HTT`: a relative position bias for the longest row. `dtype`: the type of queries and keys; masks in this
+        type are faster than bool masks, which torch would convert in each call.
         """
         if self.scheme == "apart":
             return [_mask_of(group, bias_HTT, dtype, self.device) for group in self.groups]
@@ -292,15 +289,14 @@ class Layout:
 
     @cached_property
     def counted_RT(self) -> Tensor | None:
-        """1 where a row's place is a token, 0 where it is padding that looks at tokens; None without such padding."""
-        lone = self.uniform or self.scheme == "apart" or self._shares_rows
-        return None if lone else self.mask_BT.float()
+        """1 for tokens and 0 for padding that attends to tokens; None if there is no such padding."""
+        has_none = self.uniform or self.scheme == "apart" or self._shares_rows
+        return None if has_none else self.mask_BT.float()
 
     def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
-        """Returns `attend` of every input's own tokens, packed (N, ...), under this layout's `masks`.
+        """Applies `attend` to the tokens of every input with this layout's `masks`. Returns packed tensors (N, ...).
 
-        In every scheme an input's tokens lie side by side in their row, so that a bias by distance is the same for all
-        rows.
+        In every scheme the tokens of an input are adjacent in their row, so that one position bias fits all rows.
         """
         if self.scheme == "apart":
             groups = torch.split(values_ND, [sum(group) for group in self.groups])
@@ -323,7 +319,7 @@ class Layout:
         return seen if bias_HTT is None else bias_HTT.masked_fill(~seen, -torch.inf)
 
     def pad(self, values_ND: Tensor) -> Tensor:
-        """Returns packed values padded, (B, T, D), with zeros behind every input's last token."""
+        """Returns packed values in the padded form (B, T, D), with zeros after every input's last token."""
         width = values_ND.shape[1:]
         if self.uniform:
             return values_ND.reshape(self.num_inputs, self.longest, *width)
@@ -332,7 +328,7 @@ class Layout:
         return padded.view(self.num_inputs, self.longest, *width)
 
     def unpad(self, values_BTD: Tensor) -> Tensor:
-        """Returns padded values packed, (N, D)."""
+        """Returns padded values in the packed form (N, D)."""
         flat = values_BTD.reshape(self.num_inputs * self.longest, *values_BTD.shape[2:])
         return flat if self.uniform else flat[self.place_N]
 
@@ -360,7 +356,7 @@ class Layout:
 def _mask_of(
     lengths: Sequence[int], bias_HTT: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Returns the mask between inputs that attend side by side, (T, T) or with a bias (H, T, T); None for one input."""
+    """Returns the mask that keeps inputs in one row apart, (T, T), or (H, T, T) with a bias; None for one input."""
     if len(lengths) == 1:
         return None if bias_HTT is None else bias_HTT[:, : lengths[0], : lengths[0]]
     tokens = sum(lengths)
@@ -379,20 +375,20 @@ def _mask_of(
 
 T = TypeVar("T")
 Wait = Callable[[], None]
-"""Returns when the device has done its earlier work."""
+"""Blocks until the device has done its earlier work."""
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Returns the tensor in host memory: itself on the CPU; from a GPU a copy through pinned memory, after waiting."""
+    """Returns the tensor in host memory: a CPU tensor itself, a GPU tensor as a copy in pinned memory, after a wait."""
     return tensor if tensor.device.type != "cuda" else all_to_host((tensor,))[0]
 
 
 def all_to_host(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns tensors of one device in host memory, as `to_host`; all copies are started before a single wait."""
+    """Returns tensors of one device in host memory: see `to_host`. It waits once for all copies."""
     device = tensors[0].device
     if device.type != "cuda":
         return tuple(tensors)
-    # Not `.cpu()`: a copy to pageable memory goes through a buffer of the driver's and waits each time.
+    # Not `.cpu()`: a copy to pageable memory goes through a buffer of the driver and waits each time.
     copies = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors)
     for copy, each in zip(copies, tensors, strict=True):
         copy.copy_(each, non_blocking=True)
@@ -401,42 +397,44 @@ def all_to_host(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor on a device: itself if it is there; else a copy, to a GPU through pinned memory without a wait.
+    """Returns the tensor on a device. A copy to a GPU goes through pinned memory, without a wait.
 
-    Torch keeps pinned memory in slots, and does not reuse a slot before the copy from it is over.
+    Torch does not reuse the pinned memory before the copy is over.
     """
     if device.type != "cuda" or tensor.is_cuda or not tensor.numel():
         return tensor.to(device)
-    if torch.cuda.is_current_stream_capturing():  # a graph would read the slot after its reuse
+    if torch.cuda.is_current_stream_capturing():  # a replay would read the pinned memory after its reuse
         raise RuntimeError("a copy from host memory cannot be captured")
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done the work of the current stream; returns at once on the CPU."""
+    """Waits until a GPU has done the work of the current stream. Does nothing for a CPU."""
     if device.type == "cuda":
         mark_cuda(device)()
 
 
 def mark_cuda(device: torch.device) -> Wait:
-    """Mark the end of the current stream's work so far."""
+    """Records an event in the current stream. Returns a function that waits for it."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships no type for it
     event.record(torch.cuda.current_stream(device))
     return event.synchronize
 
 
 def when_computed(items: Iterable[T], mark: Callable[[], Wait]) -> Iterator[T]:
-    """Yields each item when the device has computed it; by then the next item's work has been started too.
+    """Yields each item when the device has computed it, after the work of the next item was started.
 
-    Taking an item from `items` starts its work on the device, without waiting.
+    The iterator `items` starts the work of an item on the device without waiting. `mark`: see `mark_cuda`.
     """
-    waiting: tuple[T, Wait] | None = None
+    previous: tuple[T, Wait] | None = None
     for item in items:
-        told = item, mark()
-        if waiting is not None:
-            waiting[1]()
-            yield waiting[0]
-        waiting = told
-    if waiting is not None:
-        waiting[1]()
-        yield waiting[0]
+        current = item, mark()
+        if previous is not None:
+            previous_item, wait = previous
+            wait()
+            yield previous_item
+        previous = current
+    if previous is not None:
+        previous_item, wait = previous
+        wait()
+        yield previous_item

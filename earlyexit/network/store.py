@@ -1,4 +1,4 @@
-"""A model's folder: `model.safetensors`, `model.json` (schema, codec, task, provenance), and what its codec needs."""
+"""Model folders: weights (`model.safetensors`), the card (`model.json`), and the files of the codec."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ if TYPE_CHECKING:
 
 CARD_FILE = "model.json"
 CHAIN = "chain"
-"""The family of several models one after the other: its folder holds a card, and no weights."""
+"""The family of chains of models. The folder of a chain has a card but no weights."""
 WEIGHTS_FILE = "model.safetensors"
 
 
 class ChainModels(BaseModel):
-    """The `backbone` of a chain's card: the models in the chain, the smallest first."""
+    """The field `backbone` of a chain's card: the models of the chain, the smallest first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     models: tuple[str, ...] = Field(min_length=2)
-    """Their folders, relative to the chain's."""
+    """The models' folders, relative to the chain's folder."""
     names: tuple[str, ...]
     blocks: tuple[int, ...]
-    """Of each model."""
+    """The number of blocks of each model."""
 
     def chain(self, ramps: tuple[int, ...]) -> Chain:
-        """Returns the chain; raises ModelFolderError for contradictory facts."""
+        """Returns the chain. Raises ModelFolderError for contradictory values."""
         if len(self.models) != len(self.names):
-            raise ModelFolderError(f"a chain of {len(self.models)} models, with the names of {len(self.names)}")
+            raise ModelFolderError(f"a chain has {len(self.models)} models, but {len(self.names)} names")
         return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
 
     def members(self, folder: Path) -> Iterator[Path]:
-        """Yields the models' folders, given the chain's; raises ModelFolderError where one does not hold its model."""
-        for said, name, num_blocks in zip(self.models, self.names, self.blocks, strict=True):
-            path = (folder / said).resolve()
+        """Yields the models' folders. Raises ModelFolderError if one is missing or holds another model."""
+        for relative, name, num_blocks in zip(self.models, self.names, self.blocks, strict=True):
+            path = (folder / relative).resolve()
             if not (path / CARD_FILE).is_file():
                 raise ModelFolderError(
-                    f"{folder / CARD_FILE}: its model {name!r} is not at {said}, there is no {path / CARD_FILE}; "
-                    f"`offramp chain` makes the chain anew"
+                    f"{folder / CARD_FILE}: its model {name!r} is not at {relative}, there is no {path / CARD_FILE}; "
+                    "run `offramp chain` again"
                 )
             card = read_card(path)
             if (card.name, card.num_blocks) != (name, num_blocks):
                 raise ModelFolderError(
                     f"{folder / CARD_FILE}: {path} held {name!r} of {num_blocks} blocks, and now holds {card.name!r} "
-                    f"of {card.num_blocks}; `offramp chain` makes the chain anew"
+                    f"of {card.num_blocks}; run `offramp chain` again"
                 )
             yield path
 
 
 class ModelCard(BaseModel):
-    """What `model.json` holds."""
+    """The content of `model.json`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -78,13 +78,13 @@ class ModelCard(BaseModel):
     family: str
     backbone: dict[str, Any]
     codec: dict[str, Any]
-    """How inputs are encoded: the codec's name, and its settings beside it."""
+    """How inputs are encoded: the codec's name and its settings."""
     task: dict[str, Any]
-    """What answers are: the task's name, and its settings beside it."""
+    """What answers are: the task's name and its settings."""
     boundaries: tuple[Boundary, ...]
-    """What crosses after every block, so that hops can be planned without building the network."""
+    """The tensors after every block, so that hops can be planned without building the network."""
     inputs: Boundary | None = None
-    """What the network takes, one tensor per entry; None in folders that do not say it."""
+    """The network's input tensors. None: unknown, in old folders."""
     ramp_style: RampStyle
     pooling: Pooling
     head_style: RampStyle
@@ -96,12 +96,12 @@ class ModelCard(BaseModel):
     @field_validator("codec", "task")
     @classmethod
     def _are_named(cls, spec: dict[str, Any]) -> dict[str, Any]:
-        """Check what the card itself reads; codec and task check the rest."""
+        """Checks the settings that the card itself reads. Codec and task check the others."""
         if not isinstance(spec.get("name"), str):
             raise ValueError("a name is needed")
         length, names = spec.get("max_length", 1), spec.get("label_names", [])
         if type(length) is not int or length < 1:
-            raise ValueError(f"max_length must be a whole number from 1 on, not {length!r}")
+            raise ValueError(f"max_length must be an integer of at least 1, not {length!r}")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"label_names must be a list of names, not {names!r}")
         return spec
@@ -109,7 +109,7 @@ class ModelCard(BaseModel):
     @model_validator(mode="after")
     def _describes_every_block(self) -> ModelCard:
         if len(self.boundaries) != self.num_blocks:
-            raise ValueError(f"boundaries are those of {len(self.boundaries)} blocks, num_blocks is {self.num_blocks}")
+            raise ValueError(f"boundaries has {len(self.boundaries)} entries, but num_blocks is {self.num_blocks}")
         if self.family == CHAIN:
             try:
                 chain = self.chain
@@ -118,39 +118,36 @@ class ModelCard(BaseModel):
             except ModelFolderError as error:
                 raise ValueError(str(error)) from error
             if chain.num_blocks != self.num_blocks:
-                raise ValueError(f"backbone.blocks are {chain.num_blocks} together, num_blocks is {self.num_blocks}")
+                raise ValueError(f"backbone.blocks sum to {chain.num_blocks}, but num_blocks is {self.num_blocks}")
         return self
 
     @property
     def chain(self) -> Chain:
-        """Its networks one after the other; most models have one."""
+        """The model's networks as a chain. Most models have one network."""
         if self.family == CHAIN:
             return ChainModels.model_validate(self.backbone).chain(self.ramps)
         return Chain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
 
     def members(self, folder: Path) -> tuple[Path, ...]:
-        """Returns the folders of its networks, given its own folder, which is the only one for most models.
-
-        Raises ModelFolderError where a folder of a chain's model is gone, or holds another model.
-        """
+        """Returns the folders of the networks of the model in `folder`: see `ChainModels.members`."""
         if self.family != CHAIN:
             return (folder,)
         return tuple(ChainModels.model_validate(self.backbone).members(folder))
 
     @property
     def max_length(self) -> int:
-        """The longest input in tokens; 1 where inputs have none."""
+        """The longest input in tokens; 1 if inputs have no tokens."""
         return int(self.codec.get("max_length", 1))
 
     @property
     def input_kind(self) -> str:
-        """The name of the codec of what callers send; in a chain, all models have it."""
+        """The name of the codec. All models of a chain have the same."""
         codec = self.codec["members"][0] if self.family == CHAIN else self.codec
         return str(codec["name"])
 
     @property
     def has_tokens(self) -> bool:
-        """Whether inputs have lengths: the codec has a longest one, or the network takes a row for every token."""
+        """Whether inputs consist of tokens: the codec has a maximum length, or an input tensor has a row per token."""
         return self.max_length > 1 or any(each.per_token for each in self.inputs or ())
 
     @property
@@ -160,22 +157,22 @@ class ModelCard(BaseModel):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The labels; empty where answers are not labels."""
+        """The labels; empty if answers are not labels."""
         return tuple(self.task.get("label_names", ()))
 
     @property
     def network_files(self) -> tuple[str, ...]:
-        """Files of its folder that its network needs, beside the weights that every model has."""
+        """The files in the folder that the network needs beside the weights."""
         return FILES.get(self.family, ())
 
     def check_dtype(self, dtype: str) -> None:
-        """Raise ModelFolderError for a float type that its family does not run in."""
+        """Raises ModelFolderError for a float type that the model's family does not support."""
         if dtype != "float32" and self.family in FLOAT32_ONLY:
             raise ModelFolderError(f"{self.name}: {self.family} models run in float32, not {dtype}")
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Read and check `model.json`; raises ModelFolderError saying what is wrong."""
+    """Reads and checks `model.json`. Raises ModelFolderError if it is missing or invalid."""
     path = folder / CARD_FILE
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not a model folder: it has no {CARD_FILE}")
@@ -186,7 +183,7 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def save_model(model: EarlyExitModel, folder: Path) -> None:
-    """Write weights, the backbone's other files, and the card; the caller adds the tokenizer's file."""
+    """Writes the weights, the backbone's other files, and the card. The caller adds the tokenizer's file."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,13 +200,13 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
         num_blocks=model.num_blocks,
     )
     (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    shutil.copymode(folder / CARD_FILE, folder / WEIGHTS_FILE)  # safetensors makes a file for its owner alone
+    shutil.copymode(folder / CARD_FILE, folder / WEIGHTS_FILE)  # safetensors writes a file that only its owner can read
 
 
 def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> EarlyExitModel:
-    """Read a saved model, in inference mode, weights in `dtype` (default: as saved, float32).
+    """Loads a saved model in inference mode. `dtype`: the type of the weights; None: as saved, in float32.
 
-    Raises ModelFolderError where the folder does not hold what its card says.
+    Raises ModelFolderError if the folder does not match its card.
     """
     import torch
     from safetensors import SafetensorError
@@ -223,13 +220,11 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     card = read_card(folder)
     if not card.chain.is_one:
         raise ModelFolderError(f"{folder} is a chain of {', '.join(card.chain.names)}; a single model is needed here")
-    facts = card.model_dump(
-        exclude={"schema_version", "backbone", "task", "boundaries", "inputs", "ramps", "num_blocks"}
-    )
-    info = ModelInfo(**facts, task=find_task(card.task))
+    not_in_info = {"schema_version", "backbone", "task", "boundaries", "inputs", "ramps", "num_blocks"}
+    info = ModelInfo(**card.model_dump(exclude=not_in_info), task=find_task(card.task))
     try:
         family = find_family(card.family)
-        with torch.device("meta" if family.lazy_weights else "cpu"), SkipMetaInit():  # no time spent on random weights
+        with torch.device("meta" if family.lazy_weights else "cpu"), SkipMetaInit():  # random weights would take time
             model = assemble(info, family.build(card.backbone, folder), card.ramps)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
@@ -239,15 +234,13 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         model.tie()
     except (FileNotFoundError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
-    if dtype not in (None, torch.float32) and model.backbone.float32_only:
-        raise ModelFolderError(
-            f"{card.name}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
-        )
-    wanted = info.provenance.get("backbone_sha256")
-    if wanted is not None and model.backbone.sha256() != wanted:
+    if dtype is not None:
+        card.check_dtype(str(dtype).removeprefix("torch."))
+    sha256 = info.provenance.get("backbone_sha256")
+    if sha256 is not None and model.backbone.sha256() != sha256:
         raise ModelFolderError(
             f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
-            f"is not {str(wanted)[:12]}..."
+            f"is not {str(sha256)[:12]}..."
         )
     model.requires_grad_(False)
     model.to(device)
@@ -255,15 +248,15 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         model.backbone.to(dtype)
         model.ramps.to(dtype)
         model.head.to(dtype)
-        # Any tensor of the file that is left keeps the whole file in memory.
+        # A single tensor of the file would keep the whole file in memory.
         model.temperatures_E = model.temperatures_E.clone()
     return model.eval()
 
 
 def check_prunable(folder: Path, ends: Collection[int]) -> None:
-    """Raise PlanError unless words can be pruned after these blocks, which are ends of a chain's networks.
+    """Raises PlanError unless words can be pruned after these blocks, the ends of networks of a chain.
 
-    The network before must measure how much attention tokens receive, and its inputs must be texts.
+    Each of these networks must measure the attention that tokens receive, and its inputs must be texts.
     """
     if not ends:
         return
@@ -274,7 +267,7 @@ def check_prunable(folder: Path, ends: Collection[int]) -> None:
         if network.family not in MEASURES_IMPORTANCE:
             raise PlanError(
                 f"{network.name}: words are pruned by the attention that they receive, which networks of the family "
-                f"{network.family!r} do not tell; {', '.join(MEASURES_IMPORTANCE)} do"
+                f"{network.family!r} do not measure; {', '.join(MEASURES_IMPORTANCE)} do"
             )
         codec = make_codec(network.codec)
         if not codec.prunes:
@@ -282,35 +275,35 @@ def check_prunable(folder: Path, ends: Collection[int]) -> None:
 
 
 SHOWN = 3
-"""Labels that an error message lists."""
+"""The most labels that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """Where one of a chain's models is, and its card."""
+    """The folder of one of a chain's models, and its card."""
 
     folder: Path
     card: ModelCard
 
 
 def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, provenance: Mapping[str, Any]) -> ModelCard:
-    """Returns the card of a chain in `folder` of these models, the smallest first; the last is the reference.
+    """Returns the card for a chain of these models in `folder`. The smallest model is first, the reference last.
 
-    Raises InputError, in one line, for models that cannot be a chain.
+    Raises InputError for models that cannot form a chain.
     """
     check_members(members)
     cards = [member.card for member in members]
     chain = join_chains([card.chain for card in cards])
     models = [os.path.relpath(member.folder.resolve(), folder.resolve()) for member in members]
     reference, lengths = cards[-1], [card.codec["max_length"] for card in cards if "max_length" in card.codec]
-    longest = {"max_length": min(lengths)} if lengths else {}  # inputs are no longer than all of them take
+    longest = {"max_length": min(lengths)} if lengths else {}  # every model must accept every input
     return ModelCard(
         name=name,
         family=CHAIN,
         backbone={"models": models, "names": list(chain.names), "blocks": list(chain.lengths)},
         codec={"name": CHAIN, "models": models, "members": [card.codec for card in cards], **longest},
         task=reference.task,
-        # Nothing of a network crosses after its end, where another network follows.
+        # No hidden state passes from one network to the next.
         boundaries=tuple(each for card in cards[:-1] for each in (*card.boundaries[:-1], ())) + reference.boundaries,
         inputs=cards[0].inputs,
         ramp_style=reference.ramp_style,
@@ -327,7 +320,7 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
 
 
 def weights_file_sha256(folder: Path) -> str:
-    """Returns the digest of a folder's weights, with temperatures; raises InputError for a folder without weights."""
+    """Returns the SHA-256 of a folder's weights file. Raises InputError if it cannot be read."""
     path = folder / WEIGHTS_FILE
     try:
         with path.open("rb") as file:
@@ -337,31 +330,31 @@ def weights_file_sha256(folder: Path) -> str:
 
 
 def check_members(members: Sequence[ModelFolder]) -> None:
-    """Raise InputError, in one line, for models that cannot be a chain."""
+    """Raises InputError for models that cannot form a chain."""
     if len(members) < 2:
-        raise InputError("a chain has two models at least, the smallest first; the last is the reference")
+        raise InputError("a chain needs at least two models, the smallest first; the last is the reference")
     for other, member in combinations(members, 2):
         if member.folder.resolve() == other.folder.resolve():
-            raise InputError(f"{member.folder} is named twice: a chain has a model once")
+            raise InputError(f"{member.folder} is named twice: a chain has each model once")
         if member.card.name == other.card.name:
             raise InputError(
-                f"{other.folder} and {member.folder} are both called {member.card.name!r}: a chain tells its models "
-                "apart by name; change one in its model.json"
+                f"{other.folder} and {member.folder} have the same name {member.card.name!r}: the models of a chain "
+                "need different names; change one in its model.json"
             )
     for member in members:
         if member.card.family == CHAIN:
             raise InputError(f"{member.folder} is a chain itself: name its models one by one")
         if not member.card.label_names:
             raise InputError(
-                f"{member.folder} answers by task {member.card.task['name']!r}; a chain's models answer with labels"
+                f"{member.folder} has the task {member.card.task['name']!r}; the models of a chain answer with labels"
             )
     reference = members[-1]
     for member in members[:-1]:
         _check_labels(member, reference)
         ours, theirs = member.card.codec, reference.card.codec
         if ours["name"] != theirs["name"] or make_codec(ours).inputs != make_codec(theirs).inputs:
-            said = [f"{each.folder} takes {_in_words(each.card.codec)}" for each in (member, reference)]
-            raise InputError(f"{', '.join(said)}: the models of a chain take the same inputs")
+            described = [f"{each.folder} takes {_describe_inputs(each.card.codec)}" for each in (member, reference)]
+            raise InputError(f"{', '.join(described)}: the models of a chain must take the same inputs")
 
 
 def _check_labels(member: ModelFolder, reference: ModelFolder) -> None:
@@ -370,14 +363,14 @@ def _check_labels(member: ModelFolder, reference: ModelFolder) -> None:
         return
     where = f"{member.folder} and {reference.folder}"
     if len(ours) == len(theirs) and set(ours) == set(theirs):
-        place = next(k for k, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
+        index = next(k for k, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
         raise InputError(
-            f"{where} have the same labels in another order: label {place} is {ours[place]!r} in the one, "
-            f"{theirs[place]!r} in the other"
+            f"{where} have the same labels in another order: label {index} is {ours[index]!r} in the one, "
+            f"{theirs[index]!r} in the other"
         )
-    lacking = [(reference.folder, sorted(set(ours) - set(theirs))), (member.folder, sorted(set(theirs) - set(ours)))]
-    said = [f"{folder} has no {_listed(names)}" for folder, names in lacking if names]
-    raise InputError(f"{where} have other labels, {len(ours)} and {len(theirs)}: {'; '.join(said)}")
+    missing = [(reference.folder, sorted(set(ours) - set(theirs))), (member.folder, sorted(set(theirs) - set(ours)))]
+    described = [f"{folder} has no {_listed(names)}" for folder, names in missing if names]
+    raise InputError(f"{where} have different labels, {len(ours)} and {len(theirs)}: {'; '.join(described)}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -385,7 +378,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:SHOWN])) + more
 
 
-def _in_words(codec: Mapping[str, Any]) -> str:
+def _describe_inputs(codec: Mapping[str, Any]) -> str:
     inputs = (each for each in make_codec(codec).inputs if each.shape)
     columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in inputs)
     return f"{codec['name']!r} inputs {', '.join(columns)}".rstrip()

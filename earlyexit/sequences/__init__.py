@@ -1,1 +1,1 @@
-"""Sequences that grow by a token per step: keys and values, sampling, and text."""
+"""Sequences that grow by one token per step: their keys and values, sampling, and text."""

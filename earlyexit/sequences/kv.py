@@ -1,13 +1,13 @@
-"""Keys and values of sequences' tokens, by block, in pages of one store per replica.
+"""The KV cache: the keys and values of all sequences of a replica, in pages.
 
-Pages for a sequence's prompt and for all tokens that it may produce are reserved when it enters. So nothing is ever
-evicted, and no two sequences wait for each other's pages. The pages are free again as soon as the sequence ends (TCB
-section 4.2.2: early memory cleaning).
+When a sequence enters, pages are reserved for its prompt and for all tokens that it may generate. So nothing is ever
+evicted, and sequences cannot block each other by waiting for pages. The pages are freed as soon as the sequence ends
+(TCB section 4.2.2: early memory cleaning).
 
-`KvIndex` says where the rows of a packed batch are in the store and what each of them attends to. It is made for every
-batch and stretch of blocks, in whole arrays: a call for every row costs as much as a small model's blocks. Tensor
-legend beside `piece.py`: P places of the store, of one token each, K key/value heads, G query heads that share one, d
-numbers of a head, S inputs of one token, R runs, N rows.
+`KvIndex` holds the places of a packed batch's rows in the store, and what each row attends to. It is computed with
+array operations for every batch and stretch of blocks, since a call per row would cost as much as a small model's
+blocks. Tensor legend, in addition to `piece.py`: P places of the store (one token each), K key/value heads, G query
+heads per key/value head, d size of a head, S inputs of one token, R runs, N rows.
 """
 
 from __future__ import annotations
@@ -28,72 +28,72 @@ from earlyexit.errors import InputError, OverloadedError
 from earlyexit.sequences.sequence import PAGE_TOKENS
 
 COPIED_TOKENS = 128
-"""Up to so many tokens, a CPU copies the keys and values of single rows side by side and attends to them in one call.
-Longer sequences are read in place, one call each: between 64 and 256 tokens that becomes faster (SmolLM2's heads in
+"""On a CPU, rows that read at most this many tokens share one attention call, which copies their keys and values. For
+longer sequences, one call each without a copy is faster: the crossing is between 64 and 256 tokens (SmolLM2's heads in
 float32, eight sequences, one core)."""
 FILLED_ROWS = 8
-"""Up to so many rows of a sequence, a step and the tokens filled in beside it, attend in the common call."""
+"""The most rows of a run that may share the call: a step and the skipped tokens that are computed with it."""
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The rows of one sequence in a packed batch: tokens `start` to `start + length - 1` of it."""
+    """The rows of one sequence in a packed batch: its tokens `start` to `start + length - 1`."""
 
     sequence: int
     start: int
     length: int
     limit: int = 0
-    """Tokens that the sequence may come to; 0 where this is known already."""
+    """The most tokens that the sequence may have; 0 if its pages are reserved already."""
     source: int = 0
-    """How many of the sequence's first tokens are its source, which only cross-attention sees."""
+    """The number of source tokens at the start of the sequence. Only cross-attention reads them."""
 
     @property
     def end(self) -> int:
-        """The length of the sequence after them."""
+        """One past the last token of the run."""
         return self.start + self.length
 
     def seen(self, *, source: bool) -> Run:
-        """Returns what its rows attend to: the sequence's source, or all tokens behind it, up to themselves."""
+        """Returns the tokens to which its rows attend: the source, or the tokens after it up to the run's end."""
         first, end = (0, self.source) if source else (self.source, self.end)
         return Run(sequence=self.sequence, start=first, length=end - first)
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Single rows that attend in one call; the keys and values that they read are copied and padded to the longest."""
+    """Single rows that share one attention call. Their keys and values are copied, padded to the longest row."""
 
     rows_S: Tensor
     read_R: Tensor
-    """Places of the store. Every row has as many as the longest row."""
+    """The places that the rows read. Every row has as many as the longest row."""
     mask_SH1T: Tensor | None
-    """Which tokens each row sees, or what is added to its score; H is 1 where all heads have the same."""
+    """A bool mask, or a bias that is added to scores; None: no mask. H is 1 if all heads have the same mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Rows of one run, which attends by itself."""
+    """The rows of one run, which has its own attention call."""
 
     rows: slice
     read_T: slice | Tensor
     mask: Tensor | None
-    """Which tokens each of the rows sees, or what is added to its score; None for all, or where it is `causal`."""
+    """A bool mask, or a bias that is added to scores; None: no mask, or a causal mask if `causal`."""
     causal: bool
-    """Whether the rows are all that they see, each up to itself."""
+    """Whether the rows attend to exactly themselves with a causal mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvIndex:
-    """Index tensors of a packed batch into a store, the same for all blocks."""
+    """Index tensors of a packed batch into a store. All blocks share them."""
 
     write_N: Tensor
-    """The place of every row's own keys and values."""
+    """The place for the keys and values of every row."""
     position_N: Tensor
-    """Its token, counted from its sequence's first."""
+    """The position of every row's token in its sequence."""
     alone: Sequence[Alone]
     together: Together | None
-    """None where all attend alone."""
+    """None: all runs have their own call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class _Packed:
     bias_DH: Tensor | None
 
     def places(self) -> KvIndex:
-        """Runs of few rows and few tokens attend together; others, such as prompts, attend alone."""
+        """Returns the index. Runs of few rows and few tokens share a call; others, such as prompts, have their own."""
         store, runs, source = self.store, self.runs, self.source
         numbers = [(*store.stretch_of(run.sequence), run.start, run.length, run.source) for run in runs]
         begin_R, room_R, start_R, length_R, source_R = np.array(numbers, dtype=np.int64).T
@@ -118,7 +118,7 @@ class _Packed:
         for k in np.flatnonzero(begin_R < 0).tolist():
             write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k], runs[k].start)
         few_R = (length_R <= FILLED_ROWS) & (end_R - seen_R <= COPIED_TOKENS)
-        # Scattered pages are copied anyway, and a GPU waits for the host in a call per sequence.
+        # Scattered pages must be copied in any case. On a GPU, a call per sequence would be bound by the host.
         few_R |= (length_R == 1) & ((begin_R < 0) | (store.device.type != "cpu"))
         run_S = np.repeat(np.where(few_R, np.arange(len(few_R)), -1), length_R)
         rows_S = np.flatnonzero(run_S >= 0)
@@ -133,18 +133,19 @@ class _Packed:
         )
 
     def _alone(self, run: Run, row: int) -> Alone:
+        """Returns the run whose first row in the batch is `row`."""
         seen, (begin, _) = run.seen(source=self.source), self.store.stretch_of(run.sequence)
-        lie = slice(begin + seen.start, begin + seen.end)
-        read_T = lie if begin >= 0 else self._tensor(self.store.place_of(seen, seen.start))
+        adjacent = slice(begin + seen.start, begin + seen.end)
+        read_T = adjacent if begin >= 0 else self._tensor(self.store.place_of(seen, seen.start))
         mask = (None, False) if self.source else self._mask(run, seen)
         return Alone(slice(row, row + run.length), read_T, *mask)
 
     def _padded(self, rows_S: Ints, run_S: Ints, begin_S: Ints, first_S: Ints, end_S: Ints, token_S: Ints) -> Together:
-        """Returns rows that see tokens `first` to `end` - 1 of their sequences, and are token `token` themselves."""
+        """Returns rows that attend to the tokens `first` to `end` - 1. The row itself is the token `token`."""
         lengths_S1 = (end_S - first_S)[:, None]
         longest = int(lengths_S1.max())
         tokens_1T = np.arange(longest)[None, :]
-        # Padding reads a row's own last token again, never another sequence's: 0 times NaN is NaN.
+        # Padding repeats the row's last token. Tokens of other sequences may be NaN, and 0 times NaN is NaN.
         read_ST = (begin_S + first_S)[:, None] + np.minimum(tokens_1T, lengths_S1 - 1)
         for s in np.flatnonzero(begin_S < 0).tolist():
             first, end = int(first_S[s]), int(end_S[s])
@@ -160,7 +161,7 @@ class _Packed:
         return Together(*where, mask_ST[:, None, None, :])
 
     def _mask(self, run: Run, seen: Run) -> tuple[Tensor | None, bool]:
-        """Returns the mask of a run that attends alone, and whether it is causal."""
+        """Returns the mask of a run with its own call, and whether to use a causal mask instead."""
         distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(seen.start, seen.end)[None, :]
         if self.bias_DH is not None:
             return self._biased(distance_nT).permute(2, 0, 1)[None], False
@@ -169,7 +170,7 @@ class _Packed:
         return self._tensor(distance_nT >= 0), False
 
     def _biased(self, distance: npt.NDArray[np.int64]) -> Tensor:
-        """Returns the bias on scores by the distance of keys before their queries, (*distance, H); -inf behind them."""
+        """Returns the bias by the distance of keys before their queries, (*distance, H); -inf for later keys."""
         assert self.bias_DH is not None
         bias: Tensor = self.bias_DH[self._tensor(distance.clip(0))]
         return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
@@ -179,9 +180,9 @@ class _Packed:
 
 
 TRIAL = NO_SEQUENCE
-"""The sequence number of warm-ups and profiles, whose keys and values are not kept."""
+"""The sequence number of warm-ups and profiles. Their keys and values are not kept."""
 RETRY_S = 1.0
-"""When pages may be free again: about the shortest time that sequences last."""
+"""The `retry_after_s` if pages are missing: about the shortest duration of sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,18 +194,17 @@ class KvShape:
     head_size: int
 
     def bytes_per_token(self, float_bytes: int) -> int:
-        """Returns the bytes of one token in all blocks."""
+        """Returns the bytes of one token's keys and values in all blocks."""
         return 2 * self.num_blocks * self.num_heads * self.head_size * float_bytes
 
 
 class KvStore:
-    """Pages of one replica, and the sequences that have them.
+    """The pages of one replica, and the sequences to which they are assigned.
 
-    A sequence gets adjacent pages if there are enough, so that its keys and values can be read in place. Otherwise it
-    gets any free pages: no sequence is refused because the free pages are scattered.
+    A sequence gets adjacent pages if possible, so that its keys and values can be read in place. Otherwise it gets any
+    free pages.
 
-    Not thread-safe: one thread at a time may call `enter` and `free`. Several may compute at once, each on its own
-    sequences.
+    Only one thread at a time may call `enter` and `free`. Several threads may compute at once, on different sequences.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class KvStore:
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._pages: dict[int, _Pages] = {}
         self._peak_pages = 0
-        self._of_trials = num_pages * page_tokens
+        self._first_trial_place = num_pages * page_tokens
 
     @property
     def free_pages(self) -> int:
@@ -242,7 +242,7 @@ class KvStore:
 
     @property
     def use(self) -> MemoryUse:
-        """The pages reserved now, and at most so far."""
+        """The number of reserved pages, now and at most so far."""
         return MemoryUse(
             sequences=len(self._pages),
             pages=self.num_pages - self.free_pages,
@@ -252,106 +252,103 @@ class KvStore:
         )
 
     def room_of(self, sequence: int) -> int:
-        """Returns how many tokens its pages hold; 0 for a sequence without pages."""
+        """Returns how many tokens fit into a sequence's pages; 0 if it has none."""
         pages = self._pages.get(sequence)
         return 0 if pages is None else len(pages.numbers) * self.page_tokens
 
     def enter(self, sequence: int, tokens: int) -> None:
-        """Reserve pages for all the tokens that a sequence may come to, unless it has them.
+        """Reserves pages for all `tokens` that a sequence may have, unless it has pages already.
 
-        Raises InputError where the store could never hold them, OverloadedError where too few pages are free.
+        Raises InputError if the store is too small, and OverloadedError if too few pages are free now.
         """
         if sequence == TRIAL or sequence in self._pages:
             return
         needed = -(-tokens // self.page_tokens)
         if not 1 <= needed <= self.num_pages:
             raise InputError(
-                f"{tokens} tokens, prompt and answer, are {needed} pages of {self.page_tokens}; 1 to {self.num_pages} "
-                f"are possible"
+                f"{tokens} tokens of prompt and answer need {needed} pages of {self.page_tokens} tokens; 1 to "
+                f"{self.num_pages} are possible"
             )
         free = np.flatnonzero(self._is_free)
         if needed > len(free):
             message = f"{needed} pages are needed for keys and values, {len(free)} of {self.num_pages} are free"
             raise OverloadedError(message, retry_after_s=RETRY_S)
-        self._pages[sequence] = pages = _chosen(free, needed)
+        self._pages[sequence] = pages = _choose_pages(free, needed)
         self._is_free[pages.numbers] = False
         self._peak_pages = max(self._peak_pages, self.num_pages - self.free_pages)
 
     def free(self, sequence: int) -> None:
-        """Free a sequence's pages, if it has any."""
+        """Frees a sequence's pages, if it has any."""
         pages = self._pages.pop(sequence, None)
         if pages is not None:
             self._is_free[pages.numbers] = True
 
     def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> KvIndex:
-        """Returns where the rows of these runs are written, and what each of them reads.
+        """Returns the index of a batch of these runs.
 
-        They read their sequences' sources if `source`. `bias_DH`: the bias on the score of a key by its distance before
-        its query; None for no bias.
+        `source`: whether the rows attend to their sequences' sources. `bias_DH`: the bias of scores by the distance of
+        a key before its query; None: no bias.
         """
         return _Packed(self, runs, source, bias_DH).places()
 
     def place_of(self, run: Run, first: int) -> npt.NDArray[np.int64]:
-        """Returns the store's places of a sequence's tokens `first` to `run.end` - 1."""
+        """Returns the places of a sequence's tokens `first` to `run.end` - 1."""
         size = self.page_tokens
         tokens = np.arange(first, run.end)
         if run.sequence == TRIAL:
-            return self._of_trials + tokens % size
+            return self._first_trial_place + tokens % size
         pages = self._pages[run.sequence].numbers
         assert run.end <= len(pages) * size, f"sequence {run.sequence} has no page for token {run.end - 1}"
-        found: npt.NDArray[np.int64] = pages[tokens // size] * size + tokens % size
-        return found
+        places: npt.NDArray[np.int64] = pages[tokens // size] * size + tokens % size
+        return places
 
     def stretch_of(self, sequence: int) -> tuple[int, int]:
-        """Returns the place of a sequence's first token, and how many tokens have room from there on.
-
-        The place is -1 for scattered pages.
-        """
+        """Returns a sequence's first place and the number of its adjacent places; (-1, 0) for scattered pages."""
         pages = self._pages.get(sequence)
         if pages is None or pages.first < 0:
             return -1, 0
         return pages.first * self.page_tokens, len(pages.numbers) * self.page_tokens
 
     def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
-        """Keep a block's keys and values of every row; a token may be written again."""
+        """Writes the keys and values of every row for one block. A place may be written again."""
         self._keys[block].index_copy_(0, place_N, keys_NKd)
         self._values[block].index_copy_(0, place_N, values_NKd)
 
     def attend(self, block: int, places: KvIndex, queries_NHd: Tensor) -> Tensor:
-        """Returns the attention of every row to what it sees, (N, H, d)."""
-        kept = self._keys[block], self._values[block]
+        """Returns the attention of every row in one block, (N, H, d)."""
+        keys_and_values = self._keys[block], self._values[block]
         if places.together is not None and not places.alone:
-            return self._attend_together(places.together, queries_NHd, *kept)
+            return self._attend_together(places.together, queries_NHd, *keys_and_values)
         context_NHd = torch.empty_like(queries_NHd)
         if places.together is not None:
             rows_S = places.together.rows_S
-            context_NHd[rows_S] = self._attend_together(places.together, queries_NHd[rows_S], *kept)
-        for each in places.alone:
-            context_NHd[each.rows] = self._attend_alone(each, queries_NHd[each.rows], *kept)
+            context_NHd[rows_S] = self._attend_together(places.together, queries_NHd[rows_S], *keys_and_values)
+        for run in places.alone:
+            context_NHd[run.rows] = self._attend_alone(run, queries_NHd[run.rows], *keys_and_values)
         return context_NHd
 
-    def _attend_together(self, those: Together, queries_SHd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
+    def _attend_together(self, rows: Together, queries_SHd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
         keys_SKTd, values_SKTd = (
-            each.flatten(1).index_select(0, those.read_R).view(len(queries_SHd), -1, *each.shape[1:]).transpose(1, 2)
+            each.flatten(1).index_select(0, rows.read_R).view(len(queries_SHd), -1, *each.shape[1:]).transpose(1, 2)
             for each in (keys_PKd, values_PKd)
         )
-        # Query heads that share a key are rows of one product, so that it is read once for all of them.
+        # Query heads that share a key are rows of one product, so that each key is read once.
         queries_SKGd = queries_SHd.reshape(len(queries_SHd), self.shape.num_heads, -1, self.shape.head_size)
-        attended = F.scaled_dot_product_attention(queries_SKGd, keys_SKTd, values_SKTd, attn_mask=those.mask_SH1T)
+        attended = F.scaled_dot_product_attention(queries_SKGd, keys_SKTd, values_SKTd, attn_mask=rows.mask_SH1T)
         return attended.flatten(1, 2)
 
-    def _attend_alone(self, one: Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
-        keys_1KTd, values_1KTd = (each[one.read_T].transpose(0, 1)[None] for each in (keys_PKd, values_PKd))
+    def _attend_alone(self, run: Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
+        keys_1KTd, values_1KTd = (each[run.read_T].transpose(0, 1)[None] for each in (keys_PKd, values_PKd))
         if len(queries_THd) == 1:
             queries_1KGd = queries_THd.reshape(1, self.shape.num_heads, -1, self.shape.head_size)
-            attended = F.scaled_dot_product_attention(queries_1KGd, keys_1KTd, values_1KTd, attn_mask=one.mask)
+            attended = F.scaled_dot_product_attention(queries_1KGd, keys_1KTd, values_1KTd, attn_mask=run.mask)
             return attended.flatten(1, 2)
         attended = F.scaled_dot_product_attention(
             queries_THd.transpose(0, 1)[None],
             keys_1KTd,
             values_1KTd,
-            attn_mask=one.mask,
-            is_causal=one.causal,
+            attn_mask=run.mask,
+            is_causal=run.causal,
             enable_gqa=True,
         )
         return attended[0].transpose(0, 1)
@@ -359,15 +356,15 @@ class KvStore:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """A sequence's pages, in the order of its tokens."""
+    """The pages of a sequence, in the order of its tokens."""
 
     numbers: npt.NDArray[np.int64]
     first: int
-    """The number of the first page if they are adjacent, else -1."""
+    """The number of the first page if the pages are adjacent, else -1."""
 
 
-def _chosen(free: npt.NDArray[np.int64], needed: int) -> _Pages:
-    """Returns free pages: the first of the shortest adjacent stretch that is long enough, else the first free ones."""
+def _choose_pages(free: npt.NDArray[np.int64], needed: int) -> _Pages:
+    """Returns free pages: from the shortest adjacent stretch that is long enough, else the first free pages."""
     firsts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
     lengths = np.diff(firsts, append=len(free))
     fitting = np.flatnonzero(lengths >= needed)
@@ -378,7 +375,7 @@ def _chosen(free: npt.NDArray[np.int64], needed: int) -> _Pages:
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Returns zeros that take a CPU's memory only when they are written to, unlike `torch.zeros`."""
+    """Returns zeros. On a CPU, unlike `torch.zeros`, they take memory only once they are written to."""
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)

@@ -1,6 +1,7 @@
-"""Answers to many prompts at once, offline: ramps learn from them, and thresholds are tested on them.
+"""Offline generation for many prompts. Ramps are trained on the answers, and thresholds are calibrated with them.
 
-All sequences of a batch take their steps together, greedily. No sequence's answer depends on its batch-mates.
+All sequences of a batch take their steps together, with greedy decoding. An answer never depends on the other
+sequences of its batch.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
     from earlyexit.network.piece import Piece
 
 BATCH = 16
-"""Sequences at once."""
+"""Sequences per batch."""
 NEVER_EXIT = ConfidencePolicy(2.0)
-"""No exit is ever as sure as this threshold."""
+"""A policy with a threshold that no confidence reaches."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Generated:
-    """One sequence, and where each token of its answer came from."""
+    """A prompt, the tokens of its answer, and the exit at which each token left."""
 
     prompt: tuple[int, ...]
     answer: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     """The block after which each token left."""
     scores: list[float] = field(default_factory=list)
-    """The score of that exit."""
+    """The score of that exit for each token."""
     looks: list[dict[int, ExitResult]] = field(default_factory=list)
-    """For each token what every ramp said, by block, the full model last; only where ramps look."""
+    """The results of all exits for each token, by block; empty unless `GenerationOptions.look` is set."""
 
     @property
     def tokens(self) -> list[int]:
@@ -49,16 +50,16 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How sequences are generated."""
+    """Options for `generate`."""
 
     max_tokens: int
     ends: frozenset[int] = frozenset()
-    """Tokens that end an answer, and are its last."""
+    """End-of-sequence tokens. They are part of the answer."""
     policy: ExitPolicy = NEVER_EXIT
     ramps: tuple[int, ...] = ()
-    """The ramps at which tokens may leave."""
+    """The active ramps."""
     look: bool = False
-    """Whether every ramp looks at every token, which then runs all blocks."""
+    """Whether all ramps are observed. Every token then runs all blocks."""
 
 
 def generate(
@@ -67,24 +68,22 @@ def generate(
     options: GenerationOptions,
     progress: Callable[[str, int, int], None] = no_progress,
 ) -> list[Generated]:
-    """Returns greedy answers to prompts of token ids, in their order, with a new store of keys and values.
-
-    Raises InputError for a prompt without tokens, UnprocessableInputError for one that leaves no room for an answer.
-    """
+    """Returns greedy answers to prompts of token ids. Raises InputError for a prompt that is empty or too long."""
     backbone = decoder_of(model)
-    found: list[Generated] = []
+    generated: list[Generated] = []
     for batch in batches(model, prompts, options.max_tokens):
         cut = Cut(model, 0, model.num_blocks, options.ramps, options.policy)
         backbone.fill = "compute"
-        found += _together(model, cut.for_probes() if options.look else cut, batch, options)
-        progress("answers", len(found), len(prompts))
-    return found
+        _generate_batch(model, cut.for_probes() if options.look else cut, batch, options)
+        generated += batch
+        progress("answers", len(generated), len(prompts))
+    return generated
 
 
 def decoder_of(model: EarlyExitModel) -> DecoderBackbone:
-    """Returns the model's backbone; raises ModelFolderError for models that do not generate."""
+    """Returns the model's backbone. Raises ModelFolderError for models that do not generate text."""
     if not isinstance(model.backbone, DecoderBackbone):
-        raise ModelFolderError(f"{model.info.name}: {model.info.family} generates nothing")
+        raise ModelFolderError(f"{model.info.name}: models of the family {model.info.family} do not generate text")
     return model.backbone
 
 
@@ -92,51 +91,52 @@ def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], max_tokens:
     """Yields the prompts in batches. For each batch the backbone gets a new store for prompts and answers."""
     backbone = decoder_of(model)
     for first in range(0, len(prompts), BATCH):
-        begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + BATCH]]
-        backbone.open_store(sum(-(-(len(each.prompt) + max_tokens) // PAGE_TOKENS) for each in begun))
-        yield begun
+        batch = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + BATCH]]
+        backbone.open_store(sum(-(-(len(each.prompt) + max_tokens) // PAGE_TOKENS) for each in batch))
+        yield batch
 
 
 def admitted_piece(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NEVER_EXIT) -> Piece:
-    """Returns inputs of sequences, by their numbers, before block 0, after the model has admitted them."""
+    """Returns one step of several sequences as a piece before block 0. `steps`: by the sequence's number."""
     wire = entry_piece(list(map(str, steps)), list(steps.values()))
-    for refused in decoder_of(model).memory.admit(wire, list(steps)):
-        if refused is not None:
-            raise refused
+    for error in decoder_of(model).memory.admit(wire, list(steps)):
+        if error is not None:
+            raise error
     return from_wire(model, wire, policy)
 
 
-def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], options: GenerationOptions) -> list[Generated]:
-    going: dict[int, tuple[TokenSequence, Generated]] = {}
-    for number, each in enumerate(batch, 1):
+def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated], options: GenerationOptions) -> None:
+    """Generates the answers of a batch, and adds their tokens to `batch`."""
+    active: dict[int, tuple[TokenSequence, Generated]] = {}
+    for number, generated in enumerate(batch, 1):
         sequence = TokenSequence(
-            each.prompt,
+            generated.prompt,
             None,
             max_tokens=options.max_tokens,
             max_length=model.max_length,
             ends=tuple(options.ends),
             sampling=Sampling(),
-            chunk=len(each.prompt),  # prompts are shown whole
+            chunk=len(generated.prompt),  # the whole prompt in one step
         )
         sequence.begin(number)
-        going[number] = sequence, each
-    while going:
-        looks: dict[int, dict[int, ExitResult]] = {number: {} for number in going}
-        for step in cut.run(admitted_piece(model, {k: each.step() for k, (each, _) in going.items()}, options.policy)):
+        active[number] = sequence, generated
+    while active:
+        looks: dict[int, dict[int, ExitResult]] = {number: {} for number in active}
+        steps = {number: sequence.step() for number, (sequence, _) in active.items()}
+        for step in cut.run(admitted_piece(model, steps, options.policy)):
             for answer in step.answers:
-                one, each = going[int(answer.sample_id)]
+                sequence, generated = active[int(answer.sample_id)]
                 assert isinstance(answer.value, PackedArray)
-                said = one.answered(answer.value.numpy(), answer.exit)
-                assert said is not None, "prompts are shown whole"
-                each.answer.append(said.chosen.token)
-                each.exits.append(said.exit)
-                each.scores.append(answer.score)
+                result = sequence.answered(answer.value.numpy(), answer.exit)
+                assert result is not None, "each step has the whole prompt"
+                generated.answer.append(result.chosen.token)
+                generated.exits.append(result.exit)
+                generated.scores.append(answer.score)
             for look in step.seen:
                 looks[int(look.sample_id)][look.block] = look
-        for number, (one, each) in list(going.items()):
+        for number, (sequence, generated) in list(active.items()):
             if options.look:
-                each.looks.append(looks[number])
-            if one.ended is not None:
+                generated.looks.append(looks[number])
+            if sequence.ended is not None:
                 decoder_of(model).memory.end(number)
-                del going[number]
-    return batch
+                del active[number]

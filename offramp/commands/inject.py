@@ -209,7 +209,7 @@ def _cut(
     say(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
         say("--sets looks for more, where two or three tensors carry everything together")
-    return foreign.take(cuts, codec, folder, rows), cuts
+    return foreign.build(cuts, codec, folder, rows), cuts
 
 
 def _with_ramps(

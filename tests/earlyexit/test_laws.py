@@ -37,7 +37,7 @@ def of_torch(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
     """A torch module, cut at every site."""
     graph = traced(name)
     cuts = [site.tensors for site in find_sites(graph.flow)]
-    return ramped(graph.take(cuts, {}, folder), "exported", codec=codec)
+    return ramped(graph.build(cuts, {}, folder), "exported", codec=codec)
 
 
 def of_onnx(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine.engine import SHARE, BatchEngine, Dispatch
+from earlyexit.engine.engine import RETURN_SHARE, BatchEngine, Dispatch
 from earlyexit.engine.queue import Member, OrderName, OrderSpec
 from earlyexit.engine.times import MOST_SPLITS, ObservedTimes
 from earlyexit.errors import PlanError
@@ -308,7 +308,7 @@ def test_the_split_that_has_not_run_for_longest_makes_room_in_the_sums() -> None
 
 # Steps of sequences: a batch waits a moment for those that are on their way back
 
-UNTIL_S = 1.0 + SHARE
+UNTIL_S = 1.0 + RETURN_SHARE
 WHOLE = Split(first=0, end=2, batch=2)
 
 

@@ -228,12 +228,12 @@ def read_graph(path: Path, **asked: Any) -> ForeignModel:
 
 def pictures_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("r0",), ("r1",))) -> Pretrained:
     """`pictures_graph`'s file in a model's folder."""
-    return read_graph(path, pixels=PIXELS).take(cuts, CODEC, folder)
+    return read_graph(path, pixels=PIXELS).build(cuts, CODEC, folder)
 
 
 def words_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("h0",), ("h1",))) -> Pretrained:
     """`words_graph`'s."""
-    return read_graph(path).take(cuts, TEXT, folder)
+    return read_graph(path).build(cuts, TEXT, folder)
 
 
 def with_ramps(pretrained: Pretrained) -> EarlyExitModel:

@@ -39,7 +39,7 @@ def cut_at_a_weight() -> object:
 
 
 def taken_module(name: str, **codec: int) -> Read:
-    return lambda folder: traced(name).take((), codec, folder)
+    return lambda folder: traced(name).build((), codec, folder)
 
 
 def modules() -> dict[str, Read]:
@@ -71,7 +71,7 @@ def onnx_files() -> dict[str, Read]:
     ) -> Read:
         def read(folder: Path) -> object:
             graph = onnx_graphs.read_graph(onnx_graphs.saved(make(), folder / "from"), **asked)
-            return graph.take(cuts, codec, folder)
+            return graph.build(cuts, codec, folder)
 
         return read
 

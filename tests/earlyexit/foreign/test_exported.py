@@ -45,7 +45,7 @@ def taken(name: str) -> Pretrained:
 
 
 def cut_at(graph: TorchModel, cuts: Sequence[Sequence[str]] = (), **codec: int) -> Pretrained:
-    return graph.take(cuts, codec, Path("of no use"))
+    return graph.build(cuts, codec, Path("of no use"))
 
 
 def model_of(name: str) -> EarlyExitModel:
@@ -215,8 +215,8 @@ def test_types_that_torch_does_not_have_are_refused_when_loaded(kept: tuple[Path
 
 def test_what_follows_from_the_lengths_is_no_input_and_token_types_of_pairs_come_after_the_tokens() -> None:
     assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
-    graph = replace(foreign.traced("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
-    assert graph.carried == ("input_ids", "token_type_ids")
+    graph = replace(foreign.traced("placed_second_texts"), options=ForeignOptions(columns=(TEXT, PAIR)))
+    assert graph.codec_inputs == ("input_ids", "token_type_ids")
     cut_at(graph)  # what the codec gives may be anything
 
 

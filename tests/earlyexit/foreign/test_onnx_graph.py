@@ -158,7 +158,7 @@ def resnet(folder: Path, *, by_dynamo: bool = False) -> Case:
     torch.manual_seed(0)
     path = exported(Residual(), {"x": torch.randn(2, 3, 12, 12)}, folder / "theirs.onnx", by_dynamo=by_dynamo)
     stem, _, first, _, second, _, _ = joins(path, "Relu")
-    model = with_ramps(read_graph(path).take([[stem], [first], [second]], ROWS, folder / "model"))
+    model = with_ramps(read_graph(path).build([[stem], [first], [second]], ROWS, folder / "model"))
     rng = np.random.default_rng(0)
     encoded = [Encoded(1, (rng.standard_normal((1, 3, 12, 12)).astype(np.float32),)) for _ in range(8)]
     return Case(path=path, model=model, encoded=encoded, feeds=lambda each: {"x": each.tensors[0]})
@@ -170,7 +170,7 @@ def bert(folder: Path, *, by_dynamo: bool = False) -> Case:
     path = exported(Logits(hf_model("bert", num_labels=3)), inputs, folder / "theirs.onnx", by_dynamo=by_dynamo)
     embedded, *norms = joins(path, "LayerNormalization")
     cuts = [[embedded], *([norm] for norm in norms[1:-1:2])]
-    model = with_ramps(read_graph(path).take(cuts, onnx_graphs.TEXT, folder / "model"))
+    model = with_ramps(read_graph(path).build(cuts, onnx_graphs.TEXT, folder / "model"))
     return Case(path=path, model=model, encoded=onnx_graphs.random_words(LENGTHS), feeds=onnx_graphs.words_feeds)
 
 
@@ -319,7 +319,7 @@ def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
 def test_pixels_that_enter_as_integers_stay_what_they_are(tmp_path: Path, layout: str, dtype: str, order: str) -> None:
     path = saved(onnx_graphs.bytes_graph(layout, dtype=dtype), tmp_path / "from")
     pixels_of = {} if order == "RGB" else {"order": order}
-    taken = read_graph(path, pixels=pixels_of).take([["r0"]], onnx_graphs.CODEC, tmp_path)
+    taken = read_graph(path, pixels=pixels_of).build([["r0"]], onnx_graphs.CODEC, tmp_path)
     model = with_ramps(taken)
     for encoded in onnx_graphs.random_pictures(3):
         [pixels] = encoded.tensors
@@ -363,7 +363,7 @@ def taken(
     rows: Sequence[Encoded] = (),
     **asked: Any,
 ) -> Pretrained:
-    return read_graph(saved(graph, folder / "from"), **asked).take(cuts, codec, folder, rows)
+    return read_graph(saved(graph, folder / "from"), **asked).build(cuts, codec, folder, rows)
 
 
 def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
@@ -371,10 +371,10 @@ def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
         h = Gemm(x, w, b) bytes = Cast <to = 2> (h) back = Cast <to = 1> (bytes) logits = Gemm(back, w, b) }"""
     path = saved(small_graph(text, w=(4, 4), b=(4,)), tmp_path / "from")
     model, cuts = read_graph(path), [["h"], ["bytes"]]
-    why = "exits look at floating point numbers, and 'bytes' is uint8"
+    why = "an exit needs floating point numbers; 'bytes' is uint8"
     assert model.refused(cuts, NUMBERS) == {("bytes",): why}
     with pytest.raises(ModelFolderError, match=f"no ramp can sit after block 1: {why}"):
-        with_ramps(model.take(cuts, NUMBERS, tmp_path / "model"))
+        with_ramps(model.build(cuts, NUMBERS, tmp_path / "model"))
 
 
 def test_one_of_several_outputs_is_chosen_and_several_inputs_taken_where_the_codec_has_them(tmp_path: Path) -> None:
@@ -417,11 +417,11 @@ def test_where_the_number_of_inputs_rounds_the_users_rows_decide(tmp_path: Path)
     path, cuts = saved(rounding_graph(), tmp_path / "from"), [["normed"]]
     graph = read_graph(path)
     with pytest.raises(GraphError, match=r"block 0 .* than alone \(by .* affects .* rows .* inject --data"):
-        graph.take(cuts, LETTERED, tmp_path)
+        graph.build(cuts, LETTERED, tmp_path)
     with pytest.raises(GraphError, match=r"changes the answers to rows of the data \(by .*; 1% of it is allowed"):
-        graph.take(cuts, LETTERED, tmp_path, rows_below(2))
+        graph.build(cuts, LETTERED, tmp_path, rows_below(2))
     rows = rows_below(LETTERS)
-    model = with_ramps(graph.take(cuts, LETTERED, tmp_path, rows))
+    model = with_ramps(graph.build(cuts, LETTERED, tmp_path, rows))
     answers = exit_outputs(model, rows)[model.num_blocks - 1]
     wanted = onnxruntime.InferenceSession(path).run(None, {"bytes": np.concatenate([each.tensors[0] for each in rows])})
     assert np.allclose(answers.softmax(1), torch.from_numpy(wanted[0]).softmax(1), atol=1e-4)

@@ -131,7 +131,7 @@ def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
     threshold: float, block: int, number: float, encoded: list[Encoded]
 ) -> None:
     model, policy = numbers_with(number, block=block), ConfidencePolicy(threshold)
-    with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave answers that are not finite"):
+    with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave an answer that is not finite"):
         list(Cut(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
 
 
@@ -351,8 +351,8 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     with caplog.at_level(logging.DEBUG, logger="earlyexit.network.cut"):
         unprepared = run(runner, HALVES[0], piece)
     assert caplog.messages == [
-        "blocks 0 to 0 are not prepared: the network itself runs them",
-        "blocks 1 to 1 are not prepared: the network itself runs them",
+        "blocks 0 to 0 are not prepared yet: torch runs them",
+        "blocks 1 to 1 are not prepared yet: torch runs them",
     ]
     assert slow.ran == []
     runner.prepare(HALVES)

@@ -270,5 +270,5 @@ def test_policies_that_ask_before_outputs_refuse_ramps_that_cannot_say() -> None
     plain = decoder(hf_decoder())
     with pytest.raises(PlanError, match="after block 0 has one"):
         SimilarPolicy(0.5).check_ramps((0, 1))
-    with pytest.raises(PlanError, match=r"asks a ramp's classifier, and ramps \[1, 2\] have none"):
+    with pytest.raises(PlanError, match=r"needs ramps with a small classifier of their own; ramps \[1, 2\] have none"):
         Cut(plain, 0, NUM_BLOCKS, RAMPS, ForeseenPolicy(0.5))
