@@ -174,7 +174,7 @@ def test_a_graph_that_does_more_than_compute_is_not_loaded(kept: tuple[Path, str
     load_model(folder)  # a whole folder, whatever wrote it
     graph["graphs"][-1]["calls"].insert(0, ["zz", *call])
     rewritten(folder, graph)
-    with pytest.raises(ModelFolderError, match=r"the graph's call 'zz' of|no operator"):
+    with pytest.raises(ModelFolderError, match=r"the graph's call 'zz' of|is not an operator"):
         load_model(folder)
 
 
@@ -197,7 +197,7 @@ def test_a_table_that_is_indexed_says_how_large_tokens_may_be_and_a_fingerprint_
 
 def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
     graph = foreign.traced("offset")
-    with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
+    with pytest.raises(GraphError, match=r"does not take any number of inputs: index .* out of"):
         cut_at(graph)
 
 
@@ -209,7 +209,7 @@ def test_types_that_torch_does_not_have_are_refused_when_loaded(kept: tuple[Path
     name = next(iter(graph[place]))
     graph[place][name] = dtype if place == "types" else [dtype, graph[place][name][1]]
     rewritten(folder, graph)
-    with pytest.raises(ModelFolderError, match=f"has tensors of '{dtype}', which torch has no type of"):
+    with pytest.raises(ModelFolderError, match=f"has tensors of '{dtype}', which is no torch dtype"):
         load_model(folder)
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_exported_is_traced_symbolically(monkeypatch: pytest.Monk
 
 def test_what_neither_tracer_can_follow_is_refused_in_one_line() -> None:
     with pytest.raises(
-        GraphError, match=r"cannot be traced with an open batch: torch.export: .*; torch.fx: "
+        GraphError, match=r"cannot be traced with a dynamic batch size: torch.export: .*; torch.fx: "
     ) as refused:
         foreign.traced("decides")
     assert "\n" not in str(refused.value)

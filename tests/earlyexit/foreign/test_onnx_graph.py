@@ -257,7 +257,7 @@ def test_another_graph_or_other_weights_are_refused(case: Case, tmp_path: Path, 
     save_model(case.model, tmp_path)
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ModelFolderError, match="are not those that the model was made of"):
+    with pytest.raises(ModelFolderError, match="are not those of which the model was made"):
         load_model(tmp_path)
 
 
@@ -277,7 +277,7 @@ def test_files_that_are_replaced_after_loading_are_not_opened(case: Case, tmp_pa
 def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:
     save_model(case.model, tmp_path)
     (tmp_path / "graph.onnx").unlink()
-    with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its network consists of"):
+    with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its network needs"):
         load_model(tmp_path)
 
 
@@ -373,7 +373,7 @@ def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
     model, cuts = read_graph(path), [["h"], ["bytes"]]
     why = "an exit needs floating point numbers; 'bytes' is uint8"
     assert model.refused(cuts, NUMBERS) == {("bytes",): why}
-    with pytest.raises(ModelFolderError, match=f"no ramp can sit after block 1: {why}"):
+    with pytest.raises(ModelFolderError, match=f"no ramp can be after block 1: {why}"):
         with_ramps(model.build(cuts, NUMBERS, tmp_path / "model"))
 
 
@@ -459,7 +459,7 @@ def test_a_batch_that_cannot_be_taken_out_is_said(tmp_path: Path) -> None:
         " s = Reshape(t, back) logits = Gemm(s, w, b)",
         inputs="float[2, 4] x",
     )
-    assert "was made for batches of 2 and cannot be run in others" in refused(graph, tmp_path)
+    assert "was made for batches of 2 and cannot be run with other sizes" in refused(graph, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["branch", "attribute", "sparse"])

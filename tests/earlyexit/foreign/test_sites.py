@@ -148,7 +148,7 @@ def test_weights_beside_a_file_are_found_where_it_lies_and_inputs_that_it_cannot
     file = read_onnx(saved(tmp_path, graph_of(nodes, ["x"], ["y"], [beside(stored, "w.bin"), weight("v", 6, 2)])))
     assert 0 < shares(file.timed(find_sites(file.flow)))[0] < 1
     (tmp_path / "w.bin").unlink()
-    with pytest.raises(GraphError, match=r"its weights are not there: .*w\.bin"):
+    with pytest.raises(GraphError, match=r"its weights are missing: .*w\.bin"):
         file.timed(find_sites(file.flow))
     weights = [weight("w", 4, 6), weight("v", 6, 2)]
     model = graph_of(nodes, [("x", TensorProto.FLOAT, ("batch", "side"))], ["y"], weights)
@@ -233,7 +233,7 @@ def test_pickles_are_refused_without_being_loaded(tmp_path: Path) -> None:
 
     path = tmp_path / "model.onnx"
     path.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(GraphError, match="is a pickle or a zip"):
+    with pytest.raises(GraphError, match="is a pickle or zip file"):
         read_onnx(path)
     assert not (tmp_path / "loaded").exists()
 
@@ -303,4 +303,4 @@ def test_no_shape_is_guessed_from_values_beside_the_model(tmp_path: Path) -> Non
 def test_a_graph_whose_shapes_cannot_be_inferred_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = graph_of([("Relu", "x", "a"), ("Relu", "x", "a"), ("Relu", "a", "y")], ["x"], ["y"])
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
-    assert "not all shapes are known" in caplog.text
+    assert "some shapes of the graph" in caplog.text

@@ -202,7 +202,7 @@ async def test_a_text_without_its_attention_or_with_other_tokens_than_were_measu
     crossed = [ids(each.call.piece) for each in scene.stages[1].calls]
     assert crossed == [[1, 14, 15, 16, 2], [1, 15, 16, 2], [1, 14, 15, 16, 15, 2]]
     assert scene.core.counts.pruned_words.get(2, 0) == 0
-    assert "could not be pruned: ValueError('3 tokens have an importance, of 6')" in caplog.text
+    assert "could not be pruned: ValueError('3 importances for 6 tokens')" in caplog.text
 
 
 async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
