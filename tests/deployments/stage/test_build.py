@@ -223,7 +223,7 @@ assert not {{"torch", "transformers", "scipy"}} & set(sys.modules)
 def test_an_own_policy_that_is_none_is_refused() -> None:
     with pytest.raises(PlanError, match="cannot be imported"):
         build_policy(PolicySpec(name="own", own="nowhere:rule"))
-    with pytest.raises(PlanError, match="'math:pi' is no exit policy"):
+    with pytest.raises(PlanError, match="'math:pi' is not an exit policy"):
         build_policy(PolicySpec(name="own", own="math:pi"))
 
 
@@ -337,4 +337,4 @@ def test_an_input_that_is_no_sequence_is_refused_with_what_to_do(model: EarlyExi
     ids, run = np.arange(2, dtype=np.int32), np.array([run_of(0, 0, 4, 2)], np.int32)
     [error] = memory.admit(entry_piece(["a"], [Encoded(2, (ids, run))]), [0])
     assert isinstance(error, InputError)
-    assert "ask it to generate" in str(error)
+    assert "send a request for generation" in str(error)

@@ -56,7 +56,7 @@ def test_what_cannot_be_cut_or_run_is_refused_in_one_line(tmp_path: Path, capsys
     one = saved(tmp_path, graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [weight("w", 4, 4)]), "one.onnx")
     assert "has no site: 1 of its 1 operators work" in refused(capsys, "sites", one)
     branches = saved(tmp_path, graph_of([branching("Loop")], ["x"], ["y"]), "loop.onnx")
-    assert "Loop (the_Loop) runs a graph of its own" in refused(capsys, "sites", branches)
+    assert "Loop (the_Loop) is control flow" in refused(capsys, "sites", branches)
     outside = graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [beside(weight("w", 4, 4), "../w")])
     assert "outside the model's folder" in refused(capsys, "sites", saved(tmp_path, outside, "outside.onnx"))
     nodes = [("MatMul", "x w", "a"), ("Unheard", "a", "b"), ("MatMul", "b w", "y")]

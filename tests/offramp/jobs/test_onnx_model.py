@@ -91,7 +91,7 @@ def test_its_own_files_are_looked_for_and_count_as_memory(folder: Path, tmp_path
     assert look_at_target(folder)[0].verdict != "failed"
     for name in ("model.json", "model.safetensors", "graph.onnx"):
         shutil.copy(folder / name, tmp_path)
-    assert look_at_target(tmp_path)[0].found == f"{tmp_path} has no graph.onnx.data, which its network needs"
+    assert look_at_target(tmp_path)[0].found == f"{tmp_path} has no graph.onnx.data, which its network consists of"
     with pytest.raises(DataError, match=r"has no graph.onnx.data"):
         _parameter_bytes(tmp_path, card, "float32")
 
