@@ -185,7 +185,7 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
         )
     if best is None or search is None:
         return None
-    value, bound = objective_value(problem, best.plan.figures), search.whole.value
+    value, bound = objective_value(problem, best.plan.figures), search.bounded.value
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(bound, best.bound) if complete else bound
     is_proven = abs(value - bound) <= SOLVED * abs(bound)
@@ -215,14 +215,14 @@ class ChainSearch:
     """The best chain of each accelerator type, which is a candidate of every master problem."""
 
     @property
-    def whole(self) -> Bounded:
+    def bounded(self) -> Bounded:
         """The bound on all plans."""
         return self.relaxation.bound
 
     def best(self) -> tuple[Incumbent | None, bool]:
         """Returns the best plan that was found, and whether all chains were considered."""
         graph, complete = self._graph()
-        finished, candidates = price_chains(graph, self._limits(graph, self.whole.prices, self.names, math.inf))
+        finished, candidates = price_chains(graph, self._limits(graph, self.bounded.prices, self.names, math.inf))
         if complete and finished and len(candidates) <= MAX_COLUMNS:
             return self._improve([*candidates, *self._duplicates(candidates)], None), True
         best = self._improve(candidates, None)
@@ -306,10 +306,10 @@ class ChainSearch:
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[graph.device_names.index(stage.device)] -= stage.replicas
             own_rate = share * figures.served_per_s
-            highest = self.whole.value
+            highest = self.bounded.value
             if problem.required_per_s is None:
-                highest = min(own_rate + self.whole.value - figures.rate_per_s, highest)
-            limits = self._limits(graph, self.whole.prices, self.names, highest)._replace(count_C=left_C)
+                highest = min(own_rate + self.bounded.value - figures.rate_per_s, highest)
+            limits = self._limits(graph, self.bounded.prices, self.names, highest)._replace(count_C=left_C)
             if problem.required_per_s is not None:
                 limits = limits._replace(rate=own_rate)
             priced += self._chains_at_rates(graph, limits, own_rate)
@@ -340,7 +340,7 @@ class ChainSearch:
             price_latency=float(prices.latency),
             max_price=math.inf,
             limit_s=float(self.problem.slo.limit_s),
-            rate=float(min(rate, self.whole.value if required_per_s is None else required_per_s)),
+            rate=float(min(rate, self.bounded.value if required_per_s is None else required_per_s)),
             is_whole=False,
             count_C=np.zeros(len(graph.device_names)),
             may_split=self.space.splits_per_stage,
@@ -363,7 +363,7 @@ class ChainSearch:
 
     def _is_proven(self, best: Incumbent) -> bool:
         value = objective_value(self.problem, best.plan.figures)
-        return abs(value - self.whole.value) <= SOLVED * abs(self.whole.value)
+        return abs(value - self.bounded.value) <= SOLVED * abs(self.bounded.value)
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:

@@ -87,7 +87,7 @@ def learn_then_test(
         )
     path = lay_path(design, block_costs)
     views = (tested, *others)
-    for log_price in _passing(path, views, guarantee):
+    for log_price in _last_passing_prices(path, views, guarantee):
         thresholds = path.thresholds(log_price)
         total = float(_worst_losses_N(views, thresholds).sum())
         # The test is repeated because policies compare in float32: rounding may move a threshold across a score.
@@ -101,7 +101,7 @@ def _worst_losses_N(views: Sequence[ExitRecords], thresholds: Mapping[int, float
     return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
 
 
-def _passing(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> Sequence[float]:
+def _last_passing_prices(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> Sequence[float]:
     """Returns the last few prices before the test fails, the highest first. Each lies between two changes of the loss.
 
     Lower prices are needed only if rounding makes the highest ones fail.

@@ -106,9 +106,9 @@ class CostToGo(NamedTuple):
     """From before a block inside a split. F is 1 if the split's seconds count twice. N may hold only a few blocks."""
     action_NFREQ: npt.NDArray[np.int8]
     """The best action after the block."""
-    further_KCQ: FloatArray
+    later_KCQ: FloatArray
     """From a boundary and rank, if a later split of a stage on a device begins there."""
-    further_run_KCQ: IntArray
+    later_run_KCQ: IntArray
     first_KQ: FloatArray
     """From a boundary and rank, if a new stage begins there."""
     first_run_KQ: IntArray
@@ -131,7 +131,7 @@ def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
 @compiled
 def fill_cost_to_go(tables: RunTables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
     """Fills the tables, backwards from the last block; returns the price of the cheapest walk."""
-    costs.further_KCQ[:], costs.first_KQ[:] = np.inf, np.inf
+    costs.later_KCQ[:], costs.first_KQ[:] = np.inf, np.inf
     hop_Q, cut_Q = np.empty(tables.after_Q.size), np.zeros(tables.after_Q.size)
     for block in range(tables.rank_N.size - 1, -1, -1):
         top = int(np.searchsorted(tables.after_Q, block, side="right")) - 1
@@ -156,7 +156,7 @@ def _price_inside(
     may_stay = not crosses and tables.rule != SPLIT_ENDS
     may_be_off, may_be_on = ramp == 0 or tables.rule != ALL, ramp > 0 and tables.rule != NONE
     block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CQG[device, ramp]
-    further_Q, first_Q = costs.further_KCQ[block + 1, device], costs.first_KQ[block + 1]
+    later_Q, first_Q = costs.later_KCQ[block + 1, device], costs.first_KQ[block + 1]
     for entry in range(tables.enters_E.size):
         if tables.enters_E[entry] == 0.0 or tables.after_Q[entry] > block:
             continue
@@ -186,12 +186,12 @@ def _price_inside(
                 least, best = np.inf, GO_ON
                 if may_be_off:
                     stay = np.inf if crosses else after_FQ[kind, rank]
-                    cut, hop = cut_Q[rank] + further_Q[rank], hop_Q[rank] + first_Q[rank]
+                    cut, hop = cut_Q[rank] + later_Q[rank], hop_Q[rank] + first_Q[rank]
                     least, best = _cheaper(least, best, 0, stay, cut, hop)
                 if may_be_on:
                     ramp_price = ramp_s * (second + prices.ramps)
                     stay = ramp_price + after_FQ[kind, ramp] if may_stay else np.inf
-                    cut, hop = ramp_price + cut_Q[ramp] + further_Q[ramp], ramp_price + hop_Q[ramp] + first_Q[ramp]
+                    cut, hop = ramp_price + cut_Q[ramp] + later_Q[ramp], ramp_price + hop_Q[ramp] + first_Q[ramp]
                     least, best = _cheaper(least, best, RAMP, stay, cut, hop)
                 here_FQ[kind, rank] = block_price + least
                 action_FQ[kind, rank] = best
@@ -222,10 +222,10 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
         for run in range(tables.device_R.size):
             device = tables.device_R[run]
             first = here_FREQ[0, run, entry, rank] + price_input * wait_inputs(tables, run, entry)
-            further = here_FREQ[1, run, entry, rank] if counts_twice else first
-            if tables.may_split and further < costs.further_KCQ[block, device, rank]:
-                costs.further_KCQ[block, device, rank] = further
-                costs.further_run_KCQ[block, device, rank] = run
+            later = here_FREQ[1, run, entry, rank] if counts_twice else first
+            if tables.may_split and later < costs.later_KCQ[block, device, rank]:
+                costs.later_KCQ[block, device, rank] = later
+                costs.later_run_KCQ[block, device, rank] = run
             first -= prices.stage_C[device]
             if (tables.may_hop or block == 0) and first < costs.first_KQ[block, rank]:
                 costs.first_KQ[block, rank] = first
@@ -262,7 +262,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
             stages_C[tables.device_R[run]] += 1.0
         else:
             after_s = after_split_s(tables, block, run, entry, rank)
-            run = costs.further_run_KCQ[block + 1, device, rank]
+            run = costs.later_run_KCQ[block + 1, device, rank]
         latency_s += after_s
         mean_s += tables.unanswered_Q[rank] * after_s
         kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses_after(tables, block) else 0
