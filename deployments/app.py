@@ -1,4 +1,4 @@
-"""The application: an ingress, one deployment per accelerator type, and a controller where one is asked for."""
+"""The Serve application: an ingress, one deployment per accelerator type, and an optional controller."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ from earlyexit.network.store import check_prunable, read_card
 from optimizer.placement import deployment_name
 from optimizer.plan_file import ModelShape, parse_plan
 
-# Serve must never hold calls back: the dispatcher decides how many calls are under way.
-UNLIMITED = 100_000
-# A dead replica is noticed within a second instead of ten (an only replica is back in 1.8 s instead of 9.8 s).
-# A busy replica may still take long to answer.
-HEALTH: dict[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
+# Serve must not hold back calls, because the dispatcher limits the calls in flight. With Serve's default health check
+# period of 10 s, a dead replica would be replaced much later. The long timeout allows for busy replicas.
+COMMON: dict[str, Any] = {
+    "max_ongoing_requests": 100_000,
+    "health_check_period_s": 1.0,
+    "health_check_timeout_s": 10.0,
+}
 
 
 def build(settings: dict[str, Any]) -> Application:
-    """Returns the application of some settings (`ServeSettings` as plain data, as cluster YAML carries them).
+    """Returns the application of some settings, which are `ServeSettings` as plain data, as in cluster YAML.
 
     Raises PlanError or ModelFolderError before anything starts.
     """
     checked = ServeSettings.model_validate(settings)
-    settings = checked.model_dump(mode="json")  # replicas read it anew, where files that it names may be missing
+    settings = checked.model_dump(mode="json")  # replicas parse it again, where files that it names may be missing
     card = read_card(Path(checked.model))
     shape = ModelShape.of(card)
     plan = parse_plan(settings["plan"], shape)
     check_prunable(Path(checked.model), plan.prune)
     logs = checked.access_log
-    # At INFO, Serve creates a record of every request, even if it is not written.
+    # At level INFO, Serve creates a log record for every request, even if it is not written.
     level = "INFO" if logs else "WARNING"
     logging_config = LoggingConfig(encoding="JSON", enable_access_log=logs, log_level=level)
     check_control(checked, shape)
@@ -56,13 +58,12 @@ def build(settings: dict[str, Any]) -> Application:
     ingress = serve.deployment(
         name="ingress",
         num_replicas=checked.ingress_replicas,
-        max_ongoing_requests=UNLIMITED,
         ray_actor_options={"num_cpus": 0.1},
         logging_config=logging_config,
-        **HEALTH,
+        **COMMON,
     )
-    beside = [] if checked.control is None else [_controller(settings)]  # Serve runs only what is bound
-    application: Application = ingress(Ingress).bind(settings, *types, *beside)
+    controllers = [] if checked.control is None else [_controller(settings)]  # Serve runs only bound deployments
+    application: Application = ingress(Ingress).bind(settings, *types, *controllers)
     return application
 
 
@@ -71,25 +72,23 @@ def _replicas(settings: dict[str, Any], device: str, number: int, logging_config
     deployment = serve.deployment(
         name=deployment_name(device),
         num_replicas=number,
-        max_ongoing_requests=UNLIMITED,
         ray_actor_options=find_device(device).actor_options | ({"label_selector": labels} if labels else {}),
         request_router_config=RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter)),
         logging_config=logging_config,
-        **HEALTH,
+        **COMMON,
     )
     application: Application = deployment(StageReplica).bind(settings, device)
     return application
 
 
 def _controller(settings: dict[str, Any]) -> Application:
-    """The controller logs one line per decision, at INFO."""
+    """Returns the controller, which logs one line per decision at level INFO."""
     deployment = serve.deployment(
         name="controller",
         num_replicas=1,
-        max_ongoing_requests=UNLIMITED,
         ray_actor_options={"num_cpus": 0.1},
         logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="INFO"),
-        **HEALTH,
+        **COMMON,
     )
     application: Application = deployment(Controller).bind(settings)
     return application

@@ -1,6 +1,6 @@
-"""The settings of an application that its operator chooses: service files and command-line options are these fields.
+"""The settings of an application that its operator chooses. Service files and command-line options have these fields.
 
-This module imports neither numpy nor the planner, for the command line shows the fields as options.
+This module imports neither numpy nor the planner, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from earlyexit.named import NAME_PATTERN, Fill, HopDtype
 
 
 class Settings(BaseModel):
-    """Base of all parts: plain data, as cluster YAML carries it. Service files take the same fields, strictly."""
+    """Base class of settings, which are plain data in cluster YAML. Service files have the same fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
@@ -25,22 +25,21 @@ class Settings(BaseModel):
 class TracingSettings(Settings):
     """Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP.
 
-    What is left out is what the SDK's environment variables (OTEL_...) say, in the ingress's process; headers, which
-    hold secrets, are said there only.
+    The SDK's environment variables (OTEL_...) of the ingress's process replace fields that are not set. Headers, which
+    hold secrets, can be set only there.
     """
 
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
-    """The collector, such as http://collector:4318; spans go to /v1/traces of it, or to the path that it names."""
+    """The collector, such as http://collector:4318. Spans go to its path /v1/traces, unless the URL has a path."""
     ratio: float | None = Field(default=None, ge=0, le=1)
-    """Share of requests that are traced, among those that bring no trace of their own. None: what OTEL_TRACES_SAMPLER
-    says, else 0.01."""
+    """Traced share of the requests outside traces of their callers. None: OTEL_TRACES_SAMPLER, else 0.01."""
     service_name: str | None = None
-    """None: what OTEL_SERVICE_NAME says, else the application's name."""
+    """None: OTEL_SERVICE_NAME, else the application's name."""
 
     def check(self) -> None:
         """Raises InputError if the exporter is not installed."""
         try:
-            import opentelemetry.exporter.otlp.proto.http  # noqa: F401 # only whether it is there
+            import opentelemetry.exporter.otlp.proto.http  # noqa: F401 # checks only that it is installed
         except ImportError as error:
             raise InputError(
                 "tracing needs OpenTelemetry's exporter over OTLP/HTTP: install Offramp with its extra 'tracing', "
@@ -49,79 +48,76 @@ class TracingSettings(Settings):
 
 
 class VersionSettings(Settings):
-    """Control of versions over HTTP."""
+    """How versions are managed over HTTP."""
 
     control: Literal["none", "explicit"] = "none"
-    """explicit: every caller may load and unload versions, and choose which one answers. none: no caller may."""
+    """explicit: every caller may load and unload versions, and select the version that answers. none: no caller may."""
     folder: str | None = None
-    """Versions that can be loaded by name: settings of each in `<model>/<version>/settings.json`."""
+    """Folder of versions that can be loaded by name. It holds their settings in `<model>/<version>/settings.json`."""
 
 
 class ModelSettings(Settings):
-    """How a model is computed."""
+    """How a model is run."""
 
     version: str = Field(default="1", pattern=NAME_PATTERN)
-    """Name of this version among other applications of the same model."""
+    """Name of this version, which distinguishes applications of the same model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the model computes: float32 or bfloat16."""
+    """Data type of the computation: float32 or bfloat16."""
     hop_dtype: HopDtype = "same"
-    """Type of hidden states between stages: same (as the model's dtype) or float16. float16, for float32 models, takes
-    half the bytes. Values are rounded to three digits and limited to 65504, so answers of inputs that crossed a hop may
-    differ."""
+    """Data type of hidden states between stages: same (as `dtype`) or float16. float16 halves the bytes of float32
+    models. Values are rounded to three digits and limited to 65504, so answers of inputs that pass through several
+    stages may differ."""
     backend: BackendName = "torch"
     """Library that runs the model: torch, onnx, or auto (whichever is faster here)."""
     attention: Attention = "auto"
-    """How a batch of unequal lengths attends: auto, padded, slotted or apart. Each input attends to its own tokens
-    alone; answers are the same to rounding."""
+    """How attention handles batches of unequal lengths: auto, padded, slotted or apart. Inputs attend only to their own
+    tokens, so answers differ only by rounding."""
     threads_per_replica: int = Field(default=1, ge=1)
-    """Threads of a CPU replica. More threads than its share of the cores slow the other replicas."""
+    """Threads of a CPU replica. More threads than its share of the cores slow down the other replicas."""
     kv_tokens: int | None = Field(default=None, ge=1)
-    """For decoders: tokens, of prompts and answers, whose keys and values a replica holds at once. None: by the memory
-    that is free when it starts. See `earlyexit.network.chain_network`."""
+    """For decoders: most tokens of prompts and answers whose keys and values a replica holds. None: as many as fit into
+    the memory that is free when it starts. See `earlyexit.network.chain_network`."""
     kv_fill: Fill = "compute"
-    """For decoders, keys and values of blocks that a token skipped: compute or copy. `compute` runs the blocks, so that
-    later tokens are the full model's; `copy` takes the state with which the token left, which is less work (CALM)."""
+    """For decoders: keys and values of blocks that a token skipped, compute or copy. `compute` runs the blocks later,
+    so that later tokens are exact. `copy` uses the state with which the token left, which is less work (CALM)."""
 
     @field_validator("attention")
     @classmethod
-    def _is_of_its_backend(cls, attention: Attention, info: ValidationInfo) -> Attention:
+    def _check_attention(cls, attention: Attention, info: ValidationInfo) -> Attention:
         if attention == "apart" and info.data.get("backend") == "onnx":
-            raise PydanticCustomError("attention", "ONNX Runtime attends in rows: allowed is auto, padded or slotted")
+            raise PydanticCustomError("attention", "ONNX Runtime supports only auto, padded or slotted")
         return attention
 
     @field_validator("hop_dtype")
     @classmethod
-    def _is_narrower(cls, hop_dtype: HopDtype, info: ValidationInfo) -> HopDtype:
+    def _check_hop_dtype(cls, hop_dtype: HopDtype, info: ValidationInfo) -> HopDtype:
         if hop_dtype != "same" and info.data.get("dtype") == "bfloat16":
-            raise PydanticCustomError("hop_dtype", "Hidden states in bfloat16 have two bytes already: allowed is same")
+            raise PydanticCustomError("hop_dtype", "bfloat16 has two bytes already; only same is allowed")
         return hop_dtype
 
 
 class IngressSettings(Settings):
-    """Limits of what an ingress accepts from its clients."""
+    """Limits of an ingress for requests."""
 
     max_queued: int = Field(default=2000, ge=1)
     """Unanswered inputs that one ingress holds before it refuses more with 503."""
     default_timeout_s: float = Field(default=30.0, gt=0)
-    """Timeout in seconds of requests that name none; for models that generate, until the first token."""
+    """Timeout in seconds of requests without one; for models that generate, until the first token."""
     token_timeout_s: float = Field(default=30.0, gt=0)
-    """For models that generate: timeout in seconds between two tokens. The whole answer has no limit but the
-    request's own."""
+    """For models that generate: timeout in seconds between two tokens. The whole answer has no default timeout."""
     max_timeout_s: float = Field(default=600.0, gt=0)
     max_inputs_per_request: int = Field(default=256, ge=1)
     max_body_bytes: int = Field(default=2_000_000, ge=1)
     """Bytes of one request's body (of a gzip body, decompressed) before it is refused with 413."""
     max_held_bytes: int = Field(default=256_000_000, ge=1)
-    """Bytes of all bodies that one ingress holds before it refuses more with 503. One body of the largest size is
-    always accepted."""
+    """Bytes of all bodies that one ingress holds before it refuses more with 503. One body is always accepted."""
     prompt_chunk: int = Field(default=256, ge=1)
-    """Models that generate: tokens of a prompt that run in one step, beside steps of other sequences. A larger value
+    """Models that generate: prompt tokens per step, which runs together with steps of other sequences. A larger value
     means earlier first tokens, and later next tokens of other sequences."""
     ttft_slo_s: float | None = Field(default=None, gt=0)
-    """Models that generate: seconds until the first token. A request that cannot keep it is refused with 503. None: no
-    limit."""
+    """Models that generate: seconds until the first token. Requests that cannot keep it get 503. None: no limit."""
     tpot_slo_s: float | None = Field(default=None, gt=0)
-    """Models that generate: seconds per token after the first, on average over a sequence. A request that cannot keep
-    it is refused with 503. None: no limit."""
+    """Models that generate: mean seconds per token after the first. Requests that cannot keep it get 503. None: no
+    limit."""
     access_log: bool = False
-    """Log every request, as JSON with its id; costs about 5 % of an ingress."""
+    """Log every request as JSON with its id (measured: 5 % of an ingress's time)."""

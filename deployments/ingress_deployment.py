@@ -17,14 +17,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
-from deployments.api.access import gate_of
-from deployments.api.endpoint import Bodies
+from deployments.api.access import build_gate
+from deployments.api.endpoint import RequestBodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
 from deployments.api.operations import OPERATION_BY_RPC
 from deployments.api.parsing import InferRequest, Signature
-from deployments.api.server import HttpServer, Site, standalone, start_in_serve
+from deployments.api.server import HttpServer, PrefixedApp, build_standalone_server, start_in_serve
 from deployments.api.service import InferService
 from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of
@@ -145,7 +145,7 @@ class VersionMetrics:
         self._exported = Tally()
         self.metrics = LazyMetrics()
 
-    def show(self, tally: Tally) -> None:
+    def export(self, tally: Tally) -> None:
         """Exports the counts of a tally since the last export. A new tally starts at zero."""
         if tally is not self._exported:
             self._exported = tally
@@ -195,7 +195,7 @@ class Ingress(RpcMethods):
         self._stage_handles = {device: handles[deployment_name(device)] for device in initial_replicas(self._settings)}
         self._clock = MonotonicClock()
         self._http_server: HttpServer | None = None
-        self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
+        self._gate = build_gate(self._settings.access, self._clock, self._settings.ingress_replicas)
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._background = BackgroundTasks()
         self._started = asyncio.Event()
@@ -217,7 +217,7 @@ class Ingress(RpcMethods):
         self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec)
         self._handles = DeploymentHandles(self._settings.app)
         self._feed = self._build_feed()
-        trace = None if self._tracer is None else self._tracer.follow
+        trace = None if self._tracer is None else self._tracer.record_inputs
         self._service = InferService(
             codec,
             self._dispatcher,
@@ -233,8 +233,8 @@ class Ingress(RpcMethods):
                 codec.tokenizer, self.task, codec.max_length, self._dispatcher, self._settings, self._clock, trace=trace
             )
         self.version = self._settings.version
-        self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        self.versions = Versions(self, self._settings, RayStore(), IngressLink, self._clock, VersionMetrics().show)
+        self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
+        self.versions = Versions(self, self._settings, RayStore(), IngressLink, self._clock, VersionMetrics().export)
 
     def _build_feed(self) -> Feed:
         settings = self._settings
@@ -266,11 +266,11 @@ class Ingress(RpcMethods):
             prefix=settings.route_prefix,
         )
         if settings.listener is None:
-            lane = {} if settings.access_log else api.lane  # only Serve's layers write the access log
+            lane = {} if settings.access_log else api.fast_paths  # only Serve's layers write the access log
             replace_http_server(partial(start_in_serve, lane))
         else:
-            site = Site(router=api.router, prefix=settings.route_prefix, name=settings.app)
-            self._http_server = standalone(site, api.lane, access_log=settings.access_log)
+            site = PrefixedApp(router=api.router, prefix=settings.route_prefix, name=settings.app)
+            self._http_server = build_standalone_server(site, api.fast_paths, access_log=settings.access_log)
             self._background.start("listen", self._http_server.serve([take_listener(settings.listener)]))
         return api.router
 

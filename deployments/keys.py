@@ -1,4 +1,4 @@
-"""API keys: read from a file or a variable, and kept as hashes. No message here quotes a key."""
+"""API keys, which are read from a file or an environment variable and kept as hashes. No message quotes a key."""
 
 from __future__ import annotations
 
@@ -21,61 +21,61 @@ KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
 
 class AccessSettings(Settings):
-    """API keys, rates and origins. Serve shows its applications' settings, so keys are in a file or a variable."""
+    """API keys, rates and origins. Keys are in a file or a variable, because Serve shows applications' settings."""
 
     keys_file: str | None = None
     """File of API keys, one `name:key` or `key` per line. Every node that runs an ingress must be able to read it.
-    None: $OFFRAMP_API_KEYS where `offramp serve` finds it."""
+    None: $OFFRAMP_API_KEYS, if `offramp serve` finds it."""
     keys_env: str | None = Field(default=None, min_length=1)
-    """Environment variable with the same, separated by commas or lines; every node that runs an ingress must have it.
-    With neither, everything is open."""
+    """Environment variable with API keys, separated by commas or lines; every node that runs an ingress must have it.
+    Without a file or a variable, no key is needed."""
     rate_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests per second that one key, or all callers where there are no keys, may send. None: no limit."""
+    """Requests per second that each key, or without keys all callers together, may send. None: no limit."""
     rate_of: Literal["requests", "inputs"] = "requests"
-    """Whether requests or inputs are counted; inputs are those of predictions only."""
+    """Whether requests or inputs are counted. Only predictions have inputs."""
     burst: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests, or inputs, that may come at once after a pause. None: those of one second, at least 1."""
+    """Requests or inputs that may come at once after a pause. None: those of one second, at least 1."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
-    """Origin, like https://example.org, whose pages browsers let use the service, or *; may be repeated."""
+    """Origin, such as https://example.org, whose pages browsers let use the service, or * for all; may be repeated."""
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers must have one."""
+        """Whether callers need a key."""
         return self.keys_file is not None or self.keys_env is not None
 
     @field_validator("cors_origins")
     @classmethod
-    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
             scheme, _, rest = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
-                words = "{origin} is no origin like https://example.org"
-                raise PydanticCustomError("origin", words, {"origin": repr(origin)})
+                message = "{origin} is not an origin such as https://example.org"
+                raise PydanticCustomError("origin", message, {"origin": repr(origin)})
         return origins
 
     @model_validator(mode="after")
-    def _is_one_place(self) -> AccessSettings:
+    def _check_consistent(self) -> AccessSettings:
         if self.keys_file is not None and self.keys_env is not None:
-            raise PydanticCustomError("keys", "keys_file and keys_env exclude each other: give one of them")
+            raise PydanticCustomError("keys", "keys_file and keys_env exclude each other: set one of them")
         if self.burst is not None and self.rate_per_s is None:
-            raise PydanticCustomError("burst", "a burst goes with rate_per_s")
+            raise PydanticCustomError("burst", "burst needs rate_per_s")
         return self
 
 
 SHORTEST_KEY = 16
-"""Characters. A rate limit holds for owners of keys; only the keys' length protects against guesses."""
+"""Fewest characters of a key. Only the length protects against guesses, because rate limits apply to known keys."""
 KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-"""What an Authorization header takes as a bearer's token."""
+"""The syntax of a bearer token in an Authorization header."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Keys(dict[bytes, str]):
-    """All known keys: owners' names by hash. Several keys may share a name, for the rate limit."""
+    """The names of the owners of all keys, by the key's hash. Keys with the same name share a rate limit."""
 
     def owner(self, token: str) -> str | None:
         """Returns the name of a key's owner; None for an unknown key.
 
-        Every key is compared in full, so the time tells neither which key nor how much of it was right.
+        The token is compared with every key in constant time, so that the duration gives no hint about the keys.
         """
         digest = _digest(token)
         owner = None
@@ -86,49 +86,48 @@ class Keys(dict[bytes, str]):
 
 
 def _digest(token: str) -> bytes:
-    """What is kept of a key."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def parse_keys(text: str, where: str) -> Keys:
-    """Keys of a file's text: one per line, `#` begins a comment; raises InputError with `where` and the line."""
+    """Parses keys, one per line; `#` starts a comment. Raises InputError, whose message has `where` and the line."""
     lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), start=1))
-    keys = Keys(_key(said, f"{where}:{number}") for number, said in lines if said)
+    keys = Keys(_key(entry, f"{where}:{number}") for number, entry in lines if entry)
     if not keys:
-        raise InputError(f"{where}: no key; one `name:key` or `key` per line is needed")
+        raise InputError(f"{where}: no key; each line must be `name:key` or `key`")
     return keys
 
 
-def _key(said: str, where: str) -> tuple[bytes, str]:
-    """Returns a key's hash and its owner's name, which is the hash's beginning if none is given."""
-    name, _, key = said.rpartition(":")
+def _key(entry: str, where: str) -> tuple[bytes, str]:
+    """Returns a key's hash and its owner's name, which is the beginning of the hash by default."""
+    name, _, key = entry.rpartition(":")
     if not KEY.fullmatch(key):
-        raise InputError(f"{where}: a key of letters, digits and ._~+/- is needed")
+        raise InputError(f"{where}: a key must consist of letters, digits and ._~+/-")
     if len(key) < SHORTEST_KEY:
-        raise InputError(f"{where}: the key has {len(key)} characters; at least {SHORTEST_KEY} are needed")
-    if ":" in said and not NAME.fullmatch(name):
-        raise InputError(f"{where}: before the colon a name of 1 to 64 letters, digits and ._- is needed")
+        raise InputError(f"{where}: a key must have at least {SHORTEST_KEY} characters (got {len(key)})")
+    if ":" in entry and not NAME.fullmatch(name):
+        raise InputError(f"{where}: the name before the colon must be 1 to 64 letters, digits and ._-")
     digest = _digest(key)
     return digest, name or digest.hex()[:16]
 
 
 def read_keys(access: AccessSettings, environment: Mapping[str, str] = os.environ) -> Keys | None:
-    """The keys that settings point to, None where they point to none.
+    """Returns the keys of the settings; None if they name neither a file nor a variable.
 
-    Raises InputError for a file that cannot be read, that all users may read, or that is malformed.
+    Raises InputError if the keys are malformed, or if the file cannot be read or may be read by all users.
     """
     if access.keys_file is not None:
         return parse_keys(read_secret(Path(access.keys_file)), access.keys_file)
     if access.keys_env is None:
         return None
-    found = environment.get(access.keys_env)
-    if found is None:
+    text = environment.get(access.keys_env)
+    if text is None:
         raise InputError(f"the environment variable {access.keys_env}, which should hold API keys, is not set")
-    return parse_keys(found.replace(",", "\n"), f"${access.keys_env}")
+    return parse_keys(text.replace(",", "\n"), f"${access.keys_env}")
 
 
 def read_secret(path: Path) -> str:
-    """A file's text; raises InputError if it cannot be read, or if all users of the machine may read it."""
+    """Returns a file's text; raises InputError if it cannot be read, or if all users of the machine may read it."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -138,4 +137,4 @@ def read_secret(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None  # its cause holds the bytes
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None  # the cause would quote the bytes

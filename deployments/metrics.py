@@ -21,7 +21,6 @@ class LazyMetrics:
         """The last total by name and labels. After they are cleared, totals are expected to start at zero."""
 
     def add(self, name: str, description: str, amount: float, **labels: str) -> None:
-        """Adds an amount to a counter."""
         counter = self.instruments.get(name) or self._create(Counter, name, description, labels)
         if amount > 0:  # Ray's counters refuse zero
             counter.inc(amount, labels)
@@ -39,7 +38,6 @@ class LazyMetrics:
             gauge.set(value, labels)
 
     def observe(self, name: str, description: str, boundaries: Sequence[float], value: float, **labels: str) -> None:
-        """Adds a value to a histogram."""
         histogram = self.instruments.get(name) or self._create(Histogram, name, description, labels, list(boundaries))
         histogram.observe(value, labels)
 

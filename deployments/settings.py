@@ -1,4 +1,4 @@
-"""The settings with which an application starts. Changing any of them restarts replicas."""
+"""The settings with which an application starts. A change of any setting restarts replicas."""
 
 from __future__ import annotations
 
@@ -18,131 +18,128 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem, problem_document
 
 
-def _plan(given: Any) -> Plan:
-    return given if isinstance(given, Plan) else parse_plan(given)
+def _plan(value: Any) -> Plan:
+    return value if isinstance(value, Plan) else parse_plan(value)
 
 
-def _policy(given: Any) -> PolicySpec:
-    return given if isinstance(given, PolicySpec) else parse_policy(given, where="control.policy")
+def _policy(value: Any) -> PolicySpec:
+    return value if isinstance(value, PolicySpec) else parse_policy(value, where="control.policy")
 
 
-def _problem(given: Any) -> PlanProblem:
-    return given if isinstance(given, PlanProblem) else parse_problem(given, where="control.problem").problem
+def _problem(value: Any) -> PlanProblem:
+    return value if isinstance(value, PlanProblem) else parse_problem(value, where="control.problem").problem
 
 
 class EmulatedSettings(Settings):
-    """An emulated accelerator: its batches take the time of a latency profile, stretched."""
+    """An emulated accelerator, whose batches take the time of a latency profile, multiplied by `time_scale`."""
 
     batch: list[int] = Field(min_length=1)
     block_s: list[list[float]]
-    """One row per block, one value per batch size: real seconds, before `time_scale`."""
+    """Seconds by block and batch size, before `time_scale` is applied."""
     ramp_s: list[list[float]]
-    """One row per ramp of the model."""
+    """Seconds by ramp of the model and batch size."""
     length: int | None = Field(default=None, ge=1)
-    """Tokens of the inputs that were measured. A batch then takes the time of as many of these inputs as hold its
+    """Tokens of each measured input. A batch then takes the time of as many measured inputs as have its number of
     tokens. None: all inputs take the same time."""
     time_scale: float = Field(default=1.0, gt=0)
-    """Seconds that one emulated second takes."""
+    """Real seconds per emulated second."""
     decisions: Literal["recorded", "computed"] = "recorded"
-    """recorded: exits are taken from the plan's exit records, without torch. computed: the model is run."""
+    """recorded: exits come from the plan's exit records, without torch. computed: the model runs."""
 
 
 Tuning = Literal["off", "guarantee", "apparate", "pame"]
 
 
 class PlanningSettings(Settings):
-    """How and when a controller plans; seconds are those of the wall clock."""
+    """How and when a controller plans. All times are in wall-clock seconds."""
 
     strategy: Strategy = "best"
     period_s: float = Field(default=120.0, gt=0)
     watch_s: float = Field(default=5.0, gt=0)
-    """Seconds between two looks, at which observations are collected and compared with the forecast."""
+    """Interval at which observations are collected and compared with the forecast."""
     coverage: float = Field(default=0.95, gt=0, lt=1)
-    """Coverage of the forecast intervals. Where the stream leaves them, the controller plans at once."""
+    """Coverage of the forecast intervals. If the stream leaves an interval, the controller plans at once."""
     least_gain: float = Field(default=0.02, ge=0)
-    """Share by which a new plan must be better, in addition to the cost of the change."""
+    """Share by which a new plan must be better than the present one, beyond the cost of the change."""
     start_s: float = Field(default=10.0, ge=0)
-    """Seconds of service that a replica which moves is expected to miss."""
+    """Seconds of service that a moving replica is expected to miss."""
     starts_at_once: int | None = Field(default=None, ge=1)
-    """Replicas that one change starts at a time, where they share cores with replicas that serve; None: all."""
+    """Most replicas that a change starts at the same time, if they share cores with serving replicas; None: all."""
     straggler_ratio: float = Field(default=1.5, gt=1)
     """A replica is a straggler if it is slower than its peers by more than this factor."""
     rollback_margin: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the predicted goodput that a new plan may miss before the old plan returns."""
+    """Share of the predicted goodput that a new plan may miss before the controller returns to the old plan."""
     tuning: Tuning = "off"
-    """How thresholds follow the stream. off: they stay. guarantee: new ones pass a test on probes, and an alarm returns
-    to safe ones when the budget is exceeded. apparate: by that paper's trigger and search. pame: one exit moves later
-    when batches are slow, and its threshold rises when precision is low. All but off need probes and a budget."""
+    """How thresholds follow the stream. off: they are constant. guarantee: new thresholds must pass a test on probes,
+    and an alarm restores safe ones when the budget is exceeded. apparate: the trigger and the search of that paper.
+    pame: one exit moves later when batches are slow, and its threshold rises when precision is low. All methods except
+    off need probes and a budget."""
 
 
 class ControlSettings(PlanningSettings):
-    """Settings of the controller. Without them an application keeps its plan."""
+    """Settings of the controller. An application without a controller keeps its plan."""
 
     problem: Annotated[PlanProblem, PlainValidator(_problem), PlainSerializer(problem_document)]
-    """A document as of `optimizer.problem_file`, in wall-clock seconds: of emulated accelerators, stretched ones. Its
-    survival is what is expected before anything was seen."""
+    """A document as in `optimizer.problem_file`, in wall-clock seconds (for emulated accelerators, after `time_scale`).
+    Its survival is the forecast until there are observations."""
     policy: Annotated[PolicySpec, PlainValidator(_policy), PlainSerializer(policy_document)]
-    """The exit policy, as plan files have it, with a threshold for each ramp of the problem."""
+    """The exit policy, as in plan files, with a threshold for each ramp of the problem."""
     state: str
-    """SQLite file with what the controller remembers; where the controller runs, on a disk that outlives it."""
+    """SQLite file with the controller's state, on the node of the controller, on a disk that outlives the process."""
     accuracy_budget: float | None = Field(default=None, ge=0, lt=1)
-    """Share of answers that may differ from the full model's; None: reported, held against nothing."""
+    """Share of answers that may differ from the full model's; None: the share is only reported."""
     accuracy_confidence: float = Field(default=0.9, gt=0, lt=1)
-    """How sure it must be of thresholds that are found while serving that they keep the budget."""
+    """Confidence with which thresholds that are found while serving must keep the budget."""
 
 
 class ServeSettings(IngressSettings, ModelSettings):
-    """Boot-time settings of one application."""
+    """The settings of one application."""
 
     model: str
-    """Model folder; every node must be able to read it."""
+    """The model folder, which every node must be able to read."""
     plan: Annotated[Plan, PlainValidator(_plan), PlainSerializer(plan_document)]
-    """The plan to begin with: a document as of `optimizer.plan_file`, whose mistakes are a PlanError."""
+    """The first plan: a document as in `optimizer.plan_file`. An invalid document raises PlanError."""
     app: str = "offramp"
     """The Serve application's name."""
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
-    """What the service's paths begin with; different for every application of a cluster."""
+    """The prefix of the service's paths, which must be unique among the cluster's applications."""
     repository: VersionSettings = VersionSettings()
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)
-    """By accelerator type, for every type `emulated:...`."""
+    """Settings of each accelerator type `emulated:...`, by type."""
     node_labels: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """By accelerator type, Ray's labels of the nodes that its replicas run on. A type that is not named runs on any
-    node."""
+    """Ray's labels of the nodes for the replicas of an accelerator type, by type. Other types run on any node."""
     control: ControlSettings | None = None
     probe_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of first batches that are probes; of a model that generates, of sequences."""
+    """Share of first batches that are probes; for models that generate, share of sequences."""
     slo_s: float | None = Field(default=None, gt=0)
-    """Latency within which an answer counts, in wall-clock seconds: the latest deadline of any request. None: the
-    requests' own timeouts alone."""
+    """Latency in wall-clock seconds within which an answer counts, and the longest timeout of any request."""
     slack: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4). Without an SLO
-    such a stage leaves this share of the time from an input's arrival to its deadline."""
+    """Share of the SLO that plans, and stages that wait for full batches, keep in reserve (E3 section 4). Without an
+    SLO, such a stage reserves this share of the time from an input's arrival to its deadline."""
     ingress_replicas: int = Field(default=1, ge=1)
     listener: str | None = None
-    """Where the only ingress gets the socket that callers reach (`deployments/local_ray/ports.py`).
-
-    None: Serve or its proxy listens."""
+    """Path at which the only ingress receives its socket (`local_ray/ports.py`). None: Serve or its proxy listens."""
     calls_per_replica: int = Field(default=2, ge=1)
-    """Calls per replica of the first stage that nothing has come back from yet. The first takes whatever waits; those
-    that queue behind it are sent only when full, so that what arrives meanwhile is not spent on small batches."""
+    """Most calls in flight per replica of the first stage. The first call takes all waiting inputs. Further calls,
+    which queue at the replica, are sent only with a full batch, so that new inputs do not form small batches."""
     tracing: TracingSettings | None = None
-    """None: requests are not traced, and nothing is spent on it."""
+    """None: requests are not traced, at no cost."""
     max_attempts: int = Field(default=8, ge=1)
-    """Times an input is sent from the start, when replicas die under it, before its owner is told."""
+    """Attempts to run an input from the start, if its replicas die, before it fails."""
     access: AccessSettings | None = None
-    """Keys, rates and origins. None: every caller that reaches the service may use it."""
+    """Keys, rates and origins. None: every caller may use the service."""
 
     @property
     def starting_policy(self) -> PolicySpec | None:
-        """The exit policy that the application begins with: its plan's, or else its controller's."""
+        """The first exit policy: the plan's, or else the controller's."""
         return self.plan.policy or (None if self.control is None else self.control.policy)
 
 
 def initial_replicas(settings: ServeSettings) -> dict[str, int]:
-    """Returns the replicas that every accelerator type starts with: those of the plan and of the controller's problem.
+    """Returns the number of replicas with which each accelerator type of the plan and the controller's problem starts.
 
-    Serve refuses to start with none: a type that the plan leaves idle has one, until the controller takes it away.
-    Raises PlanError where there are too few accelerators for those.
+    A type that the plan does not use starts with one replica, because Serve does not allow zero, and the controller
+    then removes it. Raises PlanError if there are too few accelerators.
     """
     replicas = dict(PlacedPlan(plan=settings.plan).occupied)
     if settings.control is None:

@@ -49,7 +49,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     export_sequence_metrics(ingress.metrics, loop)
     tell(ingress.metrics, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
-    versions.show(tally)
+    versions.export(tally)
     found = [
         each for metrics in (ingress.metrics, versions.metrics, stage.metrics) for each in metrics.instruments.values()
     ]

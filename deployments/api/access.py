@@ -1,4 +1,4 @@
-"""Admits callers by API keys and rates. With keys, all paths need one, except those listed as open."""
+"""Access control by API keys and rate limits. If there are keys, all paths except `OPEN_PATHS` need one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from earlyexit.errors import InputError, RateLimitError, UnauthorizedError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-LOOK_EVERY_S = 1.0
-"""Interval in seconds: a removed key is refused after at most so long."""
+RELOAD_S = 1.0
+"""Interval between reads of the key file, in seconds. A removed key is refused after at most this time."""
 
 
 class KeyRing:
-    """The present API keys."""
+    """The API keys in force."""
 
     def __init__(self, access: AccessSettings, environment: Mapping[str, str] = os.environ) -> None:
         """Raises InputError if the settings' keys cannot be read."""
@@ -31,65 +31,66 @@ class KeyRing:
         self._environment = environment
         self.keys = self._read()
         self._problem = ""
-        """What is wrong with the file now."""
+        """The error of the last read; empty if it succeeded."""
 
     async def watch(self) -> None:
-        """Watches the file without an end; returns at once for keys in an environment variable."""
+        """Reloads the key file again and again; returns at once if the keys are in an environment variable."""
         while self._access.keys_file is not None:
-            await asyncio.sleep(LOOK_EVERY_S)
-            await asyncio.to_thread(self.look)
+            await asyncio.sleep(RELOAD_S)
+            await asyncio.to_thread(self.reload)
 
-    def look(self) -> None:
-        """Reads the keys again; for a bad file they stay, and one error is logged."""
+    def reload(self) -> None:
+        """Reads the keys again. If the file is invalid, the old keys stay in force, and an error is logged once."""
         problem = ""
         try:
             keys = self._read()
             if keys != self.keys:
                 self.keys = keys
-                logger.warning("API keys were read again: there are %d", len(keys))
+                logger.warning("API keys were reloaded: there are %d", len(keys))
         except InputError as error:
             problem = str(error)
             if problem != self._problem:
-                logger.error("the API keys stay as they were: %s", problem)
+                logger.error("the API keys were not reloaded: %s", problem)
         self._problem = problem
 
     def _read(self) -> Keys:
         keys = read_keys(self._access, self._environment)
-        assert keys is not None, "a ring is made for settings that have keys"
+        assert keys is not None, "a key ring needs settings with keys"
         return keys
 
 
 @dataclass(slots=True)
 class RateLimits:
-    """A token bucket for each caller: the owner of a key, or all callers together if there are no keys."""
+    """One token bucket per caller. A caller is the owner of a key; without keys, all callers share a bucket."""
 
     rate_per_s: float
     burst: float
-    """The most tokens of a bucket."""
+    """The capacity of a bucket, in tokens."""
     counted: Literal["requests", "inputs"] = "requests"
     _levels: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
-    """By caller, the level of the bucket, and when it was so."""
+    """The level of each caller's bucket, and the time of that level."""
 
     def take(self, caller: str, tokens: int, now_s: float) -> None:
-        """Takes tokens of a caller's bucket, or none of them; raises RateLimitError with the time to wait.
+        """Takes tokens from a caller's bucket; raises RateLimitError with the waiting time if there are too few.
 
-        More than a burst at once is taken of a full bucket, which is then in debt: otherwise it would never be taken.
+        A request for more tokens than the capacity is admitted if the bucket is full, and makes its level negative.
+        Otherwise it could never be admitted.
         """
-        level, seen_s = self._levels.get(caller, (self.burst, now_s))
-        level = min(self.burst, level + (now_s - seen_s) * self.rate_per_s)
+        level, updated_s = self._levels.get(caller, (self.burst, now_s))
+        level = min(self.burst, level + (now_s - updated_s) * self.rate_per_s)
         missing = min(tokens, self.burst) - level
         self._levels[caller] = (level if missing > 0 else level - tokens, now_s)
         if missing > 0:
             raise RateLimitError(
-                f"too many {self.counted}: {self.rate_per_s:g} per second are taken, {self.burst:g} at once",
+                f"too many {self.counted}: the limit is {self.rate_per_s:g} per second, and {self.burst:g} at once",
                 retry_after_s=missing / self.rate_per_s,
             )
 
 
 def rate_limits(access: AccessSettings, num_ingresses: int) -> RateLimits | None:
-    """Returns the limits of one ingress: its share, since ingresses do not communicate and requests are spread evenly.
+    """Returns the limits of one ingress: its share, because requests are spread evenly over the ingresses.
 
-    Without a burst, one second's requests may come at once, and in any case one.
+    By default a burst has the requests of one second, and at least one request.
     """
     if access.rate_per_s is None:
         return None
@@ -98,21 +99,21 @@ def rate_limits(access: AccessSettings, num_ingresses: int) -> RateLimits | None
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
-"""Methods allowed with a password, which browsers also send with requests that pages of other sites cause."""
+"""Methods that may authenticate by password. Browsers also send passwords with requests of other sites' pages."""
 ALL_CALLERS = "all callers"
-"""The only caller if there are no keys."""
+"""The only caller of a service without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Identifies callers by their keys, and limits their rates."""
+    """Identifies callers by their keys, and limits their request rates."""
 
     ring: KeyRing | None
     limits: RateLimits | None
     clock: Clock
 
     def admit(self, method: str, path: str, authorization: str | None) -> str:
-        """Returns the caller of a request to a path; raises UnauthorizedError, RateLimitError."""
+        """Returns the caller of a request; raises UnauthorizedError and RateLimitError."""
         if path in OPEN_PATHS:
             return ALL_CALLERS
         caller = ALL_CALLERS if self.ring is None else self._caller(self.ring, method, path, authorization)
@@ -121,7 +122,7 @@ class Gate:
         return caller
 
     def charge(self, caller: str, num_inputs: int) -> None:
-        """Counts the inputs of a prediction, which are known after its body was read; raises RateLimitError."""
+        """Counts the inputs of a prediction, which are known once its body is parsed; raises RateLimitError."""
         if self.limits is not None and self.limits.counted == "inputs":
             self.limits.take(caller, num_inputs, self.clock.now_s())
 
@@ -130,14 +131,14 @@ class Gate:
         caller = None if token is None else ring.keys.owner(token)
         if caller is not None:
             return caller
-        problem = "no API key was sent" if authorization is None else "the API key is not known here"
+        problem = "no API key was sent" if authorization is None else "the API key is unknown"
         is_page = any(path == page or path.startswith(page + "/") for page in PAGES)
         scheme = 'Basic realm="offramp", charset="UTF-8"' if is_page else "Bearer"
         raise UnauthorizedError(f"{problem}; send the header `Authorization: Bearer <key>`", scheme=scheme)
 
 
-def gate_of(access: AccessSettings | None, clock: Clock, num_ingresses: int) -> Gate | None:
-    """Returns the gate that the settings ask for; None without keys and rates. Raises InputError for bad keys."""
+def build_gate(access: AccessSettings | None, clock: Clock, num_ingresses: int) -> Gate | None:
+    """Returns the gate of the settings; None if they have neither keys nor rates. Raises InputError for bad keys."""
     limits = None if access is None else rate_limits(access, num_ingresses)
     if access is None or (limits is None and not access.has_keys):
         return None
@@ -151,6 +152,6 @@ def _token(method: str, authorization: str) -> str | None:
         case "bearer":
             return value.strip()
         case "basic" if method in SAFE_METHODS:
-            with suppress(ValueError):  # the password is the key, and any user name is accepted
+            with suppress(ValueError):  # the password is the key; the user name is ignored
                 return base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
     return None

@@ -1,4 +1,4 @@
-"""Server-sent events: a response that streams them, and the watch that notices when its caller leaves."""
+"""Server-sent events: a response that streams them, and a watch for the disconnection of its caller."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
-"""Proxies must not buffer, compress or cache events."""
+"""Headers that forbid proxies to buffer, compress or cache events."""
 
 
-class Departure:
-    """Calls `leave` when the caller disconnects, also while nothing is sent."""
+class DisconnectWatch:
+    """Calls `on_disconnect` when the caller disconnects, even while nothing is sent."""
 
-    def __init__(self, receive: Receive, leave: Callable[[], None]) -> None:
-        """Watches from now on, until it is closed; the request's body must have been read."""
-        self._leave = leave
+    def __init__(self, receive: Receive, on_disconnect: Callable[[], None]) -> None:
+        """Starts the watch. The request's body must have been read."""
+        self._on_disconnect = on_disconnect
         self._task = asyncio.get_running_loop().create_task(self._watch(receive))
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._leave()
+        self._on_disconnect()
 
     def close(self) -> None:
-        """Stops watching, and calls `leave` as well."""
+        """Ends the watch, and calls `on_disconnect`."""
         self._task.cancel()
-        self._leave()
+        self._on_disconnect()
 
 
 class EventStream(Response):
-    """Sends each event as soon as it is there, and waits for slow readers.
+    """A response that sends each event at once, and waits for slow readers.
 
-    Starlette's own streaming response does not notice, on newer servers, that a caller has left while nothing is sent.
+    Starlette's streaming response does not notice on newer servers that the caller disconnects while nothing is sent.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterable[bytes], departure: Departure | None = None, *, stuck_s: float | None = None
+        self, events: AsyncIterable[bytes], watch: DisconnectWatch | None = None, *, stalled_s: float | None = None
     ) -> None:
-        """`departure` is closed at the end; a caller that accepts nothing for `stuck_s` seconds is given up."""
+        """`watch` is closed at the end. The stream ends if the caller reads nothing for `stalled_s` seconds."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
-        self._departure = departure
-        self._stuck_s = stuck_s
+        self._departure = watch
+        self._stuck_s = stalled_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -57,7 +57,7 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (OSError, TimeoutError):
-            pass  # the caller has left, or does not read: no error can be sent
+            pass  # the caller is gone or does not read, so no error can be sent
         finally:
             if self._departure is not None:
                 self._departure.close()

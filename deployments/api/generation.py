@@ -1,4 +1,4 @@
-"""Generates sequences: sends the next step of each when the answer to its last step has come, and fills its stream."""
+"""Generates sequences: when a step is answered, the token goes to the stream, and the next step is sent."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from optimizer.placement import PlacedPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A sequence to generate."""
+    """A request to generate a sequence."""
 
     prompt: tuple[int, ...]
-    """Tokens."""
+    """The prompt's tokens."""
     max_tokens: int
-    """Most tokens of the answer; the model's length may end it earlier."""
+    """Most tokens of the answer; it may end earlier at the model's maximum length."""
     stops: tuple[str, ...] = ()
-    """Texts that end it, and are not part of it."""
+    """Texts that end the answer, and are not part of it."""
     sampling: Sampling = field(default_factory=Sampling)
     ignores_ends: bool = False
-    """Whether it continues after tokens that end sequences, for measurements."""
+    """Whether to continue after end-of-text tokens, for measurements."""
     timeout_s: float | None = None
-    """Limit on the whole sequence, from its arrival; None: only the service's limits on each token apply."""
+    """Timeout of the whole sequence from its arrival; None: only the service's timeouts per token apply."""
     request_id: str = ""
     """For logs and traces."""
 
@@ -48,102 +48,100 @@ class CutShortError(DeadlineError):
     """A time limit ended a sequence after its first token; the caller keeps the text so far."""
 
     def __init__(self, message: str, *, text: str) -> None:
-        """`text`: text that was held back, because it might have become a stop string."""
+        """`text`: text that was held back, because a stop string might have followed."""
         super().__init__(message)
         self.text = text
 
 
 class Stream:
-    """An asynchronous iterator of `StepResult`. The last result says why it `ended`. For one event loop and one reader.
+    """An asynchronous iterator of `StepResult`, for one reader on one event loop. The last result has `ended` set.
 
-    It is never longer than the request's `max_tokens`: a slow reader holds no pages of any replica, since the
-    sequence goes on without it. An error is raised once everything said before it was taken.
-    Errors that come before the first token (no pages, no replica, no time) are raised by the first `anext`: a handler
-    that answers with a status calls it first. To stop before the end, `abort` it.
+    The sequence does not wait for the reader, so a slow reader holds no pages of a replica. Errors are raised after
+    all earlier results were read. The first `anext` raises errors before the first token (no pages, no replica, no
+    time), so a handler that answers with a status calls it first. Use `abort` to stop before the end.
     """
 
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt
-        """Tokens of the prompt."""
-        self.when_aborted: Callable[[], None] = lambda: None
-        """Called once; set by the service."""
+        """Number of prompt tokens."""
+        self.on_abort: Callable[[], None] = lambda: None
+        """Called by the first `abort`; set by the service."""
         self.is_over = False
-        """Whether no more tokens come."""
-        self._news: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
-        """What was not read yet: tokens, then at the end the error, or None."""
+        """Whether the last token or an error was added."""
+        self._queue: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
+        """Results that were not read yet, and at the end the error or None."""
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> StepResult:
-        news = await self._news.get()
-        if isinstance(news, StepResult):
-            return news
-        self._news.put_nowait(news)  # the end stays, for whatever reads on
-        raise StopAsyncIteration if news is None else news
+        item = await self._queue.get()
+        if isinstance(item, StepResult):
+            return item
+        self._queue.put_nowait(item)  # the end stays, for readers that continue
+        raise StopAsyncIteration if item is None else item
 
     def abort(self) -> None:
-        """Ends the sequence: its pages are freed, and unread tokens are dropped."""
+        """Ends the sequence: its pages are freed, and unread tokens are discarded."""
         if not self.is_over:
             self.is_over = True
-            self.when_aborted()
-        while not self._news.empty():
-            self._news.get_nowait()
-        self._news.put_nowait(None)
+            self.on_abort()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
 
-    # The service's side
+    # Called by the service
 
-    def put(self, said: StepResult) -> None:
-        """Adds a token."""
+    def put(self, result: StepResult) -> None:
         if self.is_over:
             return
-        self._news.put_nowait(said)
-        if said.ended is not None:
+        self._queue.put_nowait(result)
+        if result.ended is not None:
             self.is_over = True
-            self._news.put_nowait(None)
+            self._queue.put_nowait(None)
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream by an error."""
         if not self.is_over:
             self.is_over = True
-            self._news.put_nowait(error)
+            self._queue.put_nowait(error)
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Running:
-    """A sequence, its stream, and its current step."""
+class _RunningSequence:
+    """A sequence with its stream and its current step."""
 
     sequence: TokenSequence
-    course: GenerationState[Encoded]
+    state: GenerationState[Encoded]
     stream: Stream
     timeout_s: float
-    """Limit on the whole sequence; infinite if its caller named none."""
+    """Timeout of the whole sequence; infinite if the request has none."""
     request_id: str
-    flight: PendingInput | None = None
+    step_input: PendingInput | None = None
     timer: Alarm | None = None
 
 
 @dataclass(slots=True, eq=False)
 class GenerateService:
-    """Generates the sequences of one ingress. There is no task per sequence: steps are sent when answers come."""
+    """Generates the sequences of one ingress. Callbacks send the next steps, so there is no task per sequence."""
 
     tokenizer: Tokenizer
     task: TokenTask
     max_length: int
-    """Of the model, for prompt and answer together."""
+    """Most tokens of the model, for prompt and answer together."""
     dispatcher: Dispatcher
     settings: ServeSettings
     clock: Clock
     _: KW_ONLY
     rng: random.Random = field(default_factory=random.SystemRandom)
-    """Another one in every ingress: their sequences meet at replicas, and have different numbers."""
+    """Different in every ingress, because sequences of all ingresses need different numbers at the replicas."""
     trace: Callable[[Sequence[PendingInput]], None] | None = None
-    """Called with the first step of each sequence, whose request is traced up to its first token or chunk."""
+    """Called with the first step of each sequence. Its request is traced until the first token or prompt chunk."""
     loop: GenerationLoop = field(init=False)
-    _due: list[_Running] = field(default_factory=list, init=False)
+    _to_send: list[_RunningSequence] = field(default_factory=list, init=False)
+    """Sequences whose next step is sent in the next turn of the event loop."""
 
     def __post_init__(self) -> None:
         rules = GenerationOptions(
@@ -155,18 +153,17 @@ class GenerateService:
         self.loop = GenerationLoop(rules, self.dispatcher.core.placed.plan, self.rng)
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Follows another plan."""
         self.loop.follow(placed.plan)
 
     def start(self, request: GenerateRequest) -> Stream:
         """Starts a sequence.
 
         Raises InputError for invalid requests, ContextLengthError for prompts that are too long, AdmissionError if an
-        SLO would not be kept, OverloadedError and StageUnavailableError.
+        SLO would be violated, OverloadedError and StageUnavailableError.
         """
-        now_s, timeout_s, longest = self.clock.now_s(), request.timeout_s, self.settings.max_timeout_s
-        if timeout_s is not None and not 0 < timeout_s <= longest:
-            message = f"a timeout of {timeout_s:g} s; more than 0 and at most {longest:g} s are taken"
+        now_s, timeout_s, max_s = self.clock.now_s(), request.timeout_s, self.settings.max_timeout_s
+        if timeout_s is not None and not 0 < timeout_s <= max_s:
+            message = f"the timeout must be more than 0 s and at most {max_s:g} s (got {timeout_s:g} s)"
             raise InputError(message, param="timeout_s")
         sequence = TokenSequence(
             request.prompt,
@@ -180,10 +177,10 @@ class GenerateService:
         )
         self.dispatcher.check(1, math.inf)
         self.loop.admit(sequence.num_prompt, now_s)
-        course = self.loop.begin(sequence, now_s)
-        running = _Running(
+        state = self.loop.begin(sequence, now_s)
+        running = _RunningSequence(
             sequence=sequence,
-            course=course,
+            state=state,
             stream=Stream(sequence.num_prompt),
             timeout_s=math.inf if timeout_s is None else timeout_s,
             request_id=request.request_id,
@@ -191,147 +188,148 @@ class GenerateService:
         try:
             self._step(running)
         except OfframpError as refusal:
-            self.loop.end(course, refusal.kind)
+            self.loop.end(state, refusal.kind)
             raise
-        if self.trace is not None and running.flight is not None:
-            self.trace([running.flight])
-        running.stream.when_aborted = partial(self._abort, running)
-        self._watch(running, -math.inf)
+        if self.trace is not None and running.step_input is not None:
+            self.trace([running.step_input])
+        running.stream.on_abort = partial(self._abort, running)
+        self._set_timer(running, -math.inf)
         return running.stream
 
-    def _limit(self, running: _Running) -> tuple[float, float, str]:
-        """Returns the time when the next token is too late, the limit in seconds, and what is limited.
+    def _limit(self, running: _RunningSequence) -> tuple[float, float, str]:
+        """Returns the time of the next deadline, its limit in seconds, and the name of what is limited.
 
-        The limit on a token restarts with each token. `slo_s` is the latency of a step, hence of a token.
+        The limit of a token starts again with each token. `slo_s` is the latency of a step, and so of a token.
         """
-        course, settings = running.course, self.settings
-        token_s = settings.token_timeout_s if course.num_tokens else settings.default_timeout_s
+        state, settings = running.state, self.settings
+        token_s = settings.token_timeout_s if state.num_tokens else settings.default_timeout_s
         token_s = min(token_s, settings.slo_s or math.inf)
-        awaited = "the next token" if course.num_tokens else "the first token"
-        of_token = course.waiting_since_s + token_s, token_s, awaited
-        return min(of_token, (course.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"))
+        name = "the next token" if state.num_tokens else "the first token"
+        whole_limit = state.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"
+        return min((state.waiting_since_s + token_s, token_s, name), whole_limit)
 
-    def _step(self, running: _Running) -> None:
+    def _step(self, running: _RunningSequence) -> None:
         """Sends the next step; raises what `Dispatcher.step` raises."""
-        course = running.course
-        running.flight = self.dispatcher.step(
-            course.step(),
-            course.placement,
+        state = running.state
+        running.step_input = self.dispatcher.step(
+            state.step(),
+            state.placement,
             self._limit(running)[0],
-            partial(self._settle, running),
+            partial(self._on_outcome, running),
             arrived_s=self.clock.now_s(),
             request_id=running.request_id,
         )
 
-    def _settle(self, running: _Running, flight: PendingInput, outcome: Answer | OfframpError) -> None:
-        if flight is not running.flight:
+    def _on_outcome(self, running: _RunningSequence, step_input: PendingInput, outcome: Answer | OfframpError) -> None:
+        if step_input is not running.step_input:
             return
-        running.flight = None
+        running.step_input = None
         if isinstance(outcome, OfframpError):
-            self._failed(running, outcome)
+            self._on_step_error(running, outcome)
             return
         try:
             assert isinstance(outcome.value, PackedArray), "tokens and their log-probabilities"
-            said = running.sequence.answered(outcome.value.numpy(), outcome.exit)
-        except Exception as error:  # the error is this sequence's; others of the same reply go on
-            logger.exception("an answer to %s makes no token", running.request_id)
-            self._fail(running, ExecutionError(f"the answer makes no token: {type(error).__name__}: {error}"))
+            result = running.sequence.answered(outcome.value.numpy(), outcome.exit)
+        except Exception as error:  # only this sequence fails; the others of the same reply continue
+            logger.exception("an answer to %s is not a valid token", running.request_id)
+            message = f"the model's answer is not a valid token: {type(error).__name__}: {error}"
+            self._fail(running, ExecutionError(message))
             return
-        if said is not None:
-            self.loop.on_token(running.course, said.exit, self.clock.now_s())
-            running.stream.put(said)
-            if said.ended is not None:
-                self._end(running, said.ended)
+        if result is not None:
+            self.loop.on_token(running.state, result.exit, self.clock.now_s())
+            running.stream.put(result)
+            if result.ended is not None:
+                self._end(running, result.ended)
                 return
-            if running.course.num_tokens == 1 and running.timer is not None:  # the limit between tokens may be shorter
+            if running.state.num_tokens == 1 and running.timer is not None:  # the limit of later tokens may be shorter
                 running.timer.cancel()
-                self._watch(running, -math.inf)
+                self._set_timer(running, -math.inf)
         self._send_soon(running)
 
-    def _send_soon(self, running: _Running) -> None:
-        # One loop turn later, when readers have their tokens: a token is sent before the next one is asked
-        # for. So all steps that came of one part of a reply are sent together, too.
-        self._due.append(running)
-        if len(self._due) == 1:
+    def _send_soon(self, running: _RunningSequence) -> None:
+        # The next step is sent one turn of the event loop later. Readers then have their tokens first, and the next
+        # steps of all sequences of one reply are sent together.
+        self._to_send.append(running)
+        if len(self._to_send) == 1:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        due, self._due = self._due, []
-        for running in due:
+        to_send, self._to_send = self._to_send, []
+        for running in to_send:
             self._resume(running)
 
-    def _resume(self, running: _Running) -> None:
-        if running.course.has_ended:
+    def _resume(self, running: _RunningSequence) -> None:
+        if running.state.has_ended:
             return
         try:
             self._step(running)
         except OfframpError as error:
-            self._failed(running, error)
+            self._on_step_error(running, error)
 
-    def _failed(self, running: _Running, error: OfframpError) -> None:
-        """Handles a step without an answer: the sequence continues on another replica if it can."""
-        course, placement = running.course, running.course.placement
+    def _on_step_error(self, running: _RunningSequence, error: OfframpError) -> None:
+        """Handles a step without an answer: if possible, the sequence continues on another replica."""
+        state, placement = running.state, running.state.placement
         is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
-        if is_full and self.loop.try_another_replica(course):
+        if is_full and self.loop.try_another_replica(state):
             self.dispatcher.end(placement)
             self._send_soon(running)
             return
         if isinstance(error, DeadlineError):
-            self._cut(running)
+            self._end_by_limit(running)
             return
         if not is_lost and not (placement.is_retry and is_full):
             self._fail(running, error)
             return
         self.dispatcher.end(placement)
-        logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_tokens, error)
+        logger.info("request %s starts again after %d tokens: %s", running.request_id, state.num_tokens, error)
         try:
-            pause_s = self.loop.restart(course)
-        except OfframpError as too_often:
-            self._fail(running, too_often)
+            pause_s = self.loop.restart(state)
+        except OfframpError as too_many_attempts:
+            self._fail(running, too_many_attempts)
             return
         if pause_s:
             call_later(pause_s, partial(self._resume, running))
         else:
             self._send_soon(running)
 
-    def _fail(self, running: _Running, error: OfframpError) -> None:
+    def _fail(self, running: _RunningSequence, error: OfframpError) -> None:
         running.stream.fail(error)
         self._end(running, error.kind)
 
-    def _abort(self, running: _Running) -> None:
-        """Ends a sequence whose reader has left."""
-        if running.flight is not None:
-            self.dispatcher.give_up((running.flight,), ABANDONED)
+    def _abort(self, running: _RunningSequence) -> None:
+        """Ends a sequence whose reader has aborted it."""
+        if running.step_input is not None:
+            self.dispatcher.give_up((running.step_input,), ABANDONED)
         self._end(running, ABANDONED)
 
-    def _watch(self, running: _Running, reached_s: float) -> None:
-        """Sets the timer to the limit; if it was set to the present limit, that is reached."""
+    def _set_timer(self, running: _RunningSequence, reached_s: float) -> None:
+        """Sets the timer to the next deadline, or ends the sequence if `reached_s` is still its next deadline."""
         limit_s = self._limit(running)[0]
         if limit_s > reached_s:
             left_s = max(0.0, limit_s - self.clock.now_s())
-            running.timer = call_later(left_s, partial(self._watch, running, limit_s))
+            running.timer = call_later(left_s, partial(self._set_timer, running, limit_s))
             return
-        flight, running.flight = running.flight, None
-        if flight is not None:
-            self.dispatcher.expire(flight)
-        if not running.course.has_ended:
-            self._cut(running)
+        step_input, running.step_input = running.step_input, None
+        if step_input is not None:
+            self.dispatcher.expire(step_input)
+        if not running.state.has_ended:
+            self._end_by_limit(running)
 
-    def _cut(self, running: _Running) -> None:
-        """Ends a sequence by a time limit."""
-        course, (_, limit_s, what) = running.course, self._limit(running)
-        took_s, limit = self.clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
-        if course.num_tokens:
-            told = f"{course.num_tokens} token{'s' if course.num_tokens > 1 else ''}"
-            why = f"the answer was cut short after {told} and {took_s:.1f} s: the next one exceeds {limit}"
-            self._fail(running, CutShortError(why, text=running.sequence.cut()))
+    def _end_by_limit(self, running: _RunningSequence) -> None:
+        """Ends a sequence that has exceeded a time limit."""
+        state, (_, limit_s, what) = running.state, self._limit(running)
+        took_s, limit = self.clock.now_s() - state.arrived_s, f"the limit of {limit_s:g} s for {what}"
+        if state.num_tokens:
+            tokens = f"{state.num_tokens} token{'s' if state.num_tokens > 1 else ''}"
+            message = f"the answer was cut short after {tokens} and {took_s:.1f} s: the next one exceeds {limit}"
+            self._fail(running, CutShortError(message, text=running.sequence.cut()))
         else:
             self._fail(running, DeadlineError(f"no token came within {took_s:.1f} s: the first one exceeds {limit}"))
 
-    def _end(self, running: _Running, reason: str) -> None:
-        """Frees all that a sequence holds; if a call still has its step, the timer ends that step."""
-        self.loop.end(running.course, reason)
-        self.dispatcher.end(running.course.placement)
-        flight = running.flight
-        if running.timer is not None and (flight is None or flight.holder is None):
+    def _end(self, running: _RunningSequence, reason: str) -> None:
+        """Frees the resources of a sequence. If its step is still in a call, the timer stays, and ends that step."""
+        self.loop.end(running.state, reason)
+        self.dispatcher.end(running.state.placement)
+        step_input = running.step_input
+        if running.timer is not None and (step_input is None or step_input.holder is None):
             running.timer.cancel()

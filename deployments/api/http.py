@@ -1,4 +1,4 @@
-"""The HTTP interface of an ingress: handlers of the routes, and the application that serves them."""
+"""The HTTP interface of an ingress: route handlers, and the ASGI application that serves them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from deployments.api.endpoint import (
     ANYTHING,
     CALLER,
     EXIT_HEADER,
-    GENERATES,
+    GENERATION_TASK,
     MAX_DIGITS,
     SCORE_HEADER,
     Api,
     Backend,
     Endpoint,
-    Gatekeeper,
-    Served,
-    formed,
-    header_of,
+    GateMiddleware,
+    ModelVersion,
+    find_header,
     json_response,
     predict_response,
-    preferred,
+    preferred_type,
     request_id,
+    run_writer,
     v2_response,
 )
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
-from deployments.api.operations import BYTES, FREQUENT, JSON, bound
+from deployments.api.operations import BYTES, FREQUENT, JSON, handlers_of
 from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
-from deployments.api.server import FastPath, Lane
+from deployments.api.server import FastPath, FastPaths
 from deployments.ops.prometheus import CONTENT_TYPE
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError
@@ -50,16 +50,16 @@ from earlyexit.network.boundary import Answer
 if TYPE_CHECKING:
     from deployments.ops.tracing import Tracer
 
-FILES = ("image/", "audio/", "video/")
-"""Content types that are not JSON. All others are read as JSON, because many clients send a wrong one."""
+MEDIA = ("image/", "audio/", "video/")
+"""Prefixes of content types that are not JSON. All others are parsed as JSON, because many clients send a wrong one."""
 HEADER_LENGTH = "inference-header-content-length"
-SOME_PLANS = 20
+DEFAULT_PLANS = 20
 """Plans of the history that are returned by default."""
-MOST_PLANS = 1000
+MAX_PLANS = 1000
 
 
 class Routes:
-    """Handlers of the operations that need only a backend."""
+    """Handlers of the operations that need nothing but a backend."""
 
     def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
@@ -68,58 +68,58 @@ class Routes:
         self._has_keys = gate is not None and gate.ring is not None
 
     async def predict(self, request: Request) -> Response:
-        """Answers one input or a list of them, in JSON; or one input that is the body."""
+        """Answers one input or a list of inputs in JSON, or one input that is the whole body, such as an image."""
         body = await self._backend.bodies.read(request)
         infer_request, many = self._parse_predict(request, body)
-        kind = self._answer_type(request, many=many)
+        content_type = self._answer_type(request, many=many)
         served, answers = await self._answer(request, infer_request)
-        if kind == JSON:
-            make = partial(predict_response, answers, served.task, request_id(request), many=many)
-            return Response(await formed(make, answers), media_type=JSON)
+        if content_type == JSON:
+            write = partial(predict_response, answers, served.task, request_id(request), many=many)
+            return Response(await run_writer(write, answers), media_type=JSON)
         [answer] = answers
-        content = await formed(partial(served.task.to_content, kind, answer.value), answers)
-        said = {SCORE_HEADER: str(round(answer.score, 6)), EXIT_HEADER: str(answer.exit)}
-        return Response(content, media_type=kind, headers=said)
+        content = await run_writer(partial(served.task.to_content, content_type, answer.value), answers)
+        headers = {SCORE_HEADER: str(round(answer.score, 6)), EXIT_HEADER: str(answer.exit)}
+        return Response(content, media_type=content_type, headers=headers)
 
     def _answer_type(self, request: Request, *, many: bool) -> str:
-        """Returns the content type of the answer; raises NotAcceptableError."""
+        """Returns the content type of the answer; raises NotAcceptableError if the caller accepts none."""
         lines = [value for name, value in request.scope["headers"] if name == b"accept"]
-        accept = b", ".join(lines).decode("latin-1") or ANYTHING  # a header of several lines is one list
+        accept = b", ".join(lines).decode("latin-1") or ANYTHING  # several lines of a header form one list
         if accept in (ANYTHING, JSON):
             return JSON
-        of_one = self._backend.signature.task.content_types
-        kind = preferred(accept, (JSON,) if many else (JSON, *of_one))
-        if kind is None:
-            others = "".join(f", or {each} where one input is sent" for each in of_one)
+        single_types = self._backend.signature.task.content_types
+        content_type = preferred_type(accept, (JSON,) if many else (JSON, *single_types))
+        if content_type is None:
+            others = "".join(f", or {each} for a single input" for each in single_types)
             raise NotAcceptableError(f"accept {accept[:80]!r}; this model answers {JSON}{others}")
-        return kind
+        return content_type
 
     def _parse_predict(self, request: Request, body: bytes) -> tuple[InferRequest, bool]:
         codec = self._backend.signature.codec
-        content_type = (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
+        content_type = (find_header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             return parse_content(content_type, body, codec), False
-        if content_type.startswith(FILES):
+        if content_type.startswith(MEDIA):
             taken = ", ".join((JSON, *codec.content_types))
             raise InputError(f"content-type {content_type[:80]!r}; this model takes {taken}")
         return parse_predict(body, codec)
 
     async def infer(self, request: Request) -> Response:
-        """Answers the Open Inference Protocol, with tensors in JSON or in the binary extension."""
+        """Answers the Open Inference Protocol v2, with tensors in JSON or in the binary extension."""
         body = await self._backend.bodies.read(request)
         infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
         served, answers = await self._answer(request, infer_request)
         card = served.card
-        make = partial(v2_response, answers, served.task, reply, card.name, served.version)
-        content, json_length = await formed(make, answers)
+        write = partial(v2_response, answers, served.task, reply, card.name, served.version)
+        content, json_length = await run_writer(write, answers)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
 
-    def _answer(self, request: Request, asked: InferRequest) -> Awaitable[tuple[Served, list[Answer]]]:
-        self._api.charge(request.scope.get(CALLER), len(asked.rows))
-        asked = replace(asked, request_id=request_id(request))
-        return self._api.answer(asked, names_version="version" in request.path_params)
+    def _answer(self, request: Request, infer_request: InferRequest) -> Awaitable[tuple[ModelVersion, list[Answer]]]:
+        self._api.charge(request.scope.get(CALLER), len(infer_request.rows))
+        infer_request = replace(infer_request, request_id=request_id(request))
+        return self._api.answer(infer_request, names_version="version" in request.path_params)
 
     async def model_metadata(self, request: Request) -> Response:
         return json_response(await self._api.model_metadata())
@@ -152,18 +152,17 @@ class Routes:
         return pages.watch(request, self._backend.watch)
 
     async def openapi(self, request: Request) -> Response:
-        model, version = self._backend.card.name, self._backend.version
-        return json_response(
-            openapi_document(self._backend.signature, keys=self._has_keys, model=model, version=version)
-        )
+        backend = self._backend
+        names = {"model": backend.card.name, "version": backend.version}
+        return json_response(openapi_document(backend.signature, keys=self._has_keys, **names))
 
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(SWAGGER_PAGE)
 
 
-SENT = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
-READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
-REMEMBERED_S = 600
+SENT_HEADERS = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
+READ_HEADERS = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
+PREFLIGHT_CACHE_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +171,8 @@ class HttpApi:
 
     router: Router
     """The ASGI application with all routes."""
-    lane: Lane
-    """The most frequent paths, which lead to the same endpoints without routing."""
+    fast_paths: FastPaths
+    """The most frequent paths, whose requests go to the same endpoints without routing."""
 
 
 def build_api(
@@ -185,57 +184,61 @@ def build_api(
     prefix: str = "/",
     wall: Clock | None = None,
 ) -> HttpApi:
-    """Builds the HTTP interface over a backend; features that are off cost nothing.
+    """Builds the HTTP interface of a backend.
 
-    `more`: further objects whose methods handle operations. `prefix`: that of the service's paths. `wall`: seconds
-    since 1970. Starlette's router is used without its application, whose middlewares repeat what `Endpoint` does and
-    cost 6 % of an ingress's time.
+    `more`: further objects whose methods handle operations. `prefix`: the prefix of the service's paths. `wall`: a
+    clock of seconds since 1970. Starlette's application class is not used: its middlewares repeat what `Endpoint` does.
     """
     handlers: list[object] = [Routes(backend, gate), *more]
-    if backend.signature.task.name == GENERATES:
+    if backend.signature.task.name == GENERATION_TASK:
         handlers.append(GenerateRoutes(backend, gate, wall or WallClock()))
     endpoints = {
-        path: Endpoint(backend, path, methods, tracer) for each in handlers for path, methods in bound(each).items()
+        path: Endpoint(backend, path, methods, tracer)
+        for each in handlers
+        for path, methods in handlers_of(each).items()
     }
-    # It answers preflight requests, which carry no key. Credentials are not allowed: a page of another site sends a key
-    # itself, never a password that the browser stores.
+    # This middleware comes first, because preflight requests carry no key. Credentials are not allowed: a page of
+    # another site must send a key itself, and must not use a password that the browser stores.
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=list(cors_origins),
         allow_methods=["GET", "POST"],
-        allow_headers=list(SENT),
-        expose_headers=list(READ),
-        max_age=REMEMBERED_S,
+        allow_headers=list(SENT_HEADERS),
+        expose_headers=list(READ_HEADERS),
+        max_age=PREFLIGHT_CACHE_S,
     )
-    before = [cross_origin] if cors_origins else []
+    middlewares = [cross_origin] if cors_origins else []
     if gate is not None:
-        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
+        middlewares.append(Middleware(GateMiddleware, backend=backend, gate=gate))
     router = Router(
         routes=[Route(path, endpoint) for path, endpoint in endpoints.items()],
         redirect_slashes=False,
         default=Endpoint(backend, "unknown", {}),
-        middleware=before,
+        middleware=middlewares,
     )
-    router.default = FromTheRoot(router)
+    router.default = RetryFromRoot(router)
     frequent = {path: endpoint for path, endpoint in endpoints.items() if path in FREQUENT}
-    return HttpApi(router, _lane(frequent, backend, before, prefix.rstrip("/")))
+    return HttpApi(router, _fast_paths(frequent, backend, middlewares, prefix.rstrip("/")))
 
 
-def _lane(endpoints: Mapping[str, Endpoint], backend: Backend, before: Sequence[Middleware], root: str) -> Lane:
+def _fast_paths(
+    endpoints: Mapping[str, Endpoint], backend: Backend, middlewares: Sequence[Middleware], root: str
+) -> FastPaths:
     named = {"model": backend.card.name, "version": backend.version}
-    lane: dict[bytes, FastPath] = {}
+    fast_paths: dict[bytes, FastPath] = {}
     for path, endpoint in endpoints.items():
         params = {name: value for name, value in named.items() if f"{{{name}}}" in path}
         app: ASGIApp = endpoint
-        for each in reversed(before):
+        for each in reversed(middlewares):
             app = each.cls(app, *each.args, **each.kwargs)
-        whole = root + path.format(**params)
-        lane[quote(whole).encode()] = FastPath(app, {"path": whole, "root_path": root, "path_params": params})
-    return lane
+        full_path = root + path.format(**params)
+        scope = {"path": full_path, "root_path": root, "path_params": params}
+        fast_paths[quote(full_path).encode()] = FastPath(app, scope)
+    return fast_paths
 
 
-class FromTheRoot:
-    """Tries a path again from the root: below a route prefix, `/v2/models/{model}/versions/{version}/infer` may be."""
+class RetryFromRoot:
+    """Routes an unknown path again with its prefix, which may belong to the path: `/v2/models/{model}/versions/..`."""
 
     def __init__(self, router: Router) -> None:
         self._router = Router(router.routes, redirect_slashes=False, default=router.default)
@@ -249,13 +252,13 @@ def _json_length(request: Request) -> int | None:
     if length is None:
         return None
     if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
-        raise InputError(f"Inference-Header-Content-Length is {length[:20]!r}; a number of bytes is needed")
+        raise InputError(f"Inference-Header-Content-Length must be a number of bytes (got {length[:20]!r})")
     return int(length)
 
 
 def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", str(SOME_PLANS))
+    text = request.query_params.get("limit", str(DEFAULT_PLANS))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else 0
-    if not 1 <= limit <= MOST_PLANS:
-        raise InputError(f"limit is {text[:20]!r}; a number from 1 to {MOST_PLANS} is needed")
+    if not 1 <= limit <= MAX_PLANS:
+        raise InputError(f"limit must be a number from 1 to {MAX_PLANS} (got {text[:20]!r})")
     return limit

@@ -1,4 +1,4 @@
-"""The API's OpenAPI document, made from the bodies' own schemas."""
+"""The API's OpenAPI document, which is built from the schemas of the bodies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
+from deployments.api.endpoint import EXIT_HEADER, GENERATION_TASK, SCORE_HEADER
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, REPOSITORY, TEXT, Operation
 from deployments.api.parsing import PredictBody, Signature
 from earlyexit.network.boundary import Column
@@ -25,15 +25,15 @@ SWAGGER_PAGE = """<!doctype html>
 """
 
 ERRORS = {
-    "400": "The request is malformed, or asks for what is not allowed.",
+    "400": "The request is malformed or not allowed.",
     "401": "No API key, or an unknown one.",
     "403": "The service's settings do not allow this over HTTP.",
     "404": "No such path, model or version.",
-    "405": "The path does not take this method.",
-    "406": "The model cannot answer this request in a type that Accept allows.",
+    "405": "The path does not allow this method.",
+    "406": "The model cannot answer this request in a content type that Accept allows.",
     "413": "The body is too large.",
-    "422": "The model cannot take an input.",
-    "429": "The rate limit is used up; see Retry-After.",
+    "422": "The model cannot process an input.",
+    "429": "The rate limit is exceeded; see Retry-After.",
     "500": "The model, or the server, failed on this request.",
     "503": "Too much is queued, the answer would be late, or no replica is available; see Retry-After.",
     "504": "No answer within the timeout.",
@@ -42,21 +42,21 @@ ALWAYS = ("405", "500")
 EVERYWHERE = ("401", *ALWAYS, "429")
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
 HEADERS = {
-    "401": {"WWW-Authenticate": {"description": "What to send.", "schema": {"type": "string"}}},
-    "405": {"Allow": {"description": "The methods that are taken.", "schema": {"type": "string"}}},
+    "401": {"WWW-Authenticate": {"description": "The authentication scheme.", "schema": {"type": "string"}}},
+    "405": {"Allow": {"description": "The allowed methods.", "schema": {"type": "string"}}},
     "429": RETRY_AFTER,
     "503": RETRY_AFTER,
 }
-OF_CONTENT = {
-    SCORE_HEADER: {"description": "How sure the exit was; of answers that are no JSON.", "schema": {"type": "number"}},
-    EXIT_HEADER: {"description": "The block it left after; the same.", "schema": {"type": "integer"}},
+CONTENT_HEADERS = {
+    SCORE_HEADER: {"description": "The exit's score, for answers that are not JSON.", "schema": {"type": "number"}},
+    EXIT_HEADER: {"description": "The block after which the input left.", "schema": {"type": "integer"}},
 }
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 REQUEST_ID = {
     "name": "X-Request-ID",
     "in": "header",
     "required": False,
-    "description": "Comes back, and stands in the log; made where it is missing.",
+    "description": "Returned with the answer, and logged; created if it is missing.",
     "schema": {"type": "string"},
 }
 SCHEMES = {
@@ -70,11 +70,11 @@ PARAMETERS = re.compile(r"\{(\w+)\}")
 def openapi_document(
     signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1"
 ) -> dict[str, Any]:
-    """OpenAPI 3.1, of a service with API keys or without, and of one model or any with this signature."""
-    schemas = _schemas(each for each in OPERATIONS if each.of != "generates")
-    _say_of_the_model(schemas, signature)
-    if signature.task.name == GENERATES:
-        schemas |= _schemas(each for each in OPERATIONS if each.of == "generates")
+    """Returns the OpenAPI 3.1 document. `keys`: whether API keys are needed; `model`: None for any model."""
+    schemas = _schemas(each for each in OPERATIONS if each.models != "generates")
+    _add_model_schemas(schemas, signature)
+    if signature.task.name == GENERATION_TASK:
+        schemas |= _schemas(each for each in OPERATIONS if each.models == "generates")
     allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
     return {
         "openapi": "3.1.0",
@@ -86,22 +86,22 @@ def openapi_document(
 
 
 def _paths(signature: Signature, allowed: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:
-    """Returns the paths that a model of this signature has; `allowed`: schemas of parameters in paths."""
-    left_out = "answers" if signature.task.name == GENERATES else "generates"
+    """Returns the paths of a model with this signature; `allowed` has the schemas of path parameters."""
+    excluded = "answers" if signature.task.name == GENERATION_TASK else "generates"
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
-        for path in () if each.of == left_out else each.paths:
+        for path in () if each.models == excluded else each.paths:
             names = PARAMETERS.findall(path)
             known = {} if path.startswith(REPOSITORY) else allowed
             in_path = {"in": "path", "required": True}
             parameters = [{"name": name, **in_path, "schema": {**TEXT, **known.get(name, {})}} for name in names]
-            found = paths.setdefault(path, {"parameters": parameters} if parameters else {})
-            found[each.method.lower()] = _described(each, signature)
+            operations = paths.setdefault(path, {"parameters": parameters} if parameters else {})
+            operations[each.method.lower()] = _operation(each, signature)
     return paths
 
 
-def _say_of_the_model(schemas: dict[str, Any], signature: Signature) -> None:
-    """Put in what follows from the model: its inputs, and what an answer is."""
+def _add_model_schemas(schemas: dict[str, Any], signature: Signature) -> None:
+    """Adds the schemas of the model's inputs and answers."""
     schemas["PredictBody"]["properties"]["inputs"] = dict(signature.codec.json_schema)
     schemas |= answer_schemas(signature)
     forms = "; ".join(f"{column.name}: {' or '.join(column.datatypes)} {_shape(column)}" for column in signature.inputs)
@@ -114,7 +114,7 @@ def _say_of_the_model(schemas: dict[str, Any], signature: Signature) -> None:
 
 
 def answer_schemas(signature: Signature) -> dict[str, Any]:
-    """The answers of `POST /predict`."""
+    """Returns the schemas of the answers of `POST /predict`."""
     answer = {**signature.answer_schema, "additionalProperties": False}
     request_id = {"request_id": {"type": "string"}}
     one = answer | {"properties": answer["properties"] | request_id, "required": [*answer["required"], *request_id]}
@@ -129,24 +129,24 @@ def answer_schemas(signature: Signature) -> dict[str, Any]:
 
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Returns the schemas of all bodies of some operations, by name."""
+    """Returns the schemas of all bodies of the operations, by name."""
     bodies = dict.fromkeys(body for each in operations for body in each.bodies)
     _, schemas = models_json_schema(
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
-    found: dict[str, Any] = schemas["$defs"]
-    return found
+    by_name: dict[str, Any] = schemas["$defs"]
+    return by_name
 
 
 def _shape(column: Column) -> str:
     return f"[{', '.join(['rows', *map(str, column.shape)])}]"
 
 
-def _described(each: Operation, signature: Signature) -> dict[str, Any]:
-    """Returns the OpenAPI operation of a row of the table; one with a body may be answered by any error."""
-    responses = {"200": _answered(each, signature), **_errors(each)}
-    for status, (words, body) in (each.more or {}).items():
-        responses[status] = {"description": words} if body is None else _response(words, _reference(body))
+def _operation(each: Operation, signature: Signature) -> dict[str, Any]:
+    """Returns the OpenAPI operation of a row of the table."""
+    responses = {"200": _answer(each, signature), **_errors(each)}
+    for status, (description, body) in (each.other_responses or {}).items():
+        responses[status] = {"description": description} if body is None else _response(description, _reference(body))
     operation: dict[str, Any] = {"summary": each.summary}
     if each.is_open:
         operation["security"] = []
@@ -154,24 +154,25 @@ def _described(each: Operation, signature: Signature) -> dict[str, Any]:
     if parameters:
         operation["parameters"] = parameters
     if each.body is not None:
-        kinds = (*each.takes, *(signature.codec.content_types if each.body is PredictBody else ()))
-        content = {JSON: {"schema": _reference(each.body)}, **{kind: {} for kind in kinds}}
+        content_types = (*each.request_types, *(signature.codec.content_types if each.body is PredictBody else ()))
+        content = {JSON: {"schema": _reference(each.body)}, **{content_type: {} for content_type in content_types}}
         operation["requestBody"] = {"required": True, "content": content}
     return {**operation, "responses": responses}
 
 
-def _answered(each: Operation, signature: Signature) -> dict[str, Any]:
+def _answer(each: Operation, signature: Signature) -> dict[str, Any]:
     """Returns the response of status 200."""
     if each.body is None:
-        content = {kind: {"schema": _schema(each.answer)} for kind in each.gives}
+        content = {kind: {"schema": _schema(each.answer)} for kind in each.response_types}
         return {"description": each.summary, "content": content}
-    is_predict, forms = each.body is PredictBody, signature.task.content_types
+    is_predict, other_types = each.body is PredictBody, signature.task.content_types
     schema = {"anyOf": [_named(PREDICT_ONE), _named(PREDICT_MANY)]} if is_predict else _schema(each.answer)
     contents: dict[str, Any] = {JSON: {"schema": schema}, EVENTS: {"schema": TEXT}, BYTES: {}}
-    content = {kind: contents[kind] for kind in each.gives}
-    if not (is_predict and forms):
+    content = {kind: contents[kind] for kind in each.response_types}
+    if not (is_predict and other_types):
         return {"description": "Answers", "content": content}
-    return {"description": "Answers", "content": {**content, **{kind: {} for kind in forms}}, "headers": OF_CONTENT}
+    content |= {content_type: {} for content_type in other_types}
+    return {"description": "Answers", "content": content, "headers": CONTENT_HEADERS}
 
 
 def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -181,6 +182,7 @@ def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any
 
 
 def _errors(each: Operation) -> dict[str, Any]:
+    """Returns the error responses. An operation with a body may be answered by any error."""
     statuses = ERRORS if each.body is not None else (*(ALWAYS if each.is_open else EVERYWHERE), *each.errors)
     return {
         status: _response(ERRORS[status], _reference(each.error))

@@ -1,6 +1,6 @@
-"""The bodies of requests and answers, and the parsing of bodies into checked requests. Pure.
+"""The types of request and answer bodies, and pure functions that parse and check request bodies.
 
-gRPC's messages pass the same checks. `endpoint.py` writes answers.
+gRPC messages pass the same checks. `endpoint.py` writes answers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from earlyexit.tasks.base import Task
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-MOST_DIMENSIONS = 16
-KINDS = frozenset({"str", "int", "float", "bool", "constrained-str"})
-"""Pydantic's names for alternatives of a field's type, in the locations of errors."""
+MAX_DIMENSIONS = 16
+TYPE_NAMES = frozenset({"str", "int", "float", "bool", "constrained-str"})
+"""Pydantic's names for the alternatives of a field's type, which occur in the locations of errors."""
 
 
 class Body(BaseModel):
@@ -41,31 +41,31 @@ class PredictBody(Body):
     """`POST /predict`."""
 
     inputs: Any
-    """One input or a list of them, as the model's codec takes them."""
+    """One input or a list of inputs, in the format of the model's codec."""
     truncate: bool = False
     """Truncate inputs that are too long for the model instead of refusing them."""
     timeout_s: TimeoutSeconds | None = None
-    """Seconds after which an answer is worth nothing."""
+    """Timeout in seconds, after which the request fails."""
     ids: list[str] | None = None
-    """The caller's names of the inputs; the `recorded` exit policy looks its answers up by them."""
+    """The caller's names of the inputs. The `recorded` exit policy looks up answers by them."""
 
 
 class ErrorDetail(Body):
-    """What went wrong."""
+    """The kind of an error, and its message."""
 
     kind: str
     message: str
 
 
 class ErrorBody(Body):
-    """Every error outside /v2."""
+    """Errors of paths outside /v1 and /v2."""
 
     error: ErrorDetail
     request_id: str
 
 
 class OpenAiErrorDetail(BaseModel):
-    """What went wrong, as OpenAI says it."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str
@@ -74,13 +74,13 @@ class OpenAiErrorDetail(BaseModel):
 
 
 class OpenAiError(BaseModel):
-    """Every error in /v1."""
+    """Errors of paths in /v1."""
 
     error: OpenAiErrorDetail
 
 
 class V2Error(Body):
-    """Every error in /v2."""
+    """Errors of paths in /v2."""
 
     error: str
 
@@ -89,7 +89,7 @@ class V2Input(Body, strict=False):
     """An input tensor of the Open Inference Protocol."""
 
     name: str
-    shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MOST_DIMENSIONS)
+    shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MAX_DIMENSIONS)
     datatype: str
     data: list[Any] | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -113,63 +113,64 @@ class V2Body(Body, strict=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:
-    """A checked request, whichever route it came by."""
+    """A checked request, from any route or RPC."""
 
     rows: tuple[Any, ...]
-    """The inputs, as the model's codec knows them."""
+    """The inputs, in the form that the model's codec encodes."""
     ids: tuple[str, ...]
     truncate: bool
     timeout_s: float | None
     request_id: str = ""
-    """For the log."""
+    """For logs and traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V2Reply:
-    """How a v2 caller wants its answer."""
+    """The requested format of a v2 answer."""
 
     id: str | None
     outputs: tuple[str, ...]
     binary: frozenset[str]
-    """Outputs to send as bytes behind the JSON (Triton's binary tensor extension)."""
+    """Outputs to send as bytes after the JSON (Triton's binary tensor extension)."""
 
 
-def validated(model: type[BodyT], body: bytes) -> BodyT:
-    """Parses a body; raises InputError, which names the field."""
+def parse_body(model: type[BodyT], body: bytes) -> BodyT:
+    """Parses and validates a body; raises InputError, which names the wrong fields."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        refusal = InputError("; ".join(_explained(error)))
+        refusal = InputError("; ".join(_messages(error)))
         refusal.param = next((str(each) for each in error.errors()[0]["loc"][:1]), None)
         raise refusal from error
 
 
-def _explained(error: ValidationError) -> list[str]:
-    found = error.errors(include_url=False, include_input=False)
-    if found[0]["type"] == "json_invalid":
-        return [f"the body is not valid JSON: {found[0]['ctx']['error']}"]
-    said: dict[str, dict[str, None]] = {}
-    for each in found:
-        # Behind the field pydantic names the alternatives of its type.
-        path = takewhile(lambda part: part not in KINDS and "[" not in part, map(str, each["loc"]))
-        said.setdefault(".".join(path) or "the body", {})[each["msg"]] = None
-    return [f"{path}: {' or '.join(messages)}" for path, messages in list(said.items())[:3]]
+def _messages(error: ValidationError) -> list[str]:
+    """Returns a message for each of the first three wrong fields."""
+    errors = error.errors(include_url=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
+        return [f"the body is not valid JSON: {errors[0]['ctx']['error']}"]
+    by_field: dict[str, dict[str, None]] = {}
+    for each in errors:
+        # A location ends with the alternative of the field's type that pydantic tried.
+        path = takewhile(lambda part: part not in TYPE_NAMES and "[" not in part, map(str, each["loc"]))
+        by_field.setdefault(".".join(path) or "the body", {})[each["msg"]] = None
+    return [f"{field}: {' or '.join(messages)}" for field, messages in list(by_field.items())[:3]]
 
 
 class Live(Body):
-    """The process answers."""
+    """Whether the process answers."""
 
     live: Literal[True]
 
 
 class Ready(Body):
-    """Whether every stage has been warm."""
+    """Whether every stage has had a replica after its warm-up."""
 
     ready: bool
 
 
 class V2Tensor(Body):
-    """A tensor that is described, not sent."""
+    """The description of a tensor."""
 
     name: str
     datatype: str
@@ -196,13 +197,13 @@ class V2Server(Body):
 
 
 class BinaryTail(Body):
-    """Of an output whose bytes follow the JSON."""
+    """The parameters of an output whose bytes follow the JSON."""
 
     binary_data_size: Annotated[int, Field(ge=0)]
 
 
 class V2AnswerTensor(Body):
-    """An output; `data`, or `parameters` that say how many bytes follow the JSON."""
+    """An output with its `data`, or with the number of its bytes after the JSON in `parameters`."""
 
     name: str
     datatype: str
@@ -228,18 +229,18 @@ class IndexBody(Body):
     """`POST /v2/repository/index`."""
 
     ready: bool = False
-    """Only what can be asked now."""
+    """Return only versions that can answer requests now."""
 
 
 class LoadParameters(Body):
-    """Triton's parameters of loading and unloading, and the version."""
+    """Triton's parameters for loading and unloading, and the version."""
 
     config: str | None = None
-    """Settings as JSON, as `offramp load` sends them; None: those in the repository's folder."""
+    """Settings as JSON, as `offramp load` sends them. None: the settings in the repository's folder."""
     version: str | None = None
-    """None: the one there is to choose from."""
+    """None: the only version that exists."""
     unload_dependents: bool = False
-    """Of no consequence: nothing depends on a version."""
+    """Ignored, because nothing depends on a version."""
 
 
 class LoadBody(Body):
@@ -255,9 +256,9 @@ class Canary(Body):
 
     version: Version
     share: Share = 0.0
-    """Of the requests that name no version, those which it answers."""
+    """Share of the requests without a version that it answers."""
     compare_share: Share = 0.0
-    """Of the same, those which both versions are asked; the caller gets the answer of the one whose request it is."""
+    """Share of these requests that both versions run, to compare answers. The caller gets one version's answer."""
 
 
 class DefaultVersion(Body):
@@ -268,46 +269,48 @@ class DefaultVersion(Body):
     version: Version
 
 
-STORED = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if name != "BYTES"}
+LITTLE_ENDIAN = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if name != "BYTES"}
 
 
-def packed(datatype: str, column: Iterable[Any]) -> bytes:
-    """Returns the bytes of a column's elements, row by row."""
+def pack_elements(datatype: str, column: Iterable[Any]) -> bytes:
+    """Returns the elements of a column as bytes, row by row."""
     if datatype == "BYTES":
         encoded = [each if isinstance(each, bytes) else str(each).encode("utf-8") for each in column]
         return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-    return np.asarray(column, dtype=STORED[datatype]).tobytes()
+    return np.asarray(column, dtype=LITTLE_ENDIAN[datatype]).tobytes()
 
 
-def unpacked(datatype: str, data: bytes | memoryview, where: str) -> npt.NDArray[Any] | list[bytes]:
-    """Returns the elements of a tensor; raises InputError, which names the tensor's place `where` in the request."""
+def unpack_elements(datatype: str, data: bytes | memoryview, where: str) -> npt.NDArray[Any] | list[bytes]:
+    """Returns the elements of a tensor; raises InputError, whose message begins with `where`."""
     if datatype == "BYTES":
         return _strings(data, where)
-    dtype = STORED[datatype]
+    dtype = LITTLE_ENDIAN[datatype]
     if len(data) % dtype.itemsize:
-        raise InputError(f"{where}: {len(data)} bytes; an element of {datatype} has {dtype.itemsize}")
+        raise InputError(f"{where}: {len(data)} bytes are not a multiple of {dtype.itemsize}, the size of {datatype}")
     if datatype == "BOOL" and any(byte > 1 for byte in set(bytes(data))):
-        raise InputError(f"{where}: bytes other than 0 and 1, as BOOL")
+        raise InputError(f"{where}: bytes of BOOL must be 0 or 1")
     return np.frombuffer(data, dtype=dtype).astype(DATATYPES[datatype], copy=False)
 
 
 def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
+    """Returns the elements of a BYTES tensor: the length of each precedes it, as 4 bytes."""
     elements: list[bytes] = []
-    at = 0
-    while at < len(data):
-        end = at + 4 + (struct.unpack_from("<I", data, at)[0] if at + 4 <= len(data) else len(data))
+    start = 0
+    while start < len(data):
+        length = struct.unpack_from("<I", data, start)[0] if start + 4 <= len(data) else len(data)
+        end = start + 4 + length
         if end > len(data):
             raise InputError(f"{where}: element {len(elements)} ends beyond the bytes that were sent")
-        elements.append(bytes(data[at + 4 : end]))
-        at = end
+        elements.append(bytes(data[start + 4 : end]))
+        start = end
     return elements
 
 
 EXIT = Column(name="exit", datatypes=("INT32",))
-"""The block after which an input left; all answers have it."""
+"""The output that all answers have: the block after which the input left."""
 EXIT_SCHEMA = {
     "type": "integer",
-    "description": "The block it left after; the model's last block for inputs that no ramp let out.",
+    "description": "The block after which the input left; the last block if it left at no ramp.",
 }
 
 
@@ -323,9 +326,11 @@ class Signature:
 
     @property
     def input_tensors(self) -> list[dict[str, Any]]:
-        """The inputs for the model's metadata, each in its preferred form."""
-        preferred = {column.name: column for column in reversed(self.inputs)}
-        return [_tensor(preferred[name]) for name in dict.fromkeys(column.name for column in self.inputs)]
+        """The input tensors for the model's metadata, each in its preferred form."""
+        preferred: dict[str, Column] = {}
+        for column in self.inputs:
+            preferred.setdefault(column.name, column)
+        return [_tensor(column) for column in preferred.values()]
 
     @property
     def output_tensors(self) -> list[dict[str, Any]]:
@@ -347,35 +352,35 @@ Elements: TypeAlias = npt.NDArray[Any] | list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class GivenTensor:
+class RequestTensor:
     """An input tensor of a request."""
 
     name: str
     datatype: str
     shape: Sequence[int]
     content: list[Any] | bytes | memoryview
-    """Values, either flat or nested as the shape says; or bytes in Triton's format."""
+    """Values, either flat or nested like the shape; or bytes in Triton's format."""
 
 
-def read_columns(given: Sequence[GivenTensor], inputs: Sequence[Column]) -> Columns:
-    """Returns the columns by name, all with the same number of rows, at least one; raises InputError."""
+def read_columns(tensors: Sequence[RequestTensor], inputs: Sequence[Column]) -> Columns:
+    """Returns the columns by name, which have equally many rows, at least one; raises InputError."""
     columns: dict[str, Elements] = {}
-    for k, tensor in enumerate(given):
+    for k, tensor in enumerate(tensors):
         where = f"inputs.{k}"
         column = _column(tensor, inputs, where)
         if tensor.name in columns:
-            raise InputError(f"{where}.name: {tensor.name!r} is there twice")
+            raise InputError(f"{where}.name: {tensor.name!r} occurs twice")
         columns[tensor.name] = _rows(tensor, column, where)
     missing = [column.name for column in inputs if column.name not in columns]
     if missing:
         raise InputError(f"inputs: {', '.join(map(repr, missing))} missing; the model takes {_names(inputs)}")
     if len({len(column) for column in columns.values()}) > 1:
         sizes = {name: len(column) for name, column in columns.items()}
-        raise InputError(f"inputs: {sizes} rows; as many of each are needed")
+        raise InputError(f"inputs: all inputs must have equally many rows (got {sizes})")
     return columns
 
 
-def _column(tensor: GivenTensor, inputs: Sequence[Column], where: str) -> Column:
+def _column(tensor: RequestTensor, inputs: Sequence[Column], where: str) -> Column:
     forms = [column for column in inputs if column.name == tensor.name]
     if not forms:
         raise InputError(f"{where}.name: unknown input {tensor.name!r}; the model takes {_names(inputs)}")
@@ -386,7 +391,7 @@ def _column(tensor: GivenTensor, inputs: Sequence[Column], where: str) -> Column
     raise InputError(f"{where}.datatype: {tensor.datatype!r}; {tensor.name!r} is {taken}")
 
 
-def _rows(tensor: GivenTensor, column: Column, where: str) -> Elements:
+def _rows(tensor: RequestTensor, column: Column, where: str) -> Elements:
     elements = _elements(tensor, where)
     count, shape = len(elements), list(tensor.shape)
     if not count:
@@ -405,15 +410,15 @@ def _rows(tensor: GivenTensor, column: Column, where: str) -> Elements:
 
 
 def _is_row_shape(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Returns whether a shape is some rows of the wanted one, whose -1 stands for any size."""
+    """Returns whether a shape is a number of rows of the wanted shape, in which -1 stands for any size."""
     if len(shape) != len(wanted) + 1 or min(shape) < 0:
         return False
     return all(each in (size, -1) for size, each in zip(shape[1:], wanted, strict=True))
 
 
-def _elements(tensor: GivenTensor, where: str) -> Elements:
+def _elements(tensor: RequestTensor, where: str) -> Elements:
     if not isinstance(tensor.content, list):
-        return unpacked(tensor.datatype, tensor.content, where)
+        return unpack_elements(tensor.datatype, tensor.content, where)
     is_text = tensor.datatype == "BYTES"
     try:
         array = np.array(tensor.content, dtype=object) if is_text else parse_numbers(tensor.content, tensor.datatype)
@@ -440,11 +445,11 @@ BINARY_SIZE = "binary_data_size"
 
 
 def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
-    """Returns the request, and whether it has a list of inputs; raises InputError."""
-    parsed = validated(PredictBody, body)
+    """Returns the request, and whether its inputs are a list; raises InputError."""
+    parsed = parse_body(PredictBody, body)
     rows, many = codec.from_json(parsed.inputs)
     if parsed.ids is not None and len(parsed.ids) != len(rows):
-        raise InputError(f"ids: {len(parsed.ids)} for {len(rows)} inputs; one for every input is needed")
+        raise InputError(f"ids: one id per input is needed (got {len(parsed.ids)} for {len(rows)} inputs)")
     ids = tuple(parsed.ids) if parsed.ids is not None else ("",) * len(rows)
     return InferRequest(rows=tuple(rows), ids=ids, truncate=parsed.truncate, timeout_s=parsed.timeout_s), many
 
@@ -456,68 +461,68 @@ def parse_content(content_type: str, body: bytes, codec: Codec[Any]) -> InferReq
 
 
 def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tuple[InferRequest, V2Reply]:
-    """Parses a v2 request with tensors in JSON, or in bytes behind the first `json_length`; raises InputError."""
+    """Parses a v2 request. Binary tensors follow the first `json_length` bytes, if that is set. Raises InputError."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
-    parsed = validated(V2Body, body if json_length is None else body[:json_length])
+    parsed = parse_body(V2Body, body if json_length is None else body[:json_length])
     tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
-    asked = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
-    return v2_checked(_given(parsed.inputs, tail), asked, parsed.parameters, parsed.id, signature)
+    outputs = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
+    return build_v2_request(_request_tensors(parsed.inputs, tail), outputs, parsed.parameters, parsed.id, signature)
 
 
-def v2_checked(
-    given: Sequence[GivenTensor],
-    asked: Sequence[tuple[str, Mapping[str, Any]]] | None,
+def build_v2_request(
+    tensors: Sequence[RequestTensor],
+    outputs: Sequence[tuple[str, Mapping[str, Any]]] | None,
     parameters: Mapping[str, Any],
     echoed_id: str | None,
     signature: Signature,
 ) -> tuple[InferRequest, V2Reply]:
-    """Returns the request of v2 tensors and parameters, from REST or gRPC, and the form of its answer.
+    """Returns a v2 request, and the requested format of its answer, for REST and gRPC.
 
-    `asked`: outputs with their parameters, None for all. Raises InputError.
+    `outputs` are the requested outputs with their parameters; None for all. Raises InputError.
     """
-    rows = signature.codec.from_columns(read_columns(given, signature.inputs))
+    rows = signature.codec.from_columns(read_columns(tensors, signature.inputs))
     request = InferRequest(
         rows=tuple(rows),
         ids=_ids(parameters, len(rows)),
-        truncate=_typed(parameters, "truncate", bool, default=False),
+        truncate=_parameter(parameters, "truncate", bool, default=False),
         timeout_s=_timeout_s(parameters),
     )
-    if asked is None:
-        asked = [(name, {}) for name in signature.output_names]
-    names = tuple(name for name, _ in asked)
+    if outputs is None:
+        outputs = [(name, {}) for name in signature.output_names]
+    names = tuple(name for name, _ in outputs)
     unknown = [name for name in names if name not in signature.output_names]
     if unknown or not names:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
-    all_binary = _typed(parameters, "binary_data_output", bool, default=False)
-    binary = frozenset(name for name, each in asked if _typed(each, "binary_data", bool, default=all_binary))
+    all_binary = _parameter(parameters, "binary_data_output", bool, default=False)
+    binary = frozenset(name for name, each in outputs if _parameter(each, "binary_data", bool, default=all_binary))
     return request, V2Reply(id=echoed_id, outputs=names, binary=binary)
 
 
-def _given(inputs: Sequence[V2Input], tail: memoryview) -> list[GivenTensor]:
-    """Returns each input with its content: from the JSON, or from the bytes behind it in the order of the inputs."""
-    given, at = [], 0
+def _request_tensors(inputs: Sequence[V2Input], tail: memoryview) -> list[RequestTensor]:
+    """Returns each input with its content: from the JSON, or from the bytes after it in the order of the inputs."""
+    tensors, start = [], 0
     for k, each in enumerate(inputs):
         content: list[Any] | memoryview | None = each.data
         if BINARY_SIZE in each.parameters:
             size = each.parameters[BINARY_SIZE]
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail) - at:
-                left = len(tail) - at
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail) - start:
+                left = len(tail) - start
                 raise InputError(f"inputs.{k}.parameters.{BINARY_SIZE} is {size!r}, {left} bytes follow the JSON")
-            content, at = tail[at : at + size], at + size
+            content, start = tail[start : start + size], start + size
         if content is None:
             raise InputError(f"inputs.{k}.data: missing")
-        given.append(GivenTensor(each.name, each.datatype, each.shape, content))
-    if at < len(tail):
-        raise InputError(f"{len(tail) - at} bytes follow the JSON that no {BINARY_SIZE} of an input announces")
-    return given
+        tensors.append(RequestTensor(each.name, each.datatype, each.shape, content))
+    if start < len(tail):
+        raise InputError(f"{len(tail) - start} bytes after the JSON belong to no input's {BINARY_SIZE}")
+    return tensors
 
 
 def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
     ids = parameters.get("ids")
     if ids is None:
         return ("",) * count
-    if isinstance(ids, str):  # gRPC's parameters cannot be lists
+    if isinstance(ids, str):  # a gRPC parameter cannot be a list
         with suppress(ValueError):
             ids = from_json(ids)
     if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
@@ -526,17 +531,17 @@ def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
-    # Triton's request parameter counts microseconds; 0 means none.
-    microseconds = _typed(parameters, "timeout", int, default=0)
+    # Triton's parameter is in microseconds, and 0 stands for no timeout.
+    microseconds = _parameter(parameters, "timeout", int, default=0)
     if microseconds < 0:
-        raise InputError(f"parameters.timeout: {microseconds} microseconds; it must not be negative")
+        raise InputError(f"parameters.timeout: {microseconds} microseconds must not be negative")
     try:
         return microseconds / 1e6 if microseconds else None
-    except OverflowError:  # JSON's integers are unbounded; every service refuses this one
+    except OverflowError:  # JSON's integers are unbounded; a service refuses an infinite timeout
         return math.inf
 
 
-def _typed(parameters: Mapping[str, Any], name: str, kind: type[T], *, default: T) -> T:
+def _parameter(parameters: Mapping[str, Any], name: str, kind: type[T], *, default: T) -> T:
     value = parameters.get(name, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise InputError(f"parameters.{name}: {kind.__name__} is needed, not {type(value).__name__}")

@@ -1,6 +1,6 @@
-"""The HTTP server of an ingress: uvicorn with connections of its own, and fast paths to the most frequent endpoints.
+"""The HTTP server of an ingress: uvicorn with our own connection class, and fast paths to the most frequent endpoints.
 
-A connection is uvicorn's, with bounds on all that a caller may send, and with refusals in JSON.
+Our connection extends uvicorn's with limits on everything that a caller may send, and with refusals in JSON.
 """
 
 from __future__ import annotations
@@ -34,81 +34,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a server. Times are in seconds of its event loop, and kept to within two seconds."""
+    """Limits of a server. Timeouts are in seconds of its event loop, and are precise to two seconds."""
 
     head_bytes: int = 65_536
-    """Most bytes of request line and headers, else 431; and of trailers, which are ignored, else 400."""
-    kept_bytes: int = 65_536
-    """The timeout `body_s` restarts after each so many bytes of a body."""
-    waiting: int = 128
-    """Most pipelined requests that wait for the one before; then 503, and the connection ends. A request takes more
-    memory than its bytes."""
+    """Most bytes of request line and headers (beyond them: status 431), and of trailers, which are ignored (400)."""
+    progress_bytes: int = 65_536
+    """The timeout `body_s` restarts each time that so many bytes of a body have arrived."""
+    pipelined: int = 128
+    """Most pipelined requests that wait for an earlier one; further ones get 503, and the connection ends."""
     connections: int = 20_000
-    """Most open connections; the next one is answered 503."""
+    """Most open connections; further ones are answered with 503."""
     idle_s: float = 90.0
-    """Timeout between requests, and before the first."""
+    """Timeout before the first request and between requests."""
     head_s: float = 10.0
-    """Timeout for a head, from its first byte; then 408."""
+    """Timeout for request line and headers, from the first byte; then the status is 408."""
     body_s: float = 30.0
-    """Timeout for a body, or each `kept_bytes` of it; then 408."""
+    """Timeout for a body, or for each `progress_bytes` of it; then the status is 408."""
     linger_s: float = 5.0
-    """How long a refused connection stays open for a caller that still sends: it might lose its answer otherwise."""
-    left_s: float = 5.0
-    """Timeout for the answer to a caller that has closed its half of the connection, and may have left."""
-    stuck_s: float = 60.0
-    """Timeout for a caller that does not read."""
+    """Time for which a refused connection stays open: a caller that still sends might otherwise lose the answer."""
+    half_closed_s: float = 5.0
+    """Timeout for the answer to a caller that has closed its half of the connection, and may be gone."""
+    stalled_s: float = 60.0
+    """Timeout for a caller that does not read its answer."""
     sweep_s: float = 1.0
     """Interval between checks of these timeouts."""
 
 
 Header = tuple[bytes, bytes]
 REQUEST_ID = b"x-request-id"
-SERVES_TIMEOUT = b"x-request-timeout-seconds"
-"""A header that Serve interprets."""
-OF_UPGRADES = (b"upgrade", b"connection", b"http2-settings")
-_ids = random.Random()  # ids are no secrets; each process has its own sequence
+SERVE_TIMEOUT_HEADER = b"x-request-timeout-seconds"
+"""A header with a timeout, which Serve interprets."""
+UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
+_ids = random.Random()  # request ids are not secret, so a fast generator is enough
 
 
 class RefusedHeadError(Exception):
-    """A head that is refused; its arguments are status, kind and message."""
+    """Request line and headers are refused; the arguments are status, kind and message."""
 
 
 def check_head(headers: Sequence[Header], version: str) -> tuple[bytes, bool]:
-    """Returns the request's id, empty if it has none, and whether it sets Serve's timeout; names are in lower case.
+    """Returns the request's id, empty if it has none, and whether it sets Serve's timeout.
 
-    Raises RefusedHeadError.
+    The names of `headers` are in lower case. Raises RefusedHeadError.
     """
-    name, has_serves_timeout, num_hosts, codings = b"", False, 0, list[bytes]()
+    request_id, has_serve_timeout, num_hosts, codings = b"", False, 0, list[bytes]()
     for key, value in headers:
         if key == b"host":
             num_hosts += 1
         elif key == b"transfer-encoding":
             codings.append(value.strip().lower())
         elif key == REQUEST_ID:
-            name = name or value
-        elif key == SERVES_TIMEOUT:
-            has_serves_timeout = True
+            request_id = request_id or value
+        elif key == SERVE_TIMEOUT_HEADER:
+            has_serve_timeout = True
     if version not in ("1.1", "1.0"):
-        raise RefusedHeadError(400, "input", "the protocol is not HTTP/1.1 or HTTP/1.0")
+        raise RefusedHeadError(400, "input", "the protocol must be HTTP/1.1 or HTTP/1.0")
     if num_hosts > 1 or (not num_hosts and version == "1.1"):
         raise RefusedHeadError(400, "input", f"{num_hosts} Host headers; HTTP/1.1 needs exactly one")
     if codings and codings != [b"chunked"]:
         coding = b", ".join(codings)[:80].decode("latin-1")
         raise RefusedHeadError(501, "input", f"transfer-encoding {coding!r}; only chunked is supported")
-    return name, has_serves_timeout
+    return request_id, has_serve_timeout
 
 
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
-    """Returns the bytes of a head without its Upgrade, which a server may ignore (RFC 9110, 7.8)."""
+    """Returns request line and headers without Upgrade, which a server may ignore (RFC 9110, section 7.8)."""
     options = b",".join(value for name, value in headers if name == b"connection").lower()
-    kept = [each for each in headers if each[0] not in OF_UPGRADES]
+    kept = [each for each in headers if each[0] not in UPGRADE_HEADERS]
     if b"close" in options:
         kept.append((b"connection", b"close"))
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(b"%b: %b\r\n" % each for each in kept))
 
 
 def origin_form(target: bytes) -> bytes:
-    """Returns path and query of a target that is a URL or `*`; raises httptools' error for others."""
+    """Returns path and query of a request target; raises httptools' error if it is not a path, a URL or `*`."""
     if target.startswith(b"/"):
         return target
     if target == b"*":
@@ -117,29 +116,29 @@ def origin_form(target: bytes) -> bytes:
     return (url.path or b"/") + (b"?" + url.query if url.query else b"")
 
 
-def error_of(kind: str, message: str) -> tuple[list[Header], bytes]:
+def error_response(kind: str, message: str) -> tuple[list[Header], bytes]:
     """Returns the headers and the body of an error as JSON."""
     body = to_json({"error": {"kind": kind, "message": message}})
     return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
 
 
-def size_of(target: bytes, headers: Sequence[Header]) -> int:
-    """Returns about how many bytes a head has."""
+def head_size(target: bytes, headers: Sequence[Header]) -> int:
+    """Returns the approximate number of bytes of request line and headers."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """A path that leads directly to its application, without routing and Serve's layers."""
+    """A path whose requests go directly to its application, without routing and Serve's layers."""
 
     app: ASGIApp
     scope: Mapping[str, Any]
-    """What routing would add: `path`, `root_path`, `path_params`."""
+    """The entries of the ASGI scope that routing would add: `path`, `root_path`, `path_params`."""
 
 
-Lane = Mapping[bytes, FastPath]
-"""Fast paths by the path as it is sent; for POST only."""
-
+FastPaths = Mapping[bytes, FastPath]
+"""Fast paths by the path as it is sent. They apply to POST requests only."""
+NO_PATHS: FastPaths = {}
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
@@ -148,72 +147,72 @@ IDLE, HEAD, BODY = "idle", "head", "body"
 
 
 class Connection(HttpToolsProtocol):
-    """Parses bytes as they arrive; answers one request after the other."""
+    """Parses bytes as they arrive, and answers one request after another."""
 
-    def __init__(self, served: HttpServer, **given: Any) -> None:
-        super().__init__(**given)
-        self._served = served
-        self._limits = served.limits
+    def __init__(self, server: HttpServer, **options: Any) -> None:
+        super().__init__(**options)
+        self._server = server
+        self._limits = server.limits
         self._phase = IDLE
-        """What the parser reads now: nothing, a `head`, or a `body`."""
+        """What the parser is reading: nothing (`idle`), a `head`, or a `body`."""
         self._num_begun = 0
-        """Requests that have begun."""
+        """Number of requests whose first byte has arrived."""
         self._head_bytes = 0
-        """Bytes of the head that is read now."""
+        """Bytes of the present request's line and headers."""
         self._body_bytes = 0
         """Bytes of all bodies so far."""
         self._other_bytes = 0
-        """Bytes that are not content, since the last byte of content: chunk sizes and trailers."""
-        self._seen = b""
-        """The bytes of the head, and those before it in the same read."""
-        self._running: RequestResponseCycle | None = None
-        """The request that is answered now."""
+        """Bytes of chunk sizes and trailers since the last byte of content."""
+        self._head_buffer = b""
+        """The bytes of the present head, and any earlier bytes of the same read."""
+        self._current_cycle: RequestResponseCycle | None = None
+        """The request that is being answered; uvicorn's `cycle` is the one that is being read."""
         self._task: asyncio.Task[None] | None = None
-        self._last_words = b""
+        self._refusal = b""
         """A refusal that is sent after the answers to earlier requests."""
-        self._is_deaf = False
-        """Whether arriving bytes are discarded, because the connection was refused or is closing."""
+        self._discards_input = False
+        """Whether arriving bytes are discarded, because a request was refused or the connection is closing."""
         self._is_ending = False
-        """Whether the server stops."""
-        self._has_left = False
-        """Whether the caller has closed its half, but may still read."""
-        self._state: Hashable = None
-        self._since_s = 0.0
+        """Whether the server is shutting down."""
+        self._is_half_closed = False
+        """Whether the caller has closed its half of the connection, but may still read."""
+        self._wait_state: Hashable = None
+        self._wait_since_s = 0.0
 
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, but not the class
+        super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, not the class
         if len(self.connections) > self._limits.connections:
             self._refuse(503, "overloaded", f"more than {self._limits.connections} connections; try again later")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_deaf = True
+        self._discards_input = True
         self._unset_keepalive_if_required()
-        running, self._running = self._running, None
-        if running is not None:
-            self._give_up(running)
+        cycle, self._current_cycle = self._current_cycle, None
+        if cycle is not None:
+            self._give_up(cycle)
         self.pipeline.clear()
         super().connection_lost(exc)
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment] # they refer to the connection
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._is_deaf:
+        if self._discards_input:
             return
         phase, num_begun, body_bytes = self._phase, self._num_begun, self._body_bytes
-        self._seen = self._seen + data if phase is HEAD else data
+        self._head_buffer = self._head_buffer + data if phase is HEAD else data
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError as error:
             reason = error.__context__
             is_ours = isinstance(reason, RefusedHeadError)
-            self._refuse(*(reason.args if is_ours else (400, "input", "the target is no path or URL")))
+            self._refuse(*(reason.args if is_ours else (400, "input", "the target is not a path or a URL")))
         except httptools.HttpParserError as error:
-            self._refuse(400, "input", f"the bytes are no HTTP/1.1 request: {error}")
+            self._refuse(400, "input", f"the bytes are not an HTTP/1.1 request: {error}")
         if self._phase is HEAD:
-            is_whole_read = phase is not BODY and self._num_begun - num_begun == (phase is IDLE)
-            self._head_bytes = self._head_bytes + len(data) if is_whole_read else size_of(self.url, self.headers)
+            is_only_this_head = phase is not BODY and self._num_begun - num_begun == (phase is IDLE)
+            self._head_bytes = self._head_bytes + len(data) if is_only_this_head else head_size(self.url, self.headers)
             if self._head_bytes > self._limits.head_bytes:
                 self._refuse(431, "input", self._too_large())
         elif self._phase is BODY:
@@ -221,15 +220,15 @@ class Connection(HttpToolsProtocol):
             if self._other_bytes > self._limits.head_bytes:
                 self._refuse(400, "input", f"more than {self._limits.head_bytes} bytes of trailers or chunk extensions")
         if self._phase is not HEAD:
-            self._seen = b""
+            self._head_buffer = b""
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keeps answering a caller that has closed its half after its requests."""
-        self._has_left = True
+        """Keeps the connection open for the answers if the caller closed its half after complete requests."""
+        self._is_half_closed = True
         if self._phase is not IDLE:
             self._refuse(400, "input", f"the connection was closed in the middle of the request's {self._phase}")
-        running = self._running
-        return running is not None and not running.response_started  # else a caller of a stream has gone
+        cycle = self._current_cycle
+        return cycle is not None and not cycle.response_started  # else the caller of a stream is gone
 
     # Called by the parser
 
@@ -245,34 +244,35 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # `_feed` reads it again, without its Upgrade
-        if len(self._seen) > self._limits.head_bytes and size_of(self.url, self.headers) > self._limits.head_bytes:
+            return  # `_feed` parses it again without Upgrade
+        most = self._limits.head_bytes
+        if len(self._head_buffer) > most and head_size(self.url, self.headers) > most:
             raise RefusedHeadError(431, "input", self._too_large())
-        if len(self.pipeline) >= self._limits.waiting:
+        if len(self.pipeline) >= self._limits.pipelined:
             raise RefusedHeadError(
-                503, "overloaded", f"more than {self._limits.waiting} requests wait on this connection"
+                503, "overloaded", f"more than {self._limits.pipelined} requests wait on this connection"
             )
-        name, has_serves_timeout = check_head(self.headers, self.parser.get_http_version())
-        if b" RTSP/" in self._seen and self.url + b" RTSP/" in self._seen:
+        request_id, has_serve_timeout = check_head(self.headers, self.parser.get_http_version())
+        if b" RTSP/" in self._head_buffer and self.url + b" RTSP/" in self._head_buffer:
             raise RefusedHeadError(400, "input", "the protocol is RTSP, not HTTP")
         self._phase = BODY
-        self._other_bytes = -len(self._seen)  # of this read, what belongs to the head is not counted
+        self._other_bytes = -len(self._head_buffer)  # the head's bytes of this read are not counted
         self.url = origin_form(self.url)
-        served = self._served
-        is_lane = self.parser.get_method() == b"POST" and (served.outright or not has_serves_timeout)
-        path = served.lane.get(self.url.partition(b"?")[0]) if is_lane else None
-        self.app = served.app if path is None else path.app
+        server = self._server
+        may_be_fast = self.parser.get_method() == b"POST" and (server.standalone or not has_serve_timeout)
+        fast_path = server.fast_paths.get(self.url.partition(b"?")[0]) if may_be_fast else None
+        self.app = server.app if fast_path is None else fast_path.app
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.transport = self  # type: ignore[assignment] # it writes and closes by our methods
+        cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
         cycle.keep_alive = self.parser.should_keep_alive()
-        if path is not None:
-            self.scope.update(path.scope)  # type: ignore[typeddict-item]
-        if path is not None or served.outright:
-            if not name:
-                name = b"%032x" % _ids.getrandbits(128)
-                self.headers.append((REQUEST_ID, name))
-            cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, name)]
+        if fast_path is not None:
+            self.scope.update(fast_path.scope)  # type: ignore[typeddict-item]
+        if fast_path is not None or server.standalone:
+            if not request_id:
+                request_id = b"%032x" % _ids.getrandbits(128)
+                self.headers.append((REQUEST_ID, request_id))
+            cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, request_id)]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -283,19 +283,19 @@ class Connection(HttpToolsProtocol):
             return
         self._phase = IDLE
         super().on_message_complete()
-        if not self.parser.should_keep_alive():  # a trailer may have said so: the parser reads nothing behind it
+        if not self.parser.should_keep_alive():  # a trailer may end keep-alive; later bytes are ignored
             self.cycle.keep_alive = False
             if self.cycle.response_complete:
                 self.close()
 
     def _feed(self, data: bytes) -> None:
-        """Parses bytes; a request to upgrade is parsed again without its Upgrade, or its body would be lost."""
+        """Parses bytes. A request to upgrade is parsed again without Upgrade, or its body would be lost."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             method, [offset] = self.parser.get_method(), upgrade.args
             if method == b"CONNECT":
-                self._refuse(501, "input", "CONNECT is not supported: this is no proxy")
+                self._refuse(501, "input", "CONNECT is not supported, because this is not a proxy")
                 return
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -308,7 +308,7 @@ class Connection(HttpToolsProtocol):
     # Answers
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self._running = cycle
+        self._current_cycle = cycle
         self._task = task = self.loop.create_task(self._answer(cycle, app))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -325,20 +325,20 @@ class Connection(HttpToolsProtocol):
         if cycle.response_started and not cycle.response_complete:
             self.transport.abort()
         elif not (cycle.response_started or cycle.disconnected):
-            headers, body = error_of("internal", "the request failed; the service's log says why")
+            headers, body = error_response("internal", "the request failed; the service's log says why")
             cycle.keep_alive = False
             await send({"type": "http.response.start", "status": 500, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         cycle.on_response = lambda: None  # the bound method would keep its object alive
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """ASGI's `send`: uvicorn's, except for bodies that were not read, and for callers of HTTP/1.0."""
+        """Sends an ASGI message as uvicorn does, but handles unread bodies and HTTP/1.0."""
         is_old = cycle.scope["http_version"] == "1.0"
         if message["type"] == "http.response.start":
             if cycle.more_body or (self._is_ending and not self.pipeline):
-                cycle.keep_alive = False  # the rest of a body would be taken for a request
+                cycle.keep_alive = False  # the rest of the body would be parsed as a request
             if is_old and not any(name == b"content-length" for name, _ in message["headers"]):
-                cycle.keep_alive = cycle.chunked_encoding = False  # its end is the connection's
+                cycle.keep_alive = cycle.chunked_encoding = False  # the end of the connection ends the answer
             elif is_old and cycle.keep_alive:
                 message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
         elif is_old:
@@ -346,25 +346,23 @@ class Connection(HttpToolsProtocol):
         await cycle.send(message)
 
     def on_response_complete(self) -> None:
-        self._running = None
+        self._current_cycle = None
         super().on_response_complete()
-        if self._running is None and not self.transport.is_closing():
-            if self._last_words:
-                self._linger(self._last_words)
-            elif self._has_left:
+        if self._current_cycle is None and not self.transport.is_closing():
+            if self._refusal:
+                self._linger(self._refusal)
+            elif self._is_half_closed:
                 self.transport.close()
 
     def shutdown(self) -> None:
-        """Stops the connection after the answers to accepted requests."""
+        """Closes the connection after the answers to accepted requests."""
         self._is_ending = True
         super().shutdown()
 
     def write(self, data: bytes) -> None:
-        """Sends bytes of an answer."""
         self.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Returns whether nothing can be sent any more."""
         return self.transport.is_closing()
 
     def close(self) -> None:
@@ -375,47 +373,46 @@ class Connection(HttpToolsProtocol):
             self._linger(b"")
 
     def abort(self) -> None:
-        """Closes the connection at once."""
         self.transport.abort()
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """Sends the last answer of a connection, after the answers to earlier requests."""
-        if self._is_deaf:
+        """Refuses a request, after the answers to earlier requests, and closes the connection."""
+        if self._discards_input:
             return
-        headers, body = error_of(kind, message)
+        headers, body = error_response(kind, message)
         headers += [(b"connection", b"close"), *self.server_state.default_headers]
         if status == 503:
             headers.append((b"retry-after", b"1"))
         head = b"".join(b"%b: %b\r\n" % each for each in headers)
-        words = STATUS_LINE[status] + head + b"\r\n" + body
+        response = STATUS_LINE[status] + head + b"\r\n" + body
         if self._phase is BODY and self.pipeline:
-            self.pipeline.popleft()  # the request that is read
-        elif self._phase is BODY and self._running is not None:
-            running, self._running = self._running, None
-            self._give_up(running)
-            if running.response_started:
+            self.pipeline.popleft()  # the request that is being read
+        elif self._phase is BODY and self._current_cycle is not None:
+            cycle, self._current_cycle = self._current_cycle, None
+            self._give_up(cycle)
+            if cycle.response_started:
                 self.transport.abort()
-        self._is_deaf = True
-        self.headers, self._seen = [], b""
-        if self._running is None:
-            self._linger(words)
+        self._discards_input = True
+        self.headers, self._head_buffer = [], b""
+        if self._current_cycle is None:
+            self._linger(response)
         else:
-            self._last_words = words
+            self._refusal = response
 
     def _give_up(self, cycle: RequestResponseCycle) -> None:
-        """Cancels a request whose answer nothing reads."""
+        """Cancels a request whose answer cannot be delivered any more."""
         cycle.disconnected = True
         cycle.message_event.set()
         if self._task is not None and any(name == REQUEST_ID for name, _ in cycle.default_headers):
-            self._task.cancel()  # Serve notifies its own applications
+            self._task.cancel()  # Serve itself notifies the applications that it wraps
 
-    def _linger(self, words: bytes) -> None:
-        """Closes once the caller does, or soon: at once, a caller that still sends might lose its answer."""
-        self._is_deaf = True
+    def _linger(self, response: bytes) -> None:
+        """Sends a response, and closes later: if it closed at once, a caller that still sends might lose it."""
+        self._discards_input = True
         self.pipeline.clear()
         if not self.transport.is_closing():
-            self.transport.write(words)
-            if self._has_left:
+            self.transport.write(response)
+            if self._is_half_closed:
                 self.transport.close()
             else:
                 self.transport.write_eof()
@@ -424,59 +421,60 @@ class Connection(HttpToolsProtocol):
     # Deadlines
 
     def sweep(self, now_s: float) -> None:
-        """Ends a connection that has been in the same state for too long; called about every second."""
-        state = self._state_now()
-        if state != self._state:
-            self._state, self._since_s = state, now_s
+        """Closes a connection that has waited in the same state for too long; called about every second."""
+        state = self._current_wait_state()
+        if state != self._wait_state:
+            self._wait_state, self._wait_since_s = state, now_s
             return
-        kind, limits, waited_s = state[0], self._limits, now_s - self._since_s
-        if (kind == "stuck" and waited_s >= limits.stuck_s) or (kind == "left" and waited_s >= limits.left_s):
+        kind, limits, waited_s = state[0], self._limits, now_s - self._wait_since_s
+        is_gone = kind == "half closed" and waited_s >= limits.half_closed_s
+        if is_gone or (kind == "stalled" and waited_s >= limits.stalled_s):
             self.transport.abort()
         elif (kind == "linger" and waited_s >= limits.linger_s) or (kind == IDLE and waited_s >= limits.idle_s):
             self.transport.close()
         elif (kind == HEAD and waited_s >= limits.head_s) or (kind == BODY and waited_s >= limits.body_s):
             self._refuse(408, "timeout", f"the request's {kind} did not arrive in {waited_s:.0f} s")
 
-    def _state_now(self) -> tuple[object, ...]:
-        """Returns what the connection waits for, and values that change with progress."""
+    def _current_wait_state(self) -> tuple[object, ...]:
+        """Returns what the connection waits for, and values that change when it makes progress."""
         if self.flow.write_paused:
-            return ("stuck", self.transport.get_write_buffer_size())
-        if self._is_deaf and self._running is None:
+            return ("stalled", self.transport.get_write_buffer_size())
+        if self._discards_input and self._current_cycle is None:
             return ("linger",)
-        if self._has_left and self._running is not None and not self._running.response_started:
-            return ("left", self._num_begun)
-        if self._is_deaf or self.flow.read_paused:
+        if self._is_half_closed and self._current_cycle is not None and not self._current_cycle.response_started:
+            return ("half closed", self._num_begun)
+        if self._discards_input or self.flow.read_paused:
             return ("busy",)
         if self._phase is not IDLE:
-            return (self._phase, self._num_begun, self._body_bytes // self._limits.kept_bytes)
-        return (IDLE, self._num_begun) if self._running is None else ("busy",)
+            return (self._phase, self._num_begun, self._body_bytes // self._limits.progress_bytes)
+        return (IDLE, self._num_begun) if self._current_cycle is None else ("busy",)
 
 
 BACKLOG = 2048
-"""Connections that wait to be accepted; uvicorn's default."""
+"""Most connections that wait to be accepted; uvicorn's default."""
 HEALTH, ROUTES = "/-/healthz", "/-/routes"
-"""Serve's own paths, which its proxies answer."""
+"""Serve's own paths, which its proxies answer otherwise."""
 
 
 class HttpServer(uvicorn.Server):
     """An HTTP/1.1 and 1.0 server on bound sockets, on one event loop."""
 
     def __init__(
-        self, app: ASGIApp, *, lane: Lane | None = None, limits: Limits | None = None, outright: bool = False
+        self, app: ASGIApp, *, fast_paths: FastPaths = NO_PATHS, limits: Limits | None = None, standalone: bool = False
     ) -> None:
-        """`app`: for all paths that are not in the `lane`.
+        """`app` handles all paths outside `fast_paths`.
 
-        `outright`: whether `app` is Offramp's. Otherwise it is Serve's, which assigns request ids, and is notified
-        instead of cancelled when a caller leaves.
+        `standalone`: whether `app` is Offramp's. Otherwise it is Serve's, which assigns request ids, and which is
+        notified instead of cancelled when a caller disconnects.
         """
         self.app = app
-        self.lane: Lane = lane or {}
+        self.fast_paths = fast_paths
         self.limits = limits or Limits()
-        self.outright = outright
+        self.standalone = standalone
         http: Any = partial(Connection, self)
-        whole: Any = app  # uvicorn's types are narrower
+        asgi_app: Any = app  # uvicorn's types are narrower
         config = uvicorn.Config(
-            whole,
+            asgi_app,
             http=http,
             ws="none",
             lifespan="off",
@@ -486,14 +484,14 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             backlog=BACKLOG,
-            timeout_keep_alive=self.limits.idle_s,  # type: ignore[arg-type] # of a timer, which takes any number
+            timeout_keep_alive=self.limits.idle_s,  # type: ignore[arg-type] # its timer accepts any number
         )
         super().__init__(config)
         self.servers: list[Any] = []
         self._ended = asyncio.Event()
 
     async def serve(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Serves until `should_exit` and the last answer; if it is cancelled, it stops at once."""
+        """Serves until `should_exit` is set and the last answer is sent; stops at once if it is cancelled."""
         sweeping = asyncio.get_running_loop().create_task(self._keep_sweeping())
         try:
             await super().serve(None if sockets is None else list(sockets))
@@ -502,7 +500,7 @@ class HttpServer(uvicorn.Server):
             for listener in self.servers:
                 listener.close()
             for connection in list(self.server_state.connections):
-                connection.abort()  # type: ignore[union-attr] # they are all ours
+                connection.abort()  # type: ignore[union-attr] # all are of our class
             self._ended.set()
 
     async def close(self) -> None:
@@ -512,11 +510,11 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the process."""
+        """Overrides uvicorn's signal handlers, because the process has its own."""
         yield
 
     def sweep(self, now_s: float) -> None:
-        """Ends connections that have waited for too long; `now_s`: time of the event loop."""
+        """Closes connections that have waited for too long; `now_s` is the event loop's time."""
         for connection in list(self.server_state.connections):
             connection.sweep(now_s)  # type: ignore[union-attr]
 
@@ -527,8 +525,8 @@ class HttpServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """An application below a prefix, and Serve's own paths."""
+class PrefixedApp:
+    """An ASGI application that serves a router below a prefix, and answers Serve's own paths."""
 
     router: ASGIApp
     prefix: str
@@ -537,7 +535,7 @@ class Site:
     """The name of the application in Serve."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes paths below the prefix to the application, as Serve's proxies do."""
+        """Passes requests below the prefix to the router, as Serve's proxies do."""
         path: str = scope["path"]
         root = self.prefix.rstrip("/")
         if path == HEALTH:
@@ -547,75 +545,75 @@ class Site:
         elif path == root or path.startswith(root + "/"):
             answer, scope = self.router, {**scope, "root_path": root}
         else:
-            words = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
-            answer = PlainTextResponse(words, 404)
+            message = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
+            answer = PlainTextResponse(message, 404)
         await answer(scope, receive, send)
 
 
-def standalone(site: Site, lane: Lane, *, access_log: bool) -> HttpServer:
-    """Returns a server with nothing of Serve between it and the application."""
+def build_standalone_server(app: PrefixedApp, fast_paths: FastPaths, *, access_log: bool) -> HttpServer:
+    """Returns a server that passes requests to the application without any of Serve's layers."""
     if not access_log:
-        return HttpServer(site, lane=lane, outright=True)
-    lane = {path: replace(each, app=logged(each.app)) for path, each in lane.items()}
-    return HttpServer(logged(site), lane=lane, outright=True)
+        return HttpServer(app, fast_paths=fast_paths, standalone=True)
+    fast_paths = {path: replace(each, app=with_access_log(each.app)) for path, each in fast_paths.items()}
+    return HttpServer(with_access_log(app), fast_paths=fast_paths, standalone=True)
 
 
-def logged(app: ASGIApp) -> ASGIApp:
-    """Returns the application with an access log, in Serve's format."""
+def with_access_log(app: ASGIApp) -> ASGIApp:
+    """Wraps an application with an access log in Serve's format."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         began_s, status = time.perf_counter(), "499"
 
-        async def sent(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
             await send(message)
 
         try:
-            await app(scope, receive, sent)
+            await app(scope, receive, send_and_note)
         finally:
             took_ms = 1000 * (time.perf_counter() - began_s)
             request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-            said = {"serve_access_log": True, "request_id": request_id.decode("latin-1"), "route": scope["path"]}
-            logger.info("%s %s %s %.1fms", scope["method"], scope["path"], status, took_ms, extra=said)
+            fields = {"serve_access_log": True, "request_id": request_id.decode("latin-1"), "route": scope["path"]}
+            logger.info("%s %s %s %.1fms", scope["method"], scope["path"], status, took_ms, extra=fields)
 
     return answer
 
 
 async def start_in_serve(
-    lane: Lane,
-    serves_own: Any,
+    fast_paths: FastPaths,
+    start_serve_server: Any,
     app: Any,
     http_options: HTTPOptions,
     *,
     event_loop: asyncio.AbstractEventLoop,
     enable_so_reuseport: bool = False,
 ) -> tuple[asyncio.Task[None], Any]:
-    """Starts a server in the place of Serve's, as Serve's function does: returns its task, and what has `should_exit`.
+    """Starts our server instead of Serve's; returns its task, and the object whose `should_exit` stops it.
 
-    Serve 2.60 has no setting for this. It starts the server of an ingress replica once the application is built, passes
-    the port, watches the server and ends it.
+    It replaces the function by which Serve starts the server of an ingress replica, because Serve 2.60 has no setting
+    for that. Serve passes the port, watches the server and stops it.
 
-    Paths outside the `lane` pass through Serve's layers, and so do all if requests have a timeout. TLS and a root path
-    are left to Serve's own server. Raises RuntimeError, caused by an OSError, if the port is taken.
+    Paths outside `fast_paths` pass through Serve's layers, and so do all paths if requests have a timeout. With TLS or
+    a root path, Serve's own server is started. Raises RuntimeError, caused by an OSError, if the port is taken.
     """
     if http_options.ssl_certfile or http_options.root_path:
         options = {"event_loop": event_loop, "enable_so_reuseport": enable_so_reuseport}
-        started: tuple[asyncio.Task[None], Any] = await serves_own(app, http_options, **options)
+        started: tuple[asyncio.Task[None], Any] = await start_serve_server(app, http_options, **options)
         return started
-    bound = _bound(http_options.host or "127.0.0.1", http_options.port, reuse_port=enable_so_reuseport)
-    # Serve's server trusts the headers of a proxy on this machine, as uvicorn does by default.
-    whole: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
+    listener = _bind(http_options.host or "127.0.0.1", http_options.port, reuse_port=enable_so_reuseport)
+    # Like Serve's server, trust the headers of a proxy on this machine.
+    asgi_app: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
     server = HttpServer(
-        whole,
-        lane={} if http_options.request_timeout_s or http_options.middlewares else lane,
+        asgi_app,
+        fast_paths={} if http_options.request_timeout_s or http_options.middlewares else fast_paths,
         limits=Limits(idle_s=http_options.keep_alive_timeout_s),
     )
-    return event_loop.create_task(server.serve([bound])), server
+    return event_loop.create_task(server.serve([listener])), server
 
 
-def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
+def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     family, is_ipv6 = (socket.AF_INET6, True) if ":" in host else (socket.AF_INET, False)
     options: dict[str, bool] = {"reuse_port": reuse_port, "dualstack_ipv6": is_ipv6}
     try:

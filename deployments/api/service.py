@@ -1,4 +1,4 @@
-"""Answers checked requests: encodes their inputs, passes them to the dispatcher, and awaits the outcomes."""
+"""Answers parsed requests: encodes their inputs, passes them to the dispatcher, and awaits the outcomes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from earlyexit.codecs.base import Codec, Encode
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
 from earlyexit.network.boundary import Answer, Encoded, TensorSpec, mismatch
 
-MOST_ENCODERS = 4
-"""Threads for inputs that take milliseconds to encode. Each may hold a decoded image of the largest size."""
+MAX_ENCODER_THREADS = 4
+"""Threads for inputs that take milliseconds to encode; each may hold a decoded image of the largest size."""
 RETRY_S = 1.0
-"""Retry after so many seconds if too many inputs wait to be encoded."""
-
-LAST_RESORT_S = 1.0
-"""A request without an outcome ends so many seconds after its deadline."""
+"""Retry-After, in seconds, if too many inputs wait to be encoded."""
+DEADLINE_GRACE_S = 1.0
+"""Seconds after its deadline at which a request fails even if the dispatcher reports no outcome."""
 ABANDONED = "abandoned"
 """The reason for dropping inputs whose caller has disconnected."""
 
 
 @dataclass(slots=True, eq=False)
 class InferService:
-    """Answers requests by one dispatcher."""
+    """Answers requests with one dispatcher."""
 
     codec: Codec[Any]
     dispatcher: Dispatcher
@@ -41,60 +40,61 @@ class InferService:
     clock: Clock
     _: KW_ONLY
     inputs: Sequence[TensorSpec] | None = None
-    """The tensors that the network takes; None if the model does not declare them."""
+    """The network's input tensors; None if the model does not declare them."""
     trace: Callable[[Sequence[PendingInput]], None] | None = None
     """Called with the inputs of each request; None without tracing."""
     encode: Encode | None = None
-    """None for the codec's."""
+    """Encodes rows instead of the codec; None for the codec."""
     later: CallLater = call_later
     _encoders: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode"), init=False
+        default_factory=lambda: ThreadPoolExecutor(min(MAX_ENCODER_THREADS, os.cpu_count() or 1), "encode"), init=False
     )
     _num_encoding: int = field(default=0, init=False)
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Returns the answers in the order of the inputs.
 
-        Raises InputError for requests that the settings or the model do not allow, AdmissionError, OverloadedError,
-        StageUnavailableError, DeadlineError, ExecutionError.
+        Raises InputError for requests that the settings or the model do not allow, UnprocessableInputError,
+        AdmissionError, OverloadedError, StageUnavailableError, DeadlineError and ExecutionError.
         """
         arrived_s = self.clock.now_s()
-        asked_s, longest_s = request.timeout_s, self.settings.max_timeout_s
-        if asked_s is not None and asked_s > longest_s:
-            raise InputError(f"a timeout of {asked_s:g} s; at most {longest_s:g} s are taken")
-        timeout_s = min(asked_s or self.settings.default_timeout_s, self.settings.slo_s or math.inf)
+        requested_s, max_s = request.timeout_s, self.settings.max_timeout_s
+        if requested_s is not None and requested_s > max_s:
+            raise InputError(f"the timeout must be at most {max_s:g} s (got {requested_s:g} s)")
+        timeout_s = min(requested_s or self.settings.default_timeout_s, self.settings.slo_s or math.inf)
         deadline_s = arrived_s + timeout_s
         limit = self.settings.max_inputs_per_request
         if len(request.rows) > limit:
-            raise InputError(f"{len(request.rows)} inputs in one request; at most {limit} are taken")
+            raise InputError(f"a request must have at most {limit} inputs (got {len(request.rows)})")
         self.dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
             for k, each in enumerate(encoded):
-                if (said := mismatch(self.inputs, each)) is not None:  # it would fail its batch, and the others in it
-                    raise UnprocessableInputError(f"input {k}: {said}")
-        waiter = _Waiter(len(encoded), asyncio.get_running_loop())
-        flights = self.dispatcher.submit(
+                problem = mismatch(self.inputs, each)
+                if problem is not None:  # it would fail its whole batch
+                    raise UnprocessableInputError(f"input {k}: {problem}")
+        collector = _OutcomeCollector(len(encoded), asyncio.get_running_loop())
+        pending = self.dispatcher.submit(
             list(zip(request.ids, encoded, strict=True)),
             deadline_s,
-            waiter.settle,
+            collector.settle,
             arrived_s=arrived_s,
             request_id=request.request_id,
         )
-        late = partial(waiter.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
-        last_resort = self.later(max(0.0, deadline_s - self.clock.now_s()) + LAST_RESORT_S, late)
+        fail = partial(collector.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
+        timer = self.later(max(0.0, deadline_s - self.clock.now_s()) + DEADLINE_GRACE_S, fail)
         reason = ABANDONED
         try:
             if self.trace is not None:
-                self.trace(flights)
-            outcomes = await waiter.outcomes
-        except OfframpError as error:  # the first one; inputs without an outcome are then given up
+                self.trace(pending)
+            answers = await collector.answers
+        except OfframpError as error:  # of one input; the request's other inputs are given up
             reason = error.kind
             raise
         finally:
-            last_resort.cancel()
-            self.dispatcher.give_up(flights, reason)
-        return [outcomes[flight] for flight in flights]
+            timer.cancel()
+            self.dispatcher.give_up(pending, reason)
+        return [answers[each] for each in pending]
 
     async def _encode(
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
@@ -103,7 +103,7 @@ class InferService:
         if not self.codec.is_slow(rows):
             return encode_rows(rows, truncate=truncate)
         if self._num_encoding + len(rows) > self.settings.max_queued:
-            message = f"{self._num_encoding} inputs wait to be encoded, at most {self.settings.max_queued} are taken"
+            message = f"{self._num_encoding} inputs wait to be encoded; the limit is {self.settings.max_queued}"
             self.dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
         self._num_encoding += len(rows)
         encode = partial(encode_rows, rows, truncate=truncate)
@@ -116,25 +116,25 @@ class InferService:
             self._num_encoding -= len(rows)
 
 
-class _Waiter:
-    """Collects a request's outcomes; the first error ends it."""
+class _OutcomeCollector:
+    """Collects the answers to a request's inputs, or its first error."""
 
     def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
         self._missing = num_inputs
-        self._answers: dict[PendingInput, Answer] = {}
-        self.outcomes: asyncio.Future[dict[PendingInput, Answer]] = loop.create_future()
+        self._collected: dict[PendingInput, Answer] = {}
+        self.answers: asyncio.Future[dict[PendingInput, Answer]] = loop.create_future()
 
     def fail(self, error: OfframpError) -> None:
-        if not self.outcomes.done():
-            self.outcomes.set_exception(error)
+        if not self.answers.done():
+            self.answers.set_exception(error)
 
-    def settle(self, flight: PendingInput, outcome: Answer | OfframpError) -> None:
+    def settle(self, pending: PendingInput, outcome: Answer | OfframpError) -> None:
         if isinstance(outcome, OfframpError):
             self.fail(outcome)
             return
-        if self.outcomes.done():
+        if self.answers.done():
             return
-        self._answers[flight] = outcome
+        self._collected[pending] = outcome
         self._missing -= 1
         if not self._missing:
-            self.outcomes.set_result(self._answers)
+            self.answers.set_result(self._collected)

@@ -1,7 +1,7 @@
-"""Several applications on one Serve: the requests to its REST API that add or remove one.
+"""Several applications on one Serve: the documents for its REST API that add or remove one.
 
-A PUT replaces the whole set of applications, so it repeats the others as they were submitted. Serve does not touch a
-deployment whose config is unchanged: one that was scaled since stays scaled (tried with 2.60).
+A PUT replaces the whole set of applications, so the document repeats the configs of the others. Serve does not change a
+deployment whose config is the same, even if it was scaled since (tested with 2.60).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from deployments.settings import ServeSettings, max_accelerators
 from earlyexit.errors import InputError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"
-"""Path of Ray's dashboard."""
+"""Path of Serve's REST API in Ray's dashboard."""
 THROUGHPUT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # A replica that reports itself unhealthy must not drain for 20 s with open calls.
+    # Otherwise a replica that reports itself unhealthy would drain for 20 s if it has open calls.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # Log lines are few, and are written at once instead of a thousand together.
+    # Write log lines at once, because they are few. By default a thousand are written together.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
 }
-"""Serve's switches, which are in the environment of every application."""
+"""Serve's environment variables, which every application gets."""
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
-    """Returns how many accelerators per type the other applications of Offramp may use.
+    """Returns how many accelerators of each type the applications of Offramp other than `but` may use.
 
-    Raises InputError if the settings of one of them cannot be read.
+    Raises InputError if the settings of one of them cannot be parsed.
     """
     counts: Counter[str] = Counter()
     for config in _kept(each for name, each in serve["applications"].items() if name != but):
@@ -49,29 +49,29 @@ def _settings(config: Mapping[str, Any]) -> ServeSettings:
     except (ValidationError, PlanError) as error:
         name = config["name"]
         raise InputError(
-            f"application {name!r} is of another release, and what it uses unknown; first: offramp delete "
-            f"{shlex.quote(name)}"
+            f"application {name!r} is of another release, so the accelerators that it uses are unknown; first: "
+            f"offramp delete {shlex.quote(name)}"
         ) from error
 
 
-def check_devices(wanted: Mapping[str, int], there: Inventory, claimed: Mapping[str, int]) -> None:
-    """Raises InputError if the cluster has fewer accelerators than the service file and other services may use."""
-    missing = lacking(Counter(wanted) + Counter(claimed), there)
+def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapping[str, int]) -> None:
+    """Raises InputError if the cluster has fewer accelerators than this service and the other services may use."""
+    missing = lacking(Counter(wanted) + Counter(claimed), inventory)
     missing = {name: count for name, count in missing.items() if name in wanted}
     if missing:
-        each = (_lack(name, wanted[name], claimed.get(name, 0), count) for name, count in missing.items())
+        lines = [_shortage(name, wanted[name], claimed.get(name, 0), count) for name, count in missing.items()]
         hint = (
-            f"; nodes say how many emulated ones they have: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
+            f"; a node declares its emulated accelerators: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
             if any(name.startswith(EMULATED) for name in missing)
             else ""
         )
-        raise InputError(f"the cluster lacks accelerators ({'; '.join(each)}){hint}")
+        raise InputError(f"the cluster lacks accelerators ({'; '.join(lines)}){hint}")
 
 
 def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the document to PUT so that the config's one application runs beside the present ones.
+    """Returns the document to PUT that adds the config's application to the present ones.
 
-    Raises InputError if another application has its route, or Serve would have to be restarted.
+    Raises InputError if another application has its route, or if Serve would have to be restarted.
     """
     [application] = config["applications"]
     others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
@@ -85,20 +85,20 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
 
 
-def _check_grpc(there: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
-    """Raises InputError if the config wants gRPC and Serve runs without it."""
+def _check_grpc(running: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
+    """Raises InputError if the config needs gRPC and Serve runs without it."""
     wanted = config.get("grpc_options")
-    if wanted is None or there is None:
+    if wanted is None or running is None:
         return
-    if there["port"] != wanted["port"] or GRPC_SERVICE not in there.get("grpc_servicer_functions", []):
+    if running["port"] != wanted["port"] or GRPC_SERVICE not in running.get("grpc_servicer_functions", []):
         raise InputError(
-            f"Serve runs without gRPC at port {wanted['port']}, which it takes at its start only: end it first "
+            f"Serve runs without gRPC at port {wanted['port']}, which it can open only when it starts: end it first "
             "(serve shutdown), or leave ingress.grpc_port out"
         )
 
 
 def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the document to PUT so that one application ends; raises InputError if there is none of that name."""
+    """Returns the document to PUT that removes an application; raises InputError if there is none of that name."""
     applications = serve["applications"]
     if name not in applications:
         raise InputError(f"no application {name!r}; there are: {', '.join(applications) or 'none'}")
@@ -108,17 +108,17 @@ def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _options(serve: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a running Serve, which cannot change."""
+    """Returns the options of the running Serve, which cannot be changed."""
     names = ("proxy_location", "http_options", "grpc_options", "target_capacity")
     return {name: serve[name] for name in names if serve.get(name) is not None}
 
 
 def _kept(applications: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the submitted configs. Applications that were started by hand have none, and a PUT leaves them alone."""
+    """Returns the submitted configs. A PUT does not affect applications without one, which were started by hand."""
     submitted = (each.get("deployed_app_config") for each in applications)
     return [config for config in submitted if config is not None]
 
 
-def _lack(name: str, wanted: int, claimed: int, missing: int) -> str:
+def _shortage(name: str, wanted: int, claimed: int, missing: int) -> str:
     others = f", {claimed} of other services" if claimed else ""
     return f"{name}: {wanted} in the file{others}, {wanted + claimed - missing} there"

@@ -1,4 +1,4 @@
-"""Everything that imports private modules of Ray and Serve, for which they have no public setting.
+"""All code that uses private modules of Ray and Serve, because there is no public setting.
 
 Private modules may change with each release. pyproject.toml pins the release, and `check_release` warns about others.
 """
@@ -22,7 +22,7 @@ TESTED = "2.60.0"
 LOOPBACK = ("127.0.0.1", "::1")
 ANYWHERE = "[::]"
 KV_NAMESPACE = b"offramp"
-SERVE_S = 10.0
+SERVE_TIMEOUT_S = 10.0
 """Timeout of a call to Serve's controller, in seconds."""
 
 logger = logging.getLogger("offramp")
@@ -33,12 +33,12 @@ def check_release() -> None:
     import ray
 
     if ray.__version__ != TESTED:
-        logger.warning("Offramp was tested with Ray %s, and this is %s: internals may differ", TESTED, ray.__version__)
+        logger.warning("tested with Ray %s, but this is Ray %s, whose internals may differ", TESTED, ray.__version__)
 
 
 @contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable inside the block, also for processes that are started there."""
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable within the block, also for processes that are started there."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -52,30 +52,30 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 # Starting Ray
 
-WATCHERS = ("start_log_monitor", "start_monitor", "start_api_server")
-"""Ray's log monitor, which passes lines on to drivers that ask for them, the monitor that adds nodes, and the server of
-the dashboard, which Ray starts without a dashboard, too, for its own command line."""
+HELPER_STARTERS = ("start_log_monitor", "start_monitor", "start_api_server")
+"""Methods of Ray's node that start helper processes: the log monitor, the monitor that adds nodes, and the dashboard's
+server, which Ray starts even without a dashboard, for its command line."""
 
 
 @contextmanager
-def without_watchers() -> Iterator[None]:
-    """Inside, `ray.init` does not start processes that a service does not need.
+def without_helpers() -> Iterator[None]:
+    """Within the block, `ray.init` does not start processes that a service does not need.
 
-    Ray has parameters for it (`RayParams.include_log_monitor`, `no_monitor`) that `ray.init` does not pass on.
+    Ray has parameters for this (`RayParams.include_log_monitor`, `no_monitor`), but `ray.init` does not accept them.
     """
     from ray._private.node import Node
 
     with ExitStack() as kept:
-        for name in WATCHERS:
+        for name in HELPER_STARTERS:
             kept.enter_context(_replaced(Node, name, _do_nothing))
         yield
 
 
 @contextmanager
 def on_loopback(*, alone: bool) -> Iterator[None]:
-    """Inside, the node that `ray.init` starts listens on 127.0.0.1 only, if it is `alone`.
+    """Within the block, `ray.init` starts a node that listens only on 127.0.0.1, if the node is `alone`.
 
-    Ray does so by itself on Windows and macOS, where it has no clusters. Elsewhere it rejects an address on loopback.
+    Ray does so by default on Windows and macOS, where it has no clusters. Elsewhere it rejects a loopback address.
     """
     from ray._private import ray_constants
 
@@ -83,18 +83,18 @@ def on_loopback(*, alone: bool) -> Iterator[None]:
         yield
         return
     with (
-        variable(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0"),  # the dashboard asks for the node's address as well
+        environment_variable(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0"),  # the dashboard reads this one
         _replaced(ray_constants, "ENABLE_RAY_CLUSTER", value=False),
     ):
         yield
 
 
 @contextmanager
-def keeping_sigterm() -> Iterator[None]:
-    """Inside, `ray.init` keeps the handler of SIGTERM; outside the main thread there is none to keep.
+def keep_sigterm_handler() -> Iterator[None]:
+    """Within the block, `ray.init` keeps the handler of SIGTERM. Outside the main thread this does nothing.
 
-    Ray installs a handler in Python, and when it connects another one in C++, which aborts the process. The signal is
-    therefore blocked, except while processes are started, because they would inherit that.
+    Ray installs a handler in Python, and later another one in C++, which aborts the process. The signal is therefore
+    blocked, except while processes are started, because they would inherit the mask.
     """
     from ray._private import services, utils
 
@@ -104,12 +104,12 @@ def keeping_sigterm() -> Iterator[None]:
     start_process = services.start_ray_process
 
     def start_unmasked(*args: Any, **kwargs: Any) -> Any:
-        with _masked(signal.SIG_UNBLOCK):
+        with _sigterm_mask(signal.SIG_UNBLOCK):
             return start_process(*args, **kwargs)
 
     handler = signal.getsignal(signal.SIGTERM)
     with (
-        _masked(signal.SIG_BLOCK),
+        _sigterm_mask(signal.SIG_BLOCK),
         _replaced(utils, "set_sigterm_handler", _do_nothing),
         _replaced(services, "start_ray_process", start_unmasked),
     ):
@@ -128,7 +128,7 @@ class Started(Protocol):
 
 
 def started_processes(*names: str) -> dict[str, Started]:
-    """Returns processes of the Ray that this process has started, by name."""
+    """Returns the processes of Ray that this process has started, by name."""
     from ray._private import worker
 
     node = worker.global_worker.node
@@ -137,7 +137,7 @@ def started_processes(*names: str) -> dict[str, Started]:
 
 
 def kill_started() -> None:
-    """Kills the processes that Ray has started from this one; its workers and agents end with their raylet."""
+    """Kills the processes of Ray that this process has started. Workers and agents end with their raylet."""
     from ray._private import worker
 
     node = worker.global_worker.node
@@ -145,32 +145,32 @@ def kill_started() -> None:
     node.kill_all_processes(check_alive=False, wait=True)
 
 
-def print_workers_by(log: Callable[[Sequence[str]], None]) -> None:
-    """Passes the lines that Ray would print about its workers to `log`."""
+def redirect_ray_messages(log: Callable[[Sequence[str]], None]) -> None:
+    """Passes the messages that Ray would print about its workers to `log`."""
     from ray._private import worker
 
-    assert hasattr(worker, "print_to_stdstream"), "this release of Ray prints in another way"
+    assert hasattr(worker, "print_to_stdstream"), "this release of Ray prints messages differently"
     worker.print_to_stdstream = lambda data, ignore_prefix: log(data["lines"])  # noqa: ARG005 - Ray's own signature
 
 
-# Serve's controller, which Ray's dashboard asks for the same.
+# Serve's controller
 
 
 async def ask_serve(method: str, *arguments: Any) -> Any:
-    """Returns what Serve's controller answers, from inside the cluster; raises OfframpError if it does not."""
+    """Calls a method of Serve's controller from inside the cluster; raises OfframpError if it fails."""
     import ray
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
     try:
-        async with asyncio.timeout(SERVE_S):
+        async with asyncio.timeout(SERVE_TIMEOUT_S):
             controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
             return await getattr(controller, method).remote(*arguments)
-    except Exception as error:  # of Ray, and whatever the controller raises
+    except Exception as error:  # errors of Ray, or any error of the controller
         raise OfframpError(f"Serve's controller does not answer: {error!r}") from error
 
 
 async def scale_deployment(app: str, deployment: str, replicas: int) -> None:
-    """Has a deployment run so many replicas, also none; returns before they run."""
+    """Sets the number of replicas of a deployment, which may be 0; returns before they run."""
     from ray.serve._private.common import DeploymentID
 
     await ask_serve("update_deployment_replicas", DeploymentID(name=deployment, app_name=app), replicas)
@@ -178,8 +178,8 @@ async def scale_deployment(app: str, deployment: str, replicas: int) -> None:
 
 async def find_applications() -> dict[str, Any]:
     """Returns all applications and options of Serve, as its REST API does."""
-    found: dict[str, Any] = await ask_serve("get_serve_instance_details")
-    return found
+    details: dict[str, Any] = await ask_serve("get_serve_instance_details")
+    return details
 
 
 async def put_applications(config: Mapping[str, Any]) -> None:
@@ -189,11 +189,11 @@ async def put_applications(config: Mapping[str, Any]) -> None:
     await ask_serve("apply_config", ServeDeploySchema.model_validate(config))
 
 
-# Ray's key-value store. These calls block.
+# Ray's key-value store. These calls block the thread.
 
 
 def kv_get(key: str) -> bytes | None:
-    """Returns a value of Offramp's; None if there is none."""
+    """Returns the value of one of Offramp's keys; None if there is none."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     value: bytes | None = _internal_kv_get(key, namespace=KV_NAMESPACE)
@@ -201,7 +201,7 @@ def kv_get(key: str) -> bytes | None:
 
 
 def kv_put(key: str, value: str) -> None:
-    """Stores a value of Offramp's."""
+    """Sets the value of one of Offramp's keys."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key, value, namespace=KV_NAMESPACE)
@@ -214,52 +214,52 @@ def kv_keys(prefix: str) -> list[str]:
     return [key.decode() for key in _internal_kv_list(prefix, namespace=KV_NAMESPACE)]
 
 
-# Serve's servers, whose addresses and code cannot be set. Names are replaced in the process that starts the server.
+# Serve's servers, which have no settings for their address and code. Functions are replaced where a server starts.
 
 GRPC_HOST = "OFFRAMP_GRPC_HOST"
-"""Environment variable: the address on which gRPC listens for callers; set together with Serve's switches."""
+"""Environment variable with the address on which gRPC listens for callers."""
 GRPC_CALLBACK = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}.bind_callers"}
-"""Serve calls this hook in each proxy, and in each ingress that it lets listen, before they listen."""
+"""Serve calls this hook in each proxy and each listening ingress, before they listen."""
 
 
 def bind_callers() -> list[Any]:
-    """Makes gRPC listen for callers on `GRPC_HOST`; returns the middlewares that Serve asks for: none."""
+    """Makes gRPC listen for callers on `GRPC_HOST`; returns an empty list of middlewares, as the hook requires."""
     from ray.serve._private import default_impl
 
     host = os.environ.get(GRPC_HOST)
     if host is not None:
-        listen_there = _bound(default_impl.add_grpc_address, host)
+        listen_there = _with_host(default_impl.add_grpc_address, host)
         default_impl.add_grpc_address = listen_there  # type: ignore[assignment] # other names of parameters
     return []
 
 
 def bind_calls() -> None:
-    """Makes this replica take Serve's calls on loopback only, if its node is there: then no other node exists."""
+    """Makes this replica listen for Serve's calls on loopback if its node does, because there is no other node then."""
     import ray
     from ray.serve._private import replica
 
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # Ray's code
     if host in LOOPBACK:
         name = "add_port_to_grpc_server"
-        setattr(replica, name, _bound(getattr(replica, name), host))
+        setattr(replica, name, _with_host(getattr(replica, name), host))
 
 
 def replace_http_server(start: Callable[..., Any]) -> None:
-    """Makes Serve start the HTTP server of this replica by `start`, which gets Serve's function, then its arguments."""
+    """Makes Serve start this replica's HTTP server with `start`, which gets Serve's function and its arguments."""
     from ray.serve._private import http_util, replica
 
-    with_serves = partial(start, http_util.start_asgi_http_server)
-    replica.start_asgi_http_server = with_serves  # type: ignore[attr-defined] # imported there for its own use
+    replacement = partial(start, http_util.start_asgi_http_server)
+    replica.start_asgi_http_server = replacement  # type: ignore[attr-defined] # Serve's module imports it privately
 
 
 def with_middlewares(app: Any, middlewares: Any) -> Any:
-    """Wraps an application into the middlewares of Serve's `HTTPOptions`."""
+    """Wraps an application with the middlewares of Serve's `HTTPOptions`."""
     from ray.serve._private import http_util
 
     return http_util._apply_middlewares(app, middlewares)
 
 
-def _bound(listen: Callable[[Any, str], Any], host: str) -> Callable[[Any, str], Any]:
+def _with_host(listen: Callable[[Any, str], Any], host: str) -> Callable[[Any, str], Any]:
     def listen_there(server: Any, address: str) -> Any:
         return listen(server, address.replace(ANYWHERE, f"[{host}]" if ":" in host else host))
 
@@ -267,8 +267,8 @@ def _bound(listen: Callable[[Any, str], Any], host: str) -> Callable[[Any, str],
 
 
 @contextmanager
-def _masked(how: int) -> Iterator[None]:
-    """Blocks or unblocks SIGTERM in this thread and those that it starts; `how` as in `pthread_sigmask`."""
+def _sigterm_mask(how: int) -> Iterator[None]:
+    """Blocks or unblocks SIGTERM in this thread and threads that it starts; `how` as in `pthread_sigmask`."""
     before = signal.pthread_sigmask(how, {signal.SIGTERM})
     try:
         yield

@@ -1,4 +1,4 @@
-"""The state of the live page: polls the whole service, and computes rates and percentiles as differences of counts."""
+"""The state of the live page: polls all processes, and computes rates and percentiles from differences of counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from optimizer.placement import PlacedPlan, deployment_name
 from optimizer.plan import Stage
 
 ControllerState = Literal["none", "answers", "silent"]
-"""There is none; it answers; it does not answer, and its last report is shown."""
+"""`none`: there is no controller. `silent`: it does not answer, and its last report is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,41 +33,41 @@ class ServiceFacts:
 
     model: str
     chain: Chain
-    """The networks of the model, which for most models is one."""
+    """The networks of the model; most models have one."""
     slo_s: float | None
     emulated: Mapping[str, float]
-    """By emulated accelerator type: seconds of this machine per emulated second."""
+    """Real seconds per emulated second, by emulated accelerator type."""
     generates: bool = False
-    """Whether answers are steps of sequences: each is a token, or processes a part of a prompt."""
+    """Whether answers are steps of sequences, which yield a token or process a part of a prompt."""
     image: Mapping[str, Any] | None = None
-    """For models of images: how an image is resized, and the types of files; else None."""
+    """For image models: how images are resized, and the accepted file types; None for other models."""
 
 
 def image_facts(codec: Codec[Any]) -> Mapping[str, Any] | None:
-    """Returns what the page needs to show an image as the model sees it; None for models of other inputs."""
-    codec = codec.of(0)  # callers send what a chain's first network takes
+    """Returns the facts that the page needs to show an image as the model sees it; None for other models."""
+    codec = codec.of(0)  # callers send the inputs of a chain's first network
     return {**codec.spec(), "types": codec.content_types} if codec.name == "image" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The service at one moment: counts of all processes, which only grow, and the controller's last report."""
+    """The service at one moment: the counts of all processes, which only grow, and the controller's last report."""
 
     at_s: float
     """Seconds since 1970."""
     placed: PlacedPlan
     """The plan that the polling ingress follows."""
     suspended: str | None
-    """Why no requests are served; None if they are."""
+    """The reason why no requests are served; None if requests are served."""
     ingresses: Sequence[IngressReport]
-    """Empty if none answered: then there are no figures."""
+    """Empty if the ingresses did not answer. There are no figures then."""
     replicas: Sequence[ReplicaReport]
     """The replicas of the plan's slots."""
     controller: ControllerState
     described: Mapping[str, Any] | None
-    """As `GET /plan`; None without a controller, or if it never answered."""
+    """The document of `GET /plan`; None without a controller, or if it never answered."""
     history: Sequence[Mapping[str, Any]]
-    """As `GET /plan/history`."""
+    """The rows of `GET /plan/history`."""
     agreement: float | None
     """The agreement of the probes of the polling ingress."""
 
@@ -78,12 +78,12 @@ def within(snapshots: Sequence[Snapshot], seconds: float) -> Sequence[Snapshot]:
 
 
 def under_present_plan(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    """Returns the snapshots since the plan of the newest came."""
+    """Returns the snapshots under the plan of the newest one."""
     return [each for each in snapshots if each.placed.epoch == snapshots[-1].placed.epoch]
 
 
 def between(before: Snapshot, now: Snapshot) -> Interval | None:
-    """Returns what all ingresses did in between; None if they could not be asked, or no time passed."""
+    """Returns the counts of all ingresses between two snapshots; None without reports, or if no time passed."""
     if not before.ingresses or now.at_s <= before.at_s:
         return None
     intake = IngressIntake()
@@ -92,13 +92,13 @@ def between(before: Snapshot, now: Snapshot) -> Interval | None:
 
 
 MOST_REPLICAS = 64
-"""Replicas of a stage that are drawn; further ones are only counted."""
+"""Most replicas of a stage that are shown one by one; further ones are only counted."""
 Ran = Mapping[str, Sequence[TimesRun]]
-"""By replica, what it ran during the snapshots."""
+"""The batches that each replica ran during the snapshots."""
 
 
 def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Returns the newest plan, and what it did during the snapshots, all of which are of that plan."""
+    """Returns the newest plan and its figures during the snapshots, which must all be of that plan."""
     now, ran = snapshots[-1], ran_over(snapshots)
     seconds = now.at_s - snapshots[0].at_s
     described = now.described if now.described and now.described.get("epoch") == now.placed.epoch else {}
@@ -125,10 +125,11 @@ def _tuning(described: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None) -> list[dict[str, Any]]:
-    """Returns for each block the batch with fusing, and the batch that the first one would have shrunk to without.
+    """Returns the mean batch size at each block, with fusing and without.
 
-    With fusing: the mean batch of a split, less the inputs that left at its own ramps before the block. Without:
-    b * s(k) / s(0), with b the mean batch of the first split and s the observed survival, 1 if answered inputs stay.
+    With fusing, it is the mean batch of the split, less the inputs that left at the split's earlier ramps. Without, it
+    is b * s(k) / s(0), where b is the mean batch of the first split and s the observed survival (1 if inputs continue
+    after their answer).
     """
     if survival is not None and snapshots[-1].placed.plan.after_answer == "stay":
         survival = [1.0] * len(survival)
@@ -149,7 +150,7 @@ def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None
 
 
 def ran_over(snapshots: Sequence[Snapshot]) -> Ran:
-    """Returns what each replica of the newest snapshot ran since the oldest; new ones began at zero."""
+    """Returns the batches that each replica ran between the oldest and the newest snapshot."""
     before = {report.replica: report for report in snapshots[0].replicas}
     return {report.replica: ran_since(before.get(report.replica), report) for report in snapshots[-1].replicas}
 
@@ -210,17 +211,17 @@ def _shrunk(size: float | None, survival: Sequence[float] | None, first: int, bl
 
 
 SCHEMA = 4
-"""The version of the state's format. A page of another version is told to reload."""
+"""The version of the state's format. Pages of another version reload."""
 RATES_S = 10.0
-"""The seconds over which rates and percentiles are computed."""
+"""The window of rates and percentiles, in seconds."""
 SHARES_S = 60.0
-"""The seconds for exits, survival and batch sizes, which need more inputs; older snapshots are dropped."""
+"""The window of exits, survival and batch sizes, which need more inputs. Older snapshots are dropped."""
 SHARES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
 TOTALS = ("arrived", "answered", "in_slo")
 
 
 def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Returns all that the page draws, as plain data; `snapshots` are in order, at least one."""
+    """Returns the page's state as plain data. `snapshots` are in order, at least one."""
     now = snapshots[-1]
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
@@ -245,8 +246,9 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
 
 
 def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | None:
-    """Returns for each block the share of answers that reached it, with the active ramps; None without answers."""
-    if seen is None or not (total := sum(seen.exits.values())):
+    """Returns the share of answers that reached each block, with the active ramps; None without answers."""
+    total = 0 if seen is None else sum(seen.exits.values())
+    if seen is None or not total:
         return None
     return [sum(count for exit_, count in seen.exits.items() if exit_ >= block) / total for block in range(num_blocks)]
 
@@ -291,7 +293,7 @@ def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
 
 
 def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
-    """Returns each place where inputs may leave: active ramps, the end, and others where answers left."""
+    """Returns each exit: active ramps, the end, and inactive ramps at which answers left."""
     exits = {} if seen is None else seen.exits
     total = sum(exits.values())
     ramps = set(now.placed.plan.ramps)
@@ -308,16 +310,16 @@ def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[di
 
 
 def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -> dict[str, float | None]:
-    """Returns the share of answers before the end, and the mean number of blocks of an answer."""
+    """Returns the share of early answers, and the mean number of blocks per answer."""
     if seen is None or survival is None:
         return {"share": None, "mean_blocks": None}
     at_end = seen.exits.get(len(survival) - 1, 0) / sum(seen.exits.values())
-    run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)  # not what a plan leaves out
+    run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)  # without skipped networks
     return {"share": 1 - at_end, "mean_blocks": sum(run)}
 
 
 def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
-    """Returns the survival. Forecast and probes consider all ramps, answers only the active ones."""
+    """Returns forecast and observed survival. Forecast and probes use all ramps, answers only the active ramps."""
     described = now.described or {}
     forecast = described.get("forecast") or {}
     observed = described.get("observed") or {}
@@ -338,14 +340,14 @@ AGREEMENT = {
     "inputs_seen": "inputs_seen",
     "pruned": "pruned_agreement",
 }
-"""Names on the page, and the controller's names of the same."""
+"""The page's names, and the controller's names of the same figures."""
 IN_FORCE = "in force"
 
 
 def change_state(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns a plan of the history. Its expected gain is only in its words: forecasts differed.
+    """Returns a plan of the history with its figures.
 
-    The plan in force has the observed figures, as it has none of its own yet.
+    The plan in force has the present figures, because its own are recorded only when it ends.
     """
     predicted = row["placed"].get("plan", {}).get("predicted") or {}
     is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
@@ -372,22 +374,22 @@ def change_state(row: Mapping[str, Any], described: Mapping[str, Any] | None) ->
 
 
 CONTROLLER_S = 5.0
-"""Interval between questions to the controller, in seconds: it looks at the service no more often itself."""
-SOME_CHANGES = 12
-"""Plans of the history on the page."""
-MISSED = 2
-"""After so many snapshots in a row without itself, an ingress knows that it stops: Serve tells a draining replica
-nothing."""
+"""Interval between requests to the controller, in seconds, which is also the controller's own interval."""
+MAX_CHANGES = 12
+"""Most plans of the history on the page."""
+MAX_MISSED = 2
+"""After so many snapshots without itself, an ingress concludes that it is being stopped, because Serve does not notify
+a draining replica."""
 RETRY = b"retry: 2000\n"
 
 AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
-"""Calls a method of each running replica of a deployment; returns None if they could not be asked."""
+"""Calls a method of each running replica of a deployment; returns None if one does not answer."""
 
 
 async def ask_service(
     ask_all: AskAll, devices: Iterable[str]
 ) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
-    """Returns the counts of all ingresses, or None if they could not be asked, and of all replicas of the types."""
+    """Returns the reports of all ingresses, or None without an answer, and of all replicas on the accelerator types."""
     ingresses, *of_types = await asyncio.gather(
         ask_all("ingress", "peek"), *(ask_all(deployment_name(device), "report") for device in devices)
     )
@@ -396,7 +398,7 @@ async def ask_service(
 
 @dataclass(slots=True, eq=False)
 class SnapshotPoller:
-    """Takes a snapshot for each event; keeps as many as rates and shares need."""
+    """Takes a snapshot for each event, and keeps the snapshots that rates and shares need."""
 
     facts: ServiceFacts
     ingress: IngressCore
@@ -405,16 +407,16 @@ class SnapshotPoller:
     wall: Clock
     """Seconds since 1970."""
     _snapshots: deque[Snapshot] = field(default_factory=deque, init=False)
-    _asked_s: float = field(default=-CONTROLLER_S, init=False)
-    _said: ControllerState = field(default="none", init=False)
+    _polled_s: float = field(default=-CONTROLLER_S, init=False)
+    _controller_state: ControllerState = field(default="none", init=False)
     _described: Mapping[str, Any] | None = field(default=None, init=False)
     _history: Sequence[Mapping[str, Any]] = field(default=(), init=False)
     _missed: int = field(default=0, init=False)
     _serial: int = field(default=0, init=False)
 
     async def event(self) -> bytes | None:
-        """Returns the page's present state as a server-sent event; None if this ingress stops."""
-        snapshot = await self._look()
+        """Returns the page's present state as a server-sent event; None if this ingress is being stopped."""
+        snapshot = await self._poll()
         if snapshot is None:
             return None
         self._snapshots.append(snapshot)
@@ -424,13 +426,13 @@ class SnapshotPoller:
         state = page_state(self.facts, list(self._snapshots)) | {"serial": self._serial}
         return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
 
-    async def _look(self) -> Snapshot | None:
+    async def _poll(self) -> Snapshot | None:
         ingresses, replicas = await ask_service(self.ask_all, self.ingress.placed.occupied)
-        await self._ask_controller()
+        await self._poll_controller()
         if ingresses is not None:
             is_listed = any(report.name == self.ingress.name for report in ingresses)
             self._missed = 0 if is_listed else self._missed + 1
-        if self._missed >= MISSED:
+        if self._missed >= MAX_MISSED:
             return None
         return Snapshot(
             at_s=self.wall.now_s(),
@@ -438,21 +440,21 @@ class SnapshotPoller:
             suspended=self.ingress.suspended,
             ingresses=ingresses or (),
             replicas=replicas,
-            controller=self._said,
+            controller=self._controller_state,
             described=self._described,
             history=self._history,
             agreement=self.ingress.agreement,
         )
 
-    async def _ask_controller(self) -> None:
+    async def _poll_controller(self) -> None:
         now_s = self.wall.now_s()
-        if self.controller is None or now_s - self._asked_s < CONTROLLER_S:
+        if self.controller is None or now_s - self._polled_s < CONTROLLER_S:
             return
-        self._asked_s = now_s
+        self._polled_s = now_s
         try:
             self._described, self._history = await asyncio.gather(
-                self.controller.describe(), self.controller.history(SOME_CHANGES)
+                self.controller.describe(), self.controller.history(MAX_CHANGES)
             )
-            self._said = "answers"
-        except ControllerUnavailableError:  # shown on the page; a log would repeat it every few seconds
-            self._said = "silent"
+            self._controller_state = "answers"
+        except ControllerUnavailableError:  # the page shows this; a log message would repeat every few seconds
+            self._controller_state = "silent"

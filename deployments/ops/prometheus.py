@@ -1,4 +1,4 @@
-"""`GET /metrics`: the counts of the live page in Prometheus' text format, computed for each request."""
+"""`GET /metrics`: the counts of all ingresses and replicas in Prometheus' text format, read for each request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from earlyexit.network.chain import Chain
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-"""What the text format asks for in labels."""
+"""Characters that the text format escapes in labels."""
 Sample = tuple[Mapping[str, str], float]
-"""Labels and value."""
+"""The labels and the value of a metric."""
 METRICS = {
     "offramp_inputs_total": "Inputs of well-formed requests that arrived, refused ones too",
     "offramp_answered_total": "Inputs that were answered; of models that generate, steps",
@@ -31,15 +31,15 @@ METRICS = {
     "offramp_batch_tokens_total": "Tokens of these batches",
     "offramp_busy_seconds_total": "Device time of these batches, in seconds",
 }
-"""Help texts by name. Names that end in `_total` are counters, all others gauges."""
+"""Help texts by metric name. Names that end in `_total` are counters, all others are gauges."""
 
 
 def metrics_text(ingresses: Iterable[IngressReport], replicas: Iterable[ReplicaReport], chain: Chain) -> str:
-    """Returns one page with the counts of all ingresses and replicas of a service, each under its own labels."""
-    found: dict[str, list[Sample]] = {name: [] for name in METRICS}
+    """Returns the counts of all ingresses and replicas of a service, each with its own labels."""
+    by_name: dict[str, list[Sample]] = {name: [] for name in METRICS}
     for name, sample in (*_of_ingresses(ingresses, chain), *_of_replicas(replicas)):
-        found[name].append(sample)
-    return "".join(_lines(name, samples) for name, samples in found.items() if samples)
+        by_name[name].append(sample)
+    return "".join(_lines(name, samples) for name, samples in by_name.items() if samples)
 
 
 def _of_ingresses(reports: Iterable[IngressReport], chain: Chain) -> Iterator[tuple[str, Sample]]:
@@ -77,6 +77,6 @@ def _lines(name: str, samples: Sequence[Sample]) -> str:
     kind = "counter" if name.endswith("_total") else "gauge"
     lines = [f"# HELP {name} {METRICS[name]}\n# TYPE {name} {kind}\n"]
     for labels, value in samples:
-        said = ",".join(f'{label}="{text.translate(ESCAPED)}"' for label, text in labels.items())
-        lines.append(f"{name}{{{said}}} {value:.15g}\n")
+        label_text = ",".join(f'{label}="{text.translate(ESCAPED)}"' for label, text in labels.items())
+        lines.append(f"{name}{{{label_text}}} {value:.15g}\n")
     return "".join(lines)

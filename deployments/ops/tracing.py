@@ -1,11 +1,11 @@
-"""Traces of sampled requests: what happens to their inputs, sent as spans to an OpenTelemetry collector.
+"""Traces of sampled requests, whose spans are sent to an OpenTelemetry collector.
 
-The children of a span fill it without gaps, so the times of a request add up to its latency. An ingress and a stage
-share no clock: the stage reports durations, and the rest of a call is its hop. How a hop divides into the way there and
-the way back is unknown; one half is put before the stage's own time, and one half after it.
+The children of a span fill it without gaps, so the times of a request add up to its latency. An ingress and a replica
+do not share a clock: the replica reports durations, and the rest of a call is its hop. The share of the hop before and
+after the replica's time is unknown, so each is shown as one half.
 
-The SDK's spans are created when a request has ended, from the times that the ingress recorded, and are sent over
-OTLP/HTTP on the SDK's thread. This module is imported only with tracing.
+The SDK's spans are created when a request has ended, from the times that the ingress recorded. The SDK's thread sends
+them over OTLP/HTTP. This module is imported only if tracing is on.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timin
 from earlyexit.clock import Clock
 
 Attributes = Mapping[str, str | int | float | bool]
-NONE: Attributes = {}
-MOST_INPUTS = 16
-"""How many inputs of a request have spans: the slowest, which determine its latency."""
+NO_ATTRIBUTES: Attributes = {}
+MAX_INPUT_SPANS = 16
+"""Most inputs of a request with spans: the slowest inputs, because they determine the request's latency."""
 ATTEMPT, EXIT = "offramp.attempt", "offramp.exit"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Span:
-    """A named period, and the spans inside it."""
+    """A named period of time, and its child spans."""
 
     name: str
     begin_s: float
     end_s: float = math.inf
-    """Infinite while it lasts."""
+    """Infinite until the span ends."""
     attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
     children: list[Span] = field(default_factory=list)
     error: str | None = None
@@ -62,19 +62,19 @@ class Span:
 
 
 class InputSpan(Span):
-    """The span of an input: it waits and visits stages by turns, until it is answered or its request ends."""
+    """The span of an input. Its children are its waits and its visits to stages, in turn."""
 
     @property
     def is_answered(self) -> bool:
         return EXIT in self.attributes
 
-    def went_on(self, attempt: int) -> bool:
-        """Returns whether a stage sent it on in this attempt, which counts from 0."""
+    def was_passed_on(self, attempt: int) -> bool:
+        """Returns whether a stage passed the input on in this attempt, which counts from 0."""
         last = self.children[-1] if self.children else self
         return last.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in last.attributes and last.error is None
 
     def enter(self, stage: Span, tokens: int | None = None) -> None:
-        """Begins a visit to a stage; `tokens`: its length where it was encoded again, for the next network."""
+        """Starts a visit to a stage. `tokens` is set if the input was encoded again for the next network."""
         if tokens is None:
             self._wait_until(stage.begin_s)
         else:
@@ -90,23 +90,23 @@ class InputSpan(Span):
         exit_block: int | None = None,
         error: str | None = None,
     ) -> None:
-        """Ends the visit, if there is one: with an answer after a block, with an error, or else the input goes on."""
+        """Ends the present visit, if there is one: with an answer after a block, with an error, or as a survivor."""
         stage = self.children[-1]
         if stage.end_s < math.inf:
             return
         stage.end_s, stage.error = now_s, error
         if timing is not None:
-            # At least 0, because clocks of two machines may run at different speeds.
+            # The difference may be negative, because the clocks of two machines may run at different speeds.
             hop_s = max(0.0, stage.seconds - timing.queue_s - timing.compute_s)
-            times = {"queue": timing.queue_s, "compute": timing.compute_s, "hop": hop_s}
-            stage.attributes |= {f"offramp.{name}_s": seconds for name, seconds in times.items()}
-            stage.children = list(_inside(stage.begin_s, hop_s / 2, timing, runs))
+            seconds = {"queue": timing.queue_s, "compute": timing.compute_s, "hop": hop_s}
+            stage.attributes |= {f"offramp.{name}_s": value for name, value in seconds.items()}
+            stage.children = list(_stage_spans(stage.begin_s, hop_s / 2, timing, runs))
         if exit_block is not None:
             stage.attributes[EXIT] = self.attributes[EXIT] = exit_block
             self.end_s = now_s
 
     def end(self, now_s: float) -> None:
-        """Ends it with its request, if it has no answer."""
+        """Ends the span together with its request, if the input has no answer."""
         if self.is_answered:
             return
         if self.children:
@@ -114,30 +114,31 @@ class InputSpan(Span):
         self._wait_until(now_s)
         self.end_s, self.error = now_s, "no answer"
 
-    def _wait_until(self, now_s: float, name: str = "queue", attributes: Attributes = NONE) -> None:
+    def _wait_until(self, now_s: float, name: str = "queue", attributes: Attributes = NO_ATTRIBUTES) -> None:
         since_s = self.children[-1].end_s if self.children else self.begin_s
         if now_s > since_s or not self.children:
             self.children.append(Span(name=name, begin_s=since_s, end_s=now_s, attributes=dict(attributes)))
 
 
-def _inside(begin_s: float, half_s: float, timing: Timing, runs: Sequence[SplitRun]) -> Iterator[Span]:
-    times: list[tuple[str, float, Attributes]] = []
+def _stage_spans(begin_s: float, half_s: float, timing: Timing, runs: Sequence[SplitRun]) -> Iterator[Span]:
+    """Returns the children of a visit to a stage: half the hop, queue and compute times, and half the hop."""
+    parts: list[tuple[str, float, Attributes]] = []
     for run in runs:
-        attributes = {
+        run_attributes = {
             "offramp.first_block": run.first,
             "offramp.end_block": run.end,
             "offramp.batch": run.batch,
             "offramp.batch_tokens": run.tokens,
             "offramp.target_batch": run.target,
         }
-        times += [
-            ("stage queue", run.queue_s, NONE),
-            (f"split {run.first} to {run.end - 1}", run.compute_s, attributes),
+        parts += [
+            ("stage queue", run.queue_s, NO_ATTRIBUTES),
+            (f"split {run.first} to {run.end - 1}", run.compute_s, run_attributes),
         ]
     if not runs:
-        times = [("stage queue", timing.queue_s, NONE), ("compute", timing.compute_s, NONE)]
-    for name, seconds, about in (("hop", half_s, NONE), *times, ("hop", half_s, NONE)):
-        yield Span(name=name, begin_s=begin_s, end_s=begin_s + seconds, attributes=dict(about))
+        parts = [("stage queue", timing.queue_s, NO_ATTRIBUTES), ("compute", timing.compute_s, NO_ATTRIBUTES)]
+    for name, seconds, attributes in (("hop", half_s, NO_ATTRIBUTES), *parts, ("hop", half_s, NO_ATTRIBUTES)):
+        yield Span(name=name, begin_s=begin_s, end_s=begin_s + seconds, attributes=dict(attributes))
         begin_s += seconds
 
 
@@ -148,42 +149,42 @@ class RequestRecord:
     root: Any
     """The SDK's span of the whole request."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers of the response that name the trace: W3C's `traceparent`, and `tracestate` if the caller sent one."""
-    began_s: float
-    ahead_s: float = 0.0
-    """By how much the wall clock was ahead of the ingress's clock at its start."""
+    """Response headers that identify the trace: W3C's `traceparent`, and `tracestate` if the caller sent one."""
+    begin_s: float
+    wall_offset_s: float = 0.0
+    """Wall-clock time minus the ingress's clock, at the start of the request."""
     inputs: dict[int, InputSpan] = field(default_factory=dict)
-    """By serial number."""
+    """The spans of its inputs, by serial number."""
 
     def ns(self, at_s: float) -> int:
         """Converts a time of the ingress's clock to nanoseconds since 1970."""
-        return round((at_s + self.ahead_s) * 1e9)
+        return round((at_s + self.wall_offset_s) * 1e9)
 
     def spans(self, ended_s: float) -> list[Span]:
-        """Returns the request's spans: preparation until its inputs are submitted, the inputs, and the reply."""
+        """Returns the children of the request's span: preparation, the slowest inputs, and the reply."""
         inputs = list(self.inputs.values())
         submitted_s = inputs[0].begin_s if inputs else ended_s
-        prepare = Span(name="prepare", begin_s=self.began_s, end_s=submitted_s)
-        if not inputs:  # refused
+        prepare = Span(name="prepare", begin_s=self.begin_s, end_s=submitted_s)
+        if not inputs:  # the request was refused
             return [prepare]
         for each in inputs:
             each.end(ended_s)
         by_end = sorted(inputs, key=lambda each: -each.end_s)
-        slowest = by_end[:MOST_INPUTS]
+        slowest = by_end[:MAX_INPUT_SPANS]
         reply = Span(name="reply", begin_s=by_end[0].end_s, end_s=ended_s)
         return [prepare, *(each for each in inputs if each in slowest), reply]
 
 
-TRACES = "/v1/traces"
+TRACES_PATH = "/v1/traces"
 TRACEPARENT = "traceparent"
 DEFAULT_RATIO = 0.01
-NAMELESS = "unknown_service"
-"""Prefix of the SDK's name for an unnamed service."""
-LEAVE_MS = 2000
-"""How long an ingress that stops waits until its last spans are sent."""
+UNNAMED_SERVICE = "unknown_service"
+"""Prefix of the SDK's default service name."""
+FLUSH_TIMEOUT_MS = 2000
+"""Timeout for sending the last spans when the ingress stops."""
 
 _REQUEST: ContextVar[RequestRecord | None] = ContextVar("offramp_traced_request", default=None)
-"""The sampled request that the current task serves."""
+"""The sampled request of the current task."""
 
 
 class Tracer:
@@ -197,7 +198,7 @@ class Tracer:
         ratio: float | None = None,
         starts: Collection[int] = (),
     ) -> None:
-        """`ratio`: the sampled share of the requests that carry no trace; None if the provider's sampler decides.
+        """`ratio`: sampled share of the requests without a trace; None if the provider's sampler decides.
 
         `starts`: the first block of each network of a chain.
         """
@@ -208,10 +209,10 @@ class Tracer:
         self._ratio = ratio
         self._starts = starts
         self._inputs: dict[int, InputSpan] = {}
-        """Inputs of sampled requests, by the serial number of their inputs."""
+        """The spans of all inputs of sampled requests, by serial number."""
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
-        """Starts the trace of a request, which covers the rest of this task, below the caller's if the headers name it.
+        """Starts the trace of the current task's request, as a child of the trace in the headers, if there is one.
 
         Returns None for a request that is not sampled.
         """
@@ -220,7 +221,7 @@ class Tracer:
         return record
 
     def _begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
-        # Decided before the SDK is called, which takes 10 us for a request that is not sampled.
+        # Decided before the SDK is called, because the SDK is slow (10 us) even for requests that are not sampled.
         if self._ratio is not None and TRACEPARENT not in headers and random.random() >= self._ratio:
             return None
         now_s, wall_ns = self._clock.now_s(), time.time_ns()
@@ -228,12 +229,12 @@ class Tracer:
         if not root.is_recording():
             return None
         root.set_attributes(attributes)
-        named: dict[str, str] = {}
-        self._propagator.inject(named, trace.set_span_in_context(root))
-        return RequestRecord(root=root, headers=named, began_s=now_s, ahead_s=wall_ns / 1e9 - now_s)
+        response_headers: dict[str, str] = {}
+        self._propagator.inject(response_headers, trace.set_span_in_context(root))
+        return RequestRecord(root=root, headers=response_headers, begin_s=now_s, wall_offset_s=wall_ns / 1e9 - now_s)
 
-    def follow(self, inputs: Sequence[PendingInput]) -> None:
-        """Records that the inputs of the current request were submitted."""
+    def record_inputs(self, inputs: Sequence[PendingInput]) -> None:
+        """Records that the inputs of the current request are submitted."""
         record = _REQUEST.get()
         if record is None:
             return
@@ -247,9 +248,9 @@ class Tracer:
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
     ) -> None:
-        """Queues the spans of a request that has ended for the thread that sends them; does not block.
+        """Ends a request, and queues its spans for the SDK's thread; does not block.
 
-        `failure` is None if nothing failed, empty if the attributes describe the failure, else its description.
+        `failure`: None without a failure, empty if the attributes describe it, otherwise its description.
         """
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
@@ -274,19 +275,19 @@ class Tracer:
             span.end(record.ns(each.end_s))
 
     def close(self) -> None:
-        """Sends the remaining spans; blocks for at most `LEAVE_MS`."""
-        self._provider.force_flush(LEAVE_MS)
+        """Sends the remaining spans; blocks for at most `FLUSH_TIMEOUT_MS`."""
+        self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
     @property
     def link(self) -> LinkTo:
-        """A factory of links that record the calls to replicas."""
+        """Returns a factory of links that record calls to replicas."""
         return partial(TracedLink, self)
 
-    def sent(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
-        """Records that a call is sent; returns it, and those of its inputs that belong to sampled requests.
+    def on_call(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
+        """Records that a call is sent; returns the call, and the spans of its sampled inputs by sample id.
 
-        The call then asks the replica for the times of these inputs.
+        The returned call asks the replica for the times of these inputs.
         """
         inputs: dict[str, InputSpan] = {}
         if not self._inputs:
@@ -296,7 +297,7 @@ class Tracer:
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
             record = self._inputs.get(serial)
-            # A probe continues after its answer, and so does the unpruned copy of a pruned text.
+            # Calls after the answer (of probes) and of the unpruned copies of pruned texts are not recorded.
             if record is None or record.is_answered or attempt == UNPRUNED:
                 continue
             attributes: dict[str, str | int | float | bool] = {
@@ -308,22 +309,21 @@ class Tracer:
                 "offramp.call_inputs": len(piece.sample_ids),
             }
             stage = Span(name=f"stage {call.assignment.slot}", begin_s=now_s, attributes=attributes)
-            crosses = piece.next_block in self._starts and record.went_on(attempt)
+            crosses = piece.next_block in self._starts and record.was_passed_on(attempt)
             record.enter(stage, int(piece.lengths_B[position]) if crosses else None)
             inputs[sample_id] = record
             positions.append(position)
         return (replace(call, traced=tuple(positions)) if inputs else call), inputs
 
-    def came_back(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
-        """Records a part of the reply to a call, and removes the inputs that it settles."""
+    def on_reply(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
+        """Records a part of a call's reply, and removes the inputs that it settles from `inputs`."""
         now_s, runs = self._clock.now_s(), dict(chunk.runs)
         timed: list[tuple[str, Timing, int | None]] = [
             (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
         ]
-        if (on := chunk.going_on) is not None:
-            timed += [
-                (sample_id, timing, None) for sample_id, timing in zip(on.piece.sample_ids, on.timings, strict=True)
-            ]
+        if chunk.going_on is not None:
+            survivors = zip(chunk.going_on.piece.sample_ids, chunk.going_on.timings, strict=True)
+            timed += [(sample_id, timing, None) for sample_id, timing in survivors]
         for sample_id, timing, exit_block in timed:
             if sample_id in inputs:
                 inputs.pop(sample_id).leave(now_s, timing, runs.get(sample_id, ()), exit_block)
@@ -331,8 +331,8 @@ class Tracer:
             if sample_id in inputs:
                 inputs.pop(sample_id).leave(now_s, error=f"{error.kind}: {error}")
 
-    def failed(self, reason: str, inputs: Mapping[str, InputSpan]) -> None:
-        """Records that a call failed before these inputs came back."""
+    def on_failure(self, reason: str, inputs: Mapping[str, InputSpan]) -> None:
+        """Records that a call failed before these inputs were settled."""
         for record in inputs.values():
             record.leave(self._clock.now_s(), error=reason)
 
@@ -345,30 +345,30 @@ class TracedLink(ReplicaLink):
         self._tracer = tracer
 
     async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        call, inputs = self._tracer.sent(self.name, call)
+        call, inputs = self._tracer.on_call(self.name, call)
         if not inputs:
             return await super().call(call, take)
 
-        def noted(chunk: Chunk) -> None:
-            self._tracer.came_back(chunk, inputs)
+        def record_and_take(chunk: Chunk) -> None:
+            self._tracer.on_reply(chunk, inputs)
             take(chunk)
 
         try:
-            await super().call(call, noted)
-        except BaseException as error:  # a cancelled call has failed, too
-            self._tracer.failed(repr(error), inputs)
+            await super().call(call, record_and_take)
+        except BaseException as error:  # including cancellation
+            self._tracer.on_failure(repr(error), inputs)
             raise
         return None
 
 
 def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:
-    """Returns a tracer of the settings, and of the SDK's environment variables for what they leave out."""
+    """Returns the tracer of the settings. The SDK's environment variables replace settings that are not set."""
     ratio = settings.ratio
     if ratio is None and "OTEL_TRACES_SAMPLER" not in os.environ:
         ratio = DEFAULT_RATIO
-    sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` samples requests without a parent
+    sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` itself samples requests without a parent
     resource = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
-    if str(resource.attributes[SERVICE_NAME]).startswith(NAMELESS):
+    if str(resource.attributes[SERVICE_NAME]).startswith(UNNAMED_SERVICE):
         resource = resource.merge(Resource({SERVICE_NAME: application}))
     provider = TracerProvider(sampler=sampler, resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
@@ -376,8 +376,8 @@ def build_tracer(settings: TracingSettings, application: str, clock: Clock, star
 
 
 def traces_url(endpoint: str | None) -> str | None:
-    """Returns the URL that spans are posted to; None if the SDK reads it from its environment."""
+    """Returns the URL for spans; None if the SDK reads it from its environment variables."""
     if endpoint is None:
         return None
     path = urlsplit(endpoint).path.rstrip("/")
-    return endpoint if path else endpoint.rstrip("/") + TRACES
+    return endpoint if path else endpoint.rstrip("/") + TRACES_PATH

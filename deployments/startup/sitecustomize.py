@@ -1,12 +1,12 @@
-"""Python runs this when a process of the service starts.
+"""Python runs this module when a process of the service starts.
 
-`deployments/local_ray/cluster.py` puts the folder into PYTHONPATH.
+`deployments/local_ray/cluster.py` adds this folder to PYTHONPATH.
 
-ray.serve imports pandas if it is installed, to recognize tables that a deployment returns. Ours return none, and pandas
-would cost every process 30 MB, and a third of its time to start. Other imports of pandas work.
+ray.serve imports pandas if it is installed, to recognize tables that a deployment returns. Our deployments return none,
+and pandas would cost every process 30 MB and a third of its start time. Other imports of pandas still work.
 
-Ray's agents are made to end with their raylet: without that they first inform the head, which may have ended, and wait
-for it forever.
+Ray's agents are killed with their raylet. Otherwise they would first inform the head, which may have ended, and would
+wait for it forever.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 
-ASKING, LEFT_OUT = "ray.serve._private.utils", "pandas"
+IMPORTER, BLOCKED_MODULE = "ray.serve._private.utils", "pandas"
 
 AGENTS = ("ray/dashboard/agent.py", "ray/_private/runtime_env/agent/main.py")
-"""Scripts that a raylet starts; its workers end by themselves."""
+"""Scripts of a raylet's agents. Its workers need no help, because they end with it."""
 RAYLET_PID = "RAY_RAYLET_PID"
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
 
-class LeaveOut:
-    """An import hook: for the module `ASKING` there is no `LEFT_OUT`, which it handles."""
+class PandasBlocker:
+    """An import hook that hides `BLOCKED_MODULE` from the module `IMPORTER`, which handles its absence."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Returns None, so that other hooks find the module; raises ModuleNotFoundError for the one left out."""
-        if name == LEFT_OUT:
+        """Returns None, so that other hooks find the module; raises ModuleNotFoundError for the hidden one."""
+        if name == BLOCKED_MODULE:
             frame = sys._getframe().f_back
             while frame is not None and "importlib" in frame.f_code.co_filename:
                 frame = frame.f_back
-            if frame is not None and frame.f_globals.get("__name__") == ASKING:  # its import statement is running
-                raise ModuleNotFoundError(f"{ASKING} is to do without {LEFT_OUT}", name=LEFT_OUT)
+            if frame is not None and frame.f_globals.get("__name__") == IMPORTER:  # it runs the import
+                raise ModuleNotFoundError(f"{BLOCKED_MODULE} is hidden from {IMPORTER}", name=BLOCKED_MODULE)
         return None
 
 
-def leave_out() -> None:
+def block_pandas() -> None:
     """Installs the hook in this process."""
-    if not any(type(finder).__name__ == LeaveOut.__name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, LeaveOut())
+    if not any(type(finder).__name__ == PandasBlocker.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, PandasBlocker())
 
 
 def end_with_raylet() -> None:
-    """Makes the kernel end this process with its raylet, if it is one of Ray's agents; on Linux."""
+    """Makes the kernel kill this process with its raylet, if it is one of Ray's agents; only on Linux."""
     raylet = os.environ.get(RAYLET_PID)
     if raylet is None or sys.platform != "linux" or not any(each.endswith(AGENTS) for each in sys.orig_argv):
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(raylet):  # it has ended before
+    if os.getppid() != int(raylet):  # the raylet has already ended
         os._exit(1)
 
 
-def run_the_next_one() -> None:
+def run_next_sitecustomize() -> None:
     """Runs the environment's own sitecustomize, if there is one."""
-    here = str(Path(__file__).parent)
-    spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != here])
+    folder = str(Path(__file__).parent)
+    spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != folder])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
 if __name__ == "sitecustomize":
-    leave_out()
+    block_pandas()
     end_with_raylet()
-    run_the_next_one()
+    run_next_sitecustomize()

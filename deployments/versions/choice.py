@@ -1,4 +1,4 @@
-"""Divides requests that name no version between versions, counts them, and compares versions."""
+"""Divides requests that name no version between two versions, counts them, and compares the versions' answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from deployments.api.endpoint import Served
+from deployments.api.endpoint import ModelVersion
 from deployments.api.parsing import Body, Canary, InferRequest, Version
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import bucket_of
@@ -25,24 +25,24 @@ from earlyexit.network.boundary import Answer, stack_values
 from earlyexit.tasks.base import Task
 
 ANSWERED = "answered"
-MOST_COMPARED = 16
-"""Comparisons that may run at the same time in one ingress, in case the other version is slow."""
-WHOLE = 2**32
+MAX_COMPARISONS = 16
+"""Most comparisons that run at the same time in one ingress, which matters if the other version is slow."""
+UINT32_RANGE = 2**32
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 @dataclass(slots=True)
 class VersionTally:
-    """What was counted of the requests that were sent to one version."""
+    """Counts of the requests that were sent to one version."""
 
     requests: Counter[str] = field(default_factory=Counter)
-    """Requests by outcome: `answered`, or the kind of an error. Another version answered those that count as
-    `version_unavailable`."""
+    """Requests by outcome: `answered`, or the kind of an error. This ingress's own version answered the requests that
+    count as `version_unavailable`."""
     exits: Counter[int] = field(default_factory=Counter)
-    """Inputs by the block after which they left."""
+    """Answered inputs by exit block."""
     latencies: Counter[int] = field(default_factory=Counter)
-    """Answered requests by bucket, as in `IngressReport`."""
+    """Answered requests by latency bucket, as in `IngressReport`."""
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -58,16 +58,16 @@ class VersionTally:
 
 @dataclass(slots=True)
 class Tally:
-    """What one ingress has counted since the default version and the canary changed."""
+    """The counts of one ingress since the default version or the canary changed."""
 
     versions: defaultdict[str, VersionTally] = field(default_factory=partial(defaultdict, VersionTally))
     inputs: dict[str, float] = field(default_factory=lambda: {"same": 0, "other": 0})
-    """Inputs with the same answer by both versions, and with another. An input may count in part, if the task's loss
-    is a number."""
+    """Compared inputs with the same answer from both versions, and with another. Losses between 0 and 1 count in
+    part."""
     failed: int = 0
-    """Requests that were not compared because one of the versions did not answer."""
+    """Requests that were not compared because the other version did not answer."""
     skipped: int = 0
-    """Requests that were not compared because `MOST_COMPARED` comparisons were running."""
+    """Requests that were not compared because `MAX_COMPARISONS` comparisons were running."""
 
     def add(self, other: Tally) -> None:
         """Adds the counts of another ingress."""
@@ -83,7 +83,7 @@ class Tally:
 
     @property
     def compared(self) -> dict[str, Any]:
-        """How far two versions agree, as the same route reports it."""
+        """How far the two versions agree, as the same route reports it."""
         inputs = round(sum(self.inputs.values()))
         return {
             "inputs": inputs,
@@ -97,8 +97,8 @@ class Tally:
 def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answer], their_task: Task) -> list[float]:
     """Returns the loss between the answers of two versions for each input, from 0 to 1.
 
-    If the answers of both tasks mean the same, it is the loss of our task. Otherwise, for example if labels have other
-    numbers, answers are compared as callers see them.
+    If answers of both tasks have the same meaning, this is our task's loss. Otherwise, for example if labels have
+    different numbers, the JSON forms of the answers are compared.
     """
     if our_task.compares(their_task):
         early, full = (stack_values([answer.value for answer in answers]) for answers in (ours, theirs))
@@ -110,51 +110,55 @@ def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answ
 
 
 class Traffic(Body):
-    """How a model's requests that name no version are divided."""
+    """How the requests of a model that name no version are divided."""
 
     model_config = ConfigDict(frozen=True)
 
     default: Version | None = None
-    """None: the version at the address of the request."""
+    """None: the version of the ingress that receives the request."""
     canary: Canary | None = None
 
 
-def draws(request_id: str) -> tuple[float, float]:
-    """Returns two numbers from 0 to 1 that follow from a request's id: one for `share`, one for `compare_share`.
+def hashed_draws(request_id: str) -> tuple[float, float]:
+    """Returns two numbers from 0 to 1 for `share` and `compare_share`, which are a hash of the request's id.
 
-    A retry gets the version of the first attempt, in any ingress. Requests of a small share are in any larger share.
+    Because of the hash, a retry goes to the same version in any ingress, and a growing share keeps its requests.
     """
     first, second = struct.unpack("<II", blake2b(request_id.encode(), digest_size=8).digest())
-    return first / WHOLE, second / WHOLE
+    return first / UINT32_RANGE, second / UINT32_RANGE
+
+
+Answered = tuple[ModelVersion, list[Answer]]
+"""A version, and its answers to a request."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Fork:
-    """Divides requests between a default version and a canary, both of which can be reached."""
+class TrafficSplitter:
+    """Divides requests between a default version and a canary, which were available when it was built."""
 
-    own: Served
-    """This ingress's version, which answers if another one cannot be reached."""
-    default: Served
-    canary: Served | None
+    own: ModelVersion
+    """This ingress's version, which answers if the selected one is unavailable."""
+    default: ModelVersion
+    canary: ModelVersion | None
     share: float
     compare_share: float
     tally: Tally
     clock: Clock
     comparing: set[asyncio.Task[None]]
-    """Running comparisons, of earlier forks too."""
+    """Running comparisons, including those of earlier splitters."""
 
-    async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
-        """Returns the answers, and the version that gave them."""
+    async def answer(self, request: InferRequest) -> Answered:
+        """Returns the answers and the version that gave them."""
         if self.canary is None:
             return await self._ask(self.default, request)
-        drawn, compare_drawn = draws(request.request_id)
-        first, second = (self.canary, self.default) if drawn < self.share else (self.default, self.canary)
-        served, answers = await self._ask(first, request)
-        if compare_drawn < self.compare_share and served is first:
-            self._begin_to_compare(request, served, answers, second)
-        return served, answers
+        drawn, compare_drawn = hashed_draws(request.request_id)
+        selected, other = (self.canary, self.default) if drawn < self.share else (self.default, self.canary)
+        answered = await self._ask(selected, request)
+        if compare_drawn < self.compare_share and answered[0] is selected:
+            self._compare_soon(request, answered, other)
+        return answered
 
-    async def _ask(self, served: Served, request: InferRequest) -> tuple[Served, list[Answer]]:
+    async def _ask(self, served: ModelVersion, request: InferRequest) -> Answered:
         tally, begin_s = self.tally.versions[served.version], self.clock.now_s()
         try:
             answers = await served.infer(request)
@@ -169,23 +173,24 @@ class Fork:
         tally.exits.update(answer.exit for answer in answers)
         return served, answers
 
-    def _begin_to_compare(self, request: InferRequest, served: Served, answers: list[Answer], other: Served) -> None:
-        """Asks the other version in the background: the caller has its answer, and its trace may have ended."""
-        if len(self.comparing) >= MOST_COMPARED:
+    def _compare_soon(self, request: InferRequest, answered: Answered, other: ModelVersion) -> None:
+        """Starts a comparison in the background. It has a context of its own, because the request's trace may end."""
+        if len(self.comparing) >= MAX_COMPARISONS:
             self.tally.skipped += 1
             return
-        comparison = self._compare(request, served, answers, other)
+        comparison = self._compare(request, answered, other)
         task = asyncio.get_running_loop().create_task(comparison, context=Context())
         self.comparing.add(task)
         task.add_done_callback(self.comparing.discard)
 
-    async def _compare(self, request: InferRequest, served: Served, answers: list[Answer], other: Served) -> None:
+    async def _compare(self, request: InferRequest, answered: Answered, other: ModelVersion) -> None:
+        served, answers = answered
         try:
-            others = await other.infer(request)
+            other_answers = await other.infer(request)
         except OfframpError as error:
             logger.info("request %s was not compared: %s", request.request_id, error)
             self.tally.failed += 1
             return
-        loss = sum(losses_between(answers, served.task, others, other.task))
+        loss = sum(losses_between(answers, served.task, other_answers, other.task))
         self.tally.inputs["same"] += len(answers) - loss
         self.tally.inputs["other"] += loss

@@ -377,7 +377,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 RAW = 0
 """The msgpack extension code of an array's bytes."""
 
-
 ERRORS: Final[Mapping[str, type[OfframpError]]] = {
     each.__name__: each
     for each in vars(earlyexit.errors).values()
@@ -461,7 +460,8 @@ def _decode_other(type_: type, value: Any) -> object:
     error = ERRORS.get(name)
     if error is None:
         return ExecutionError(message)
-    return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # only some classes take it
+    options = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
+    return error(message, **options)
 
 
 MalformedError = msgspec.MsgspecError

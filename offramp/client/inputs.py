@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.api.operations import path_of
-from deployments.api.parsing import packed, unpacked
+from deployments.api.parsing import pack_elements, unpack_elements
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import DATATYPES, cast_column
 
@@ -64,7 +64,7 @@ def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: 
     columns = _columns(rows, metadata["inputs"])
     inputs, tails = [], []
     for name, (datatype, column) in columns.items():
-        tail = packed(datatype, column)
+        tail = pack_elements(datatype, column)
         sized = {"binary_data_size": len(tail)}
         inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
         tails.append(tail)
@@ -123,7 +123,7 @@ def with_tail(head: Any, tail: memoryview) -> Any:
     for output in head["outputs"]:
         if "data" not in output:
             size = output["parameters"]["binary_data_size"]
-            output["data"] = unpacked(output["datatype"], tail[at : at + size], output["name"])
+            output["data"] = unpack_elements(output["datatype"], tail[at : at + size], output["name"])
             at += size
     return head
 

@@ -212,7 +212,7 @@ def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int] | No
 def ports(wanted: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findings:
     """HAProxies whose Ray has ended, which keep their ports; and the ports that a service would listen on."""
     for each in haproxies:
-        if each.is_left:
+        if each.is_orphan:
             words = f"haproxy of an earlier run, pid {each.pid}, holds its ports"
             yield Finding("left haproxy", "failed", words, f"kill {each.pid}")
     free = ", ".join(f"{each.number} ({each.purpose})" for each in wanted if not each.taken)
@@ -233,7 +233,7 @@ def _taken(port: Port, haproxies: Sequence[RunningProcess]) -> Finding:
     haproxy = next((each for each in haproxies if each.pid == holder.pid), None)
     if haproxy is None:
         return Finding("ports", "failed", words, f"end it, or {elsewhere}")
-    if haproxy.is_left:
+    if haproxy.is_orphan:
         return Finding("ports", "failed", words, f"kill {holder.pid}")
     return Finding(
         "ports", "warning", words, "a service runs here: ask it, or end it with Ctrl-C before another begins"

@@ -43,7 +43,7 @@ def test_a_serve_that_does_not_run_yet_gets_the_services_options() -> None:
 def test_grpc_is_not_asked_of_a_serve_that_runs_without_it() -> None:
     wanted = serve_config({}, name="demo", environment={}, host="0.0.0.0", port=8000, grpc_port=9000)
     without = serving() | {"grpc_options": {"port": 9000, "grpc_servicer_functions": []}}
-    with pytest.raises(InputError, match="Serve runs without gRPC at port 9000, which it takes at its start only"):
+    with pytest.raises(InputError, match="Serve runs without gRPC at port 9000, which it can open only when it starts"):
         with_application(without, wanted)
     assert (
         with_application(serving() | {"grpc_options": wanted["grpc_options"]}, wanted)["grpc_options"]["port"] == 9000

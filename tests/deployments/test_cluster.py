@@ -16,11 +16,11 @@ from deployments.local_ray.cluster import (
     _resources_needed,
     _wanted_ports,
     _with_starts,
-    front_of,
-    prepared,
-    switches_of,
+    choose_front,
+    front_environment,
+    open_front,
 )
-from deployments.local_ray.ports import free_port, take_listener
+from deployments.local_ray.ports import take_listener
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import Split
@@ -28,6 +28,7 @@ from optimizer.plan import Plan, Stage, stock_plan
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import problem
+from tests.free_port import free_port
 
 HERE = "127.0.0.1"
 
@@ -142,33 +143,33 @@ listen stats
 def test_nothing_stands_before_an_ingress_that_is_alone(
     asked: HttpFront, settings: ServeSettings, has_grpc: bool, found: HttpFront
 ) -> None:
-    assert front_of(asked, settings, has_grpc=has_grpc) == found
+    assert choose_front(asked, settings, has_grpc=has_grpc) == found
 
 
 @pytest.mark.parametrize(
     ("settings", "has_grpc", "reason"),
-    [(TWO, False, "there are 2 ingresses"), (VERSIONS, False, "versions"), (ALONE, True, "it speaks gRPC")],
+    [(TWO, False, "there are 2 ingresses"), (VERSIONS, False, "versions"), (ALONE, True, "it serves gRPC")],
     ids=("ingresses", "versions", "grpc"),
 )
 def test_callers_reach_no_ingress_where_one_is_not_all(settings: ServeSettings, has_grpc: bool, reason: str) -> None:
     with pytest.raises(InputError, match=f"because .*{reason}"):
-        front_of("direct", settings, has_grpc=has_grpc)
+        choose_front("direct", settings, has_grpc=has_grpc)
 
 
 def test_serve_listens_unless_the_ingress_does() -> None:
     ha_proxy, own_ports = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_DIRECT_INGRESS"
-    assert switches_of("direct") == {ha_proxy: "0", own_ports: "0"}
-    assert switches_of("haproxy") == {ha_proxy: "1", own_ports: "1"}
-    assert switches_of("proxy") == {ha_proxy: "0", own_ports: "1"}
+    assert front_environment("direct") == {ha_proxy: "0", own_ports: "0"}
+    assert front_environment("haproxy") == {ha_proxy: "1", own_ports: "1"}
+    assert front_environment("proxy") == {ha_proxy: "0", own_ports: "1"}
 
 
 def test_an_ingress_that_is_reached_itself_is_told_where_its_socket_is() -> None:
     port = free_port()
-    with prepared("direct", ALONE, HERE, port, ()) as told:
+    with open_front("direct", ALONE, HERE, port, ()) as told:
         assert told.listener is not None
         with take_listener(told.listener) as listener:
             assert listener.getsockname() == (HERE, port)
-    with prepared("proxy", ALONE, HERE, port, ()) as told:
+    with open_front("proxy", ALONE, HERE, port, ()) as told:
         assert told == ALONE
 
 
@@ -187,7 +188,7 @@ def test_haproxy_listens_for_callers_on_the_host_and_for_the_rest_on_loopback(
     monkeypatch.setenv(BINARY, "/bin/echo")
     file = tmp_path / "haproxy.cfg"
     file.write_text(CONFIGURATION.format(mode=666, here="", served=served, page="*"))
-    with prepared("haproxy", ALONE, host, 8000, (9000,)):
+    with open_front("haproxy", ALONE, host, 8000, (9000,)):
         command = [os.environ[BINARY], "-db", "-f", str(file), "-sf", "12"]
         started = subprocess.run(command, capture_output=True, text=True, check=True)
     assert started.stdout == f"-db -f {file} -sf 12\n"

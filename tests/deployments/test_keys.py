@@ -31,13 +31,13 @@ def test_what_is_not_the_whole_key_is_no_key(token: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "keys: no key; one `name:key` or `key` per line is needed"),
-        ("# none\n", "keys: no key; one `name:key` or `key` per line is needed"),
-        (f"{ALICE}\nsecret", "keys:2: the key has 6 characters; at least 16 are needed"),
-        ("secret secret secret", "keys:1: a key of letters, digits and ._~+/- is needed"),
-        ("alice:", "keys:1: a key of letters, digits and ._~+/- is needed"),
-        (f"a b:{ALICE}", "keys:1: before the colon a name of 1 to 64 letters, digits and ._- is needed"),
-        (f":{ALICE}", "keys:1: before the colon a name of 1 to 64 letters, digits and ._- is needed"),
+        ("", "keys: no key; each line must be `name:key` or `key`"),
+        ("# none\n", "keys: no key; each line must be `name:key` or `key`"),
+        (f"{ALICE}\nsecret", "keys:2: a key must have at least 16 characters (got 6)"),
+        ("secret secret secret", "keys:1: a key must consist of letters, digits and ._~+/-"),
+        ("alice:", "keys:1: a key must consist of letters, digits and ._~+/-"),
+        (f"a b:{ALICE}", "keys:1: the name before the colon must be 1 to 64 letters, digits and ._-"),
+        (f":{ALICE}", "keys:1: the name before the colon must be 1 to 64 letters, digits and ._-"),
     ],
 )
 def test_a_malformed_line_is_told_by_its_number_and_not_quoted(text: str, message: str) -> None:
@@ -78,9 +78,9 @@ def test_keys_come_from_a_variable_separated_by_commas_or_lines_or_are_not_asked
     ("fields", "message"),
     [
         ({"keys_file": "a", "keys_env": "B"}, "keys_file and keys_env exclude each other"),
-        ({"burst": 3.0}, "a burst goes with rate_per_s"),
-        ({"cors_origins": ["example.org"]}, "'example.org' is no origin like https://example.org"),
-        ({"cors_origins": ["https://example.org/"]}, "is no origin like"),
+        ({"burst": 3.0}, "burst needs rate_per_s"),
+        ({"cors_origins": ["example.org"]}, "'example.org' is not an origin such as https://example.org"),
+        ({"cors_origins": ["https://example.org/"]}, "is not an origin such as"),
         ({"rate_per_s": 0.0}, "greater than 0"),
     ],
 )

@@ -10,11 +10,11 @@ from deployments.local_ray.ports import (
     HostPort,
     RunningProcess,
     await_ports,
-    free_port,
-    holding,
+    hold_listener,
     take_listener,
 )
 from earlyexit.errors import OfframpError
+from tests.free_port import free_port
 
 HOST = "127.0.0.1"
 LEFT = RunningProcess(pid=7, name="haproxy")
@@ -49,7 +49,8 @@ def test_what_is_left_of_an_earlier_service_is_named_and_waited_for_a_while(capl
     assert ports.now_s == 0.0
     ports.wait_for(8000, 8404)
     assert ports.now_s == 20.0
-    assert caplog.messages == ["port 8000 is still taken by haproxy, pid 7, of an earlier service: waiting for its end"]
+    [message] = caplog.messages
+    assert message == "port 8000 is still taken by haproxy, pid 7 of an earlier service: waiting until it ends"
     ports = Ports({8000: 1e9}, LEFT)
     with pytest.raises(OfframpError, match=r"port 8000 of 127.0.0.1 is taken by haproxy, pid 7"):
         ports.wait_for(8000)
@@ -93,7 +94,7 @@ def test_of_a_real_port_the_process_that_listens_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parent", "is_left"),
+    ("name", "parent", "is_orphan"),
     [
         ("haproxy", None, True),
         ("haproxy", "systemd", True),
@@ -103,8 +104,8 @@ def test_of_a_real_port_the_process_that_listens_is_named() -> None:
         ("python3", None, False),
     ],
 )
-def test_what_was_of_ray_and_has_no_parent_there_is_left_over(name: str, parent: str | None, *, is_left: bool) -> None:
-    assert RunningProcess(pid=5, name=name, parent=parent).is_left == is_left
+def test_a_process_of_ray_without_its_parent_is_an_orphan(name: str, parent: str | None, *, is_orphan: bool) -> None:
+    assert RunningProcess(pid=5, name=name, parent=parent).is_orphan == is_orphan
 
 
 # The socket that ingresses take
@@ -124,7 +125,7 @@ def answer_one(listener: socket.socket) -> None:
 
 def test_callers_are_refused_before_the_first_ingress_and_without_one_answered_by_the_next() -> None:
     port = free_port()
-    with holding(HOST, port) as path:
+    with hold_listener(HOST, port) as path:
         with pytest.raises(ConnectionRefusedError):
             asked(port)
         with take_listener(path) as first:
@@ -139,11 +140,11 @@ def test_callers_are_refused_before_the_first_ingress_and_without_one_answered_b
 
 def test_a_service_that_ends_lets_go_of_its_port_and_hands_nothing_over() -> None:
     port = free_port()
-    with holding(HOST, port) as path:
+    with hold_listener(HOST, port) as path:
         take_listener(path).close()
-    with pytest.raises(OfframpError, match="the socket to listen on cannot be had"):
+    with pytest.raises(OfframpError, match="the listening socket cannot be received"):
         take_listener(path)
-    with holding(HOST, port):
+    with hold_listener(HOST, port):
         pass
 
 
@@ -151,15 +152,15 @@ def test_an_address_that_cannot_be_had_is_named() -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         port = other.getsockname()[1]
-        with pytest.raises(OfframpError, match=f"port {port} of {HOST} cannot be listened on"), holding(HOST, port):
+        with pytest.raises(OfframpError, match=f"cannot listen on port {port} of {HOST}"), hold_listener(HOST, port):
             pass
-    with pytest.raises(OfframpError, match="is no address"), holding("no.such.host.invalid", 1):
+    with pytest.raises(OfframpError, match="is not an address"), hold_listener("no.such.host.invalid", 1):
         pass
 
 
 def test_an_address_of_no_interface_is_not_said_to_be_taken() -> None:
     await_ports([("::1", free_port())])
-    with pytest.raises(OfframpError, match=r"port 8000 of 192.0.2.1 cannot be listened on"):
+    with pytest.raises(OfframpError, match=r"cannot listen on port 8000 of 192.0.2.1"):
         await_ports([("192.0.2.1", 8000)])
-    with pytest.raises(OfframpError, match=r"no.such.host.invalid is no address"):
+    with pytest.raises(OfframpError, match=r"no.such.host.invalid is not an address"):
         await_ports([("no.such.host.invalid", 8000)])

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from deployments.local_ray.cluster import loss_words, watched
+from deployments.local_ray.cluster import describe_loss, watch_processes
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from earlyexit.errors import HeadLostError
 
@@ -30,7 +30,7 @@ from earlyexit.errors import HeadLostError
     ],
 )
 def test_a_loss_is_told_by_what_ended_and_how(found: dict[str, tuple[int, int | None]], words: str) -> None:
-    assert loss_words(found) == f"Ray's head is gone ({words}); what was left of the service is ended"
+    assert describe_loss(found) == f"Ray's head is gone ({words}); the rest of the service is stopped"
 
 
 def test_the_end_of_one_of_several_processes_is_the_loss_also_where_it_was_waited_for() -> None:
@@ -40,14 +40,14 @@ def test_the_end_of_one_of_several_processes_is_the_loss_also_where_it_was_waite
         subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) as ends,
     ):
         assert ends.stdin is not None
-        with watched({"raylet": stays, "gcs_server": ends}, losses.put):
+        with watch_processes({"raylet": stays, "gcs_server": ends}, losses.put):
             assert losses.empty()
             ends.stdin.close()
             loss = losses.get(timeout=10)
         stays.kill()
     assert f"gcs_server {ends.pid} ended with status 3)" in str(loss)
     assert losses.empty()
-    with watched({"gcs_server": ends}, losses.put):
+    with watch_processes({"gcs_server": ends}, losses.put):
         assert "ended with status 3" in str(losses.get(timeout=10))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from deployments.local_ray.cluster import MOST_LETTERS, lean_imports, our_words
-from deployments.local_ray.private import WATCHERS, on_loopback, without_watchers
-from deployments.startup.sitecustomize import ASKING, LEFT_OUT, LeaveOut
+from deployments.local_ray.cluster import MAX_LINE_LENGTH, shorten_message, without_pandas
+from deployments.local_ray.private import HELPER_STARTERS, on_loopback, without_helpers
+from deployments.startup.sitecustomize import BLOCKED_MODULE, IMPORTER, PandasBlocker
 
 TRY = f"""
 try:
-    import {LEFT_OUT} as found
+    import {BLOCKED_MODULE} as found
 except ImportError:
     found = None
 """
@@ -23,7 +23,7 @@ class Installed:
     """Finds a module of that name that is nearly empty."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name == LEFT_OUT else None  # type: ignore[arg-type] # it is a loader
+        return ModuleSpec(name, self) if name == BLOCKED_MODULE else None  # type: ignore[arg-type] # it is a loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return ModuleType(spec.name)
@@ -33,10 +33,10 @@ class Installed:
 
 
 def test_serve_does_without_pandas_and_others_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, LEFT_OUT, ModuleType(LEFT_OUT))  # whatever was there is put back
-    monkeypatch.delitem(sys.modules, LEFT_OUT)
-    monkeypatch.setattr(sys, "meta_path", [LeaveOut(), Installed(), *sys.meta_path])
-    found: dict[str, Any] = {"__name__": ASKING}
+    monkeypatch.setitem(sys.modules, BLOCKED_MODULE, ModuleType(BLOCKED_MODULE))  # whatever was there is put back
+    monkeypatch.delitem(sys.modules, BLOCKED_MODULE)
+    monkeypatch.setattr(sys, "meta_path", [PandasBlocker(), Installed(), *sys.meta_path])
+    found: dict[str, Any] = {"__name__": IMPORTER}
     exec(TRY, found)
     assert found["found"] is None
     others: dict[str, Any] = {"__name__": "another.module"}
@@ -51,7 +51,7 @@ def test_processes_that_are_started_meanwhile_do_without_too(monkeypatch: pytest
             monkeypatch.setenv("PYTHONPATH", told)
         else:
             monkeypatch.delenv("PYTHONPATH", raising=False)
-        with lean_imports():
+        with without_pandas():
             first, *others = os.environ["PYTHONPATH"].split(os.pathsep)
             assert os.path.isfile(os.path.join(first, "sitecustomize.py"))
             assert others == ([] if told is None else [told])
@@ -61,10 +61,10 @@ def test_processes_that_are_started_meanwhile_do_without_too(monkeypatch: pytest
 def test_ray_has_what_is_left_out_again_afterwards() -> None:
     from ray._private.node import Node
 
-    whole = [getattr(Node, name) for name in WATCHERS]
-    with without_watchers():
-        assert not any(getattr(Node, name) is of_ray for name, of_ray in zip(WATCHERS, whole, strict=True))
-    assert [getattr(Node, name) for name in WATCHERS] == whole
+    whole = [getattr(Node, name) for name in HELPER_STARTERS]
+    with without_helpers():
+        assert not any(getattr(Node, name) is of_ray for name, of_ray in zip(HELPER_STARTERS, whole, strict=True))
+    assert [getattr(Node, name) for name in HELPER_STARTERS] == whole
 
 
 @pytest.mark.parametrize(("alone", "address_is_loopback"), [(True, True), (False, False)])
@@ -91,7 +91,7 @@ DIED = (
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        pytest.param(DIED, "a worker of Ray's has died, pid 3978 (SYSTEM_ERROR)", id="a-worker-died"),
+        pytest.param(DIED, "a Ray worker has died, pid 3978 (SYSTEM_ERROR)", id="a-worker-died"),
         pytest.param(
             "Task ServeController.graceful_shutdown failed. There are infinite retries remaining, so the task will be "
             "retried. Error: The actor is dead because it was killed by `ray.kill`.",
@@ -103,11 +103,11 @@ DIED = (
             "Ray says: 2 workers killed due to memory pressure",
             id="the-first-line",
         ),
-        pytest.param("x" * 300, f"Ray says: {'x' * MOST_LETTERS} ...", id="not-more-than-a-line"),
+        pytest.param("x" * 300, f"Ray says: {'x' * MAX_LINE_LENGTH} ...", id="not-more-than-a-line"),
         pytest.param("Raylet is terminated. Termination is unexpected.", None, id="its-watcher-says-more"),
         pytest.param("WARNING: 8 PYTHON worker processes have been started on node: 5", None, id="many-replicas"),
         pytest.param("\n", None, id="nothing"),
     ],
 )
 def test_what_ray_says_of_its_workers_is_one_line_of_ours(message: str, words: str | None) -> None:
-    assert our_words(message) == words
+    assert shorten_message(message) == words

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
 
-from deployments.local_ray.ports import free_port
+from tests.free_port import free_port
 
 HOST = "127.0.0.1"
 

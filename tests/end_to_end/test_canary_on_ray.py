@@ -14,7 +14,7 @@ import pytest
 
 from deployments.choices import VersionSettings
 from deployments.settings import ServeSettings
-from deployments.versions.choice import draws
+from deployments.versions.choice import hashed_draws
 from offramp import Client
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay
 from tests.end_to_end.tiny_service import Tiny, make_tiny, one_stage, text_service
@@ -77,7 +77,7 @@ def test_a_canary_answers_its_share_and_both_are_compared(versions: Versions, ht
     order = {"version": "2", "share": SHARE, "compare_share": 1.0}
     http.put("/v2/models/tiny/canary", json=order).raise_for_status()
     ids = [f"request-{number}" for number in range(96)]
-    wanted = ["2" if draws(each)[0] < SHARE else "1" for each in ids]
+    wanted = ["2" if hashed_draws(each)[0] < SHARE else "1" for each in ids]
     found = []
     for number, request_id in enumerate(ids):
         index = number % len(versions.texts)

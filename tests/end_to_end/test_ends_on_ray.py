@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.local_ray.ports import free_port
 from tests.end_to_end.one_ray import MARK, OneRay, kill_remaining, remaining
 from tests.end_to_end.tiny_service import Tiny, text_service
+from tests.free_port import free_port
 
 pytestmark = pytest.mark.ray
 START_S, END_S, AGENTS_S = 120.0, 60.0, 5.0

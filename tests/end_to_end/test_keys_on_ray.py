@@ -113,5 +113,5 @@ def test_logs_hold_nothing_that_callers_send(url: str, one_ray: OneRay, http: ht
         client.predict(TEXT)
     logs = Path(one_ray.order("logs"))
     found = [path for path in [*logs.rglob("*"), one_ray.log] if path.is_file()]
-    assert any("ingress" in path.name and b"API keys were read again" in path.read_bytes() for path in found)
+    assert any("ingress" in path.name and b"API keys were reloaded" in path.read_bytes() for path in found)
     assert [path.name for path in found if MARKER in path.read_bytes()] == []

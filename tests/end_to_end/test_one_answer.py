@@ -19,8 +19,7 @@ import tritonclient.http as triton
 from PIL import Image
 
 from deployments.api.grpc.server import Rpcs, message_class
-from deployments.api.parsing import InferRequest, Signature, packed
-from deployments.local_ray.ports import free_port
+from deployments.api.parsing import InferRequest, Signature, pack_elements
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.boundary import Answer
 from offramp import Client
@@ -30,6 +29,7 @@ from tests.deployments.ingress.api.faces import FakeBackend, FakeContext
 from tests.deployments.ingress.api.signatures import IMAGE, tensors
 from tests.deployments.ingress.dashboard.fake_service import served
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise
+from tests.free_port import free_port
 from tests.offramp.cli.runs import run
 
 PHOTO, OTHER = noise(2, 3), noise(2, 3, seed=1)
@@ -106,7 +106,7 @@ def by_triton(url: str, array: np.ndarray[Any, Any], datatype: str, *, binary: b
 def by_grpc(array: np.ndarray[Any, Any], datatype: str) -> tuple[str, float, int]:
     message = message_class("ModelInferRequest")(model_name="intents")
     message.inputs.add(name="image", datatype=datatype, shape=array.shape)
-    message.raw_input_contents.append(packed(datatype, array))
+    message.raw_input_contents.append(pack_elements(datatype, array))
     answer = asyncio.run(Rpcs(Encoding()).call("ModelInfer", message.SerializeToString(), FakeContext()))
     label, score, left = answer.raw_output_contents
     return label[4:].decode(), float(np.frombuffer(score, "<f4")[0]), int(np.frombuffer(left, "<i4")[0])

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from deployments.local_ray.ports import free_port, holding
+from deployments.local_ray.ports import hold_listener
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import save_model
@@ -36,6 +36,7 @@ from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, decoder, h
 from tests.end_to_end import by_permits
 from tests.end_to_end.one_ray import HERE, URL, OneRay
 from tests.end_to_end.tiny_service import NEVER_S, tiny_problem
+from tests.free_port import free_port
 
 pytestmark = pytest.mark.ray
 
@@ -226,7 +227,7 @@ def one_stage(one_ray: OneRay, tales: Tales) -> Iterator[tuple[str, str]]:
     """Yields the URL of the ingress itself, without a proxy, and the URL of Serve's proxy."""
     splits = (Split(first=0, end=2, batch=4, ramps=RAMPS[:1]), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=RAMPS[1:]))
     port = free_port()
-    with holding(HOST, port) as listener:
+    with hold_listener(HOST, port) as listener:
         stage = Stage(device="cpu", replicas=2, splits=splits)
         proxy = one_ray.serve(settings(tales, stage, app="tales", listener=listener))
         yield f"http://{HOST}:{port}", proxy

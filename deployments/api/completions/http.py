@@ -1,6 +1,6 @@
-"""The routes of a model that generates: whole answers, and streams of server-sent events, each in its route's form.
+"""The routes of models that generate. They send whole answers, or streams of server-sent events.
 
-The chunk that ends an answer brings no text, as clients expect (vLLM #35705). An error in mid-stream is an event.
+The last chunk of an answer has no text, as clients expect (vLLM issue 35705). An error within a stream is an event.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
 from tokenizers import Tokenizer
 
 from deployments.api.access import Gate
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
-from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, openai_error, request_id
-from deployments.api.events import Departure, EventStream
+from deployments.api.endpoint import CALLER, FAILURE, Api, Backend, json_response, log_error, openai_error, request_id
+from deployments.api.events import DisconnectWatch, EventStream
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
-from deployments.api.parsing import validated
+from deployments.api.parsing import parse_body
 from deployments.process_setup import HideExceptionMessages
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
@@ -39,54 +38,51 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
 
 T = TypeVar("T")
-NOTHING: Mapping[str, Any] = {}
+EMPTY: Mapping[str, Any] = {}
 LONG_BODY_BYTES = 20_000
-"""Reading a longer body takes milliseconds, most of them for tokenizing, and is done in a thread."""
+"""Longer bodies are parsed in a thread, because tokenizing them takes milliseconds."""
 OWNER = "offramp"
-
-
-LEAST = -9999.0
-"""OpenAI's log-probability of impossible tokens; JSON has no infinite numbers."""
+MIN_LOGPROB = -9999.0
+"""OpenAI's log-probability of impossible tokens, because JSON has no infinite numbers."""
 SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""SentencePiece's symbol for a space."""
 
 
-class Probabilities:
-    """Writes the log-probabilities of tokens, and of the likeliest alternatives."""
+class LogprobWriter:
+    """Writes the log-probabilities of tokens, and of the most probable alternatives."""
 
-    def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top_logprobs: int) -> None:
         self._tokenizer = tokenizer
-        self._num_likeliest = num_likeliest
+        self._num_top_logprobs = num_top_logprobs
         self._offset = 0
-        """Characters of the tokens of a text so far."""
+        """Number of characters of the text so far."""
 
-    def of_chat(self, said: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns `logprobs` of a message's choice."""
+    def of_chat(self, results: Sequence[StepResult]) -> dict[str, Any]:
+        """Returns the `logprobs` of a chat completion's choice."""
         return {
             "content": [
                 {
                     **self._entry(each.chosen.token, each.chosen.log_probability),
-                    "top_logprobs": [self._entry(token, value) for token, value in self._likeliest(each)],
+                    "top_logprobs": [self._entry(token, value) for token, value in self._top(each)],
                 }
-                for each in said
+                for each in results
             ]
         }
 
-    def of_text(self, said: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns `logprobs` of a text's choice, or of its next part."""
-        texts = [self._text(each.chosen.token) for each in said]
+    def of_text(self, results: Sequence[StepResult]) -> dict[str, Any]:
+        """Returns the `logprobs` of a text completion's choice, or of its next part."""
+        texts = [self._text(each.chosen.token) for each in results]
         *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
+        top = [{self._text(token): value for token, value in self._top(each)} for each in results]
         return {
             "tokens": texts,
-            "token_logprobs": [_bounded(each.chosen.log_probability) for each in said],
-            "top_logprobs": [{self._text(token): value for token, value in self._likeliest(each)} for each in said]
-            if self._num_likeliest
-            else None,
+            "token_logprobs": [_bounded(each.chosen.log_probability) for each in results],
+            "top_logprobs": top if self._num_top_logprobs else None,
             "text_offset": offsets,
         }
 
-    def _likeliest(self, said: StepResult) -> list[tuple[int, float]]:
-        tokens_k, log_probabilities_k = said.likeliest_2k[:, : self._num_likeliest]
+    def _top(self, result: StepResult) -> list[tuple[int, float]]:
+        tokens_k, log_probabilities_k = result.likeliest_2k[:, : self._num_top_logprobs]
         pairs = zip(tokens_k.tolist(), log_probabilities_k.tolist(), strict=True)
         return [(int(token), _bounded(value)) for token, value in pairs]
 
@@ -100,22 +96,22 @@ class Probabilities:
         }
 
     def _text(self, token: int) -> str:
-        """Returns a token's text by itself; half a character becomes the replacement character."""
+        """Returns the text of a single token; an incomplete character becomes the replacement character."""
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         begins_word = (self._tokenizer.id_to_token(token) or "").startswith(SPACE) and not text.startswith(" ")
         return f" {text}" if begins_word else text
 
 
 def _bounded(log_probability: float) -> float:
-    return max(log_probability, LEAST) if math.isfinite(log_probability) else LEAST
+    return max(log_probability, MIN_LOGPROB) if math.isfinite(log_probability) else MIN_LOGPROB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Some text and its tokens: several if text was held back, as half a character or the start of a stop string."""
+class TextDelta:
+    """The next text of an answer, and its tokens, of which earlier ones may have held back text."""
 
     text: str
-    said: tuple[StepResult, ...]
+    results: tuple[StepResult, ...]
 
 
 DONE = b"data: [DONE]\n\n"
@@ -126,56 +122,59 @@ def event(content: object) -> bytes:
     return b"data: %b\n\n" % to_json(content)
 
 
-class Form(ABC):
-    """One answer in the form of its route, and what was written of it so far."""
+class ResponseWriter(ABC):
+    """Writes one answer in the format of its route."""
 
     def __init__(self, num_prompt: int, *, reports_exits: bool) -> None:
-        """`num_prompt`: tokens of the prompt; `reports_exits`: whether to report the exit of each token."""
+        """`num_prompt`: tokens of the prompt. `reports_exits`: whether to report the exit of each token."""
         self._num_prompt = num_prompt
         self._reports_exits = reports_exits
         self._exits: Counter[int] = Counter()
         """Tokens by the block after which they left."""
         self.ended: Ended | None = None
         self._cut_short: str | None = None
-        """The time limit that ended the sequence; None if none did."""
-        self._held: list[StepResult] = []
+        """The message about the time limit that ended the sequence; None if there was none."""
+        self._unwritten: list[StepResult] = []
+        """Tokens whose text was held back."""
 
-    def take(self, said: StepResult) -> Stretch | None:
-        """Adds a token; returns None if it brings no text."""
-        self._exits[said.exit] += 1
-        self.ended = said.ended
-        self._held.append(said)
-        return self._let_go(said.text) if said.text else None
+    def add(self, result: StepResult) -> TextDelta | None:
+        """Adds a token; returns None if it adds no text."""
+        self._exits[result.exit] += 1
+        self.ended = result.ended
+        self._unwritten.append(result)
+        return self._flush(result.text) if result.text else None
 
-    def cut(self, error: CutShortError) -> Stretch | None:
-        """Ends the sequence by a time limit; returns None if no text was held back."""
+    def cut(self, error: CutShortError) -> TextDelta | None:
+        """Ends the answer because of a time limit; returns None if no text was held back."""
         self.ended, self._cut_short = "length", str(error)
-        return self._let_go(error.text) if error.text else None
+        return self._flush(error.text) if error.text else None
 
-    def _let_go(self, text: str) -> Stretch:
-        part = Stretch(text=text, said=tuple(self._held))
-        self._held.clear()
-        return part
+    def _flush(self, text: str) -> TextDelta:
+        delta = TextDelta(text=text, results=tuple(self._unwritten))
+        self._unwritten.clear()
+        return delta
 
-    def _rest(self) -> Stretch:
-        """Returns the last tokens that brought no text, such as the one that ends the sequence."""
-        return self._let_go("")
+    def _rest(self) -> TextDelta:
+        """Returns the last tokens without text, such as the end-of-text token."""
+        return self._flush("")
 
     def _summary(self) -> dict[str, Any]:
-        """Returns the tokens by block, for JSON, whose keys are strings, and why the answer was cut short."""
-        why = {} if self._cut_short is None else {"cut_short": self._cut_short}
-        return {"exits": {str(block): self._exits[block] for block in sorted(self._exits)}, **why}
+        """Returns the number of tokens by exit block, and the reason why the answer was cut short."""
+        cut_short = {} if self._cut_short is None else {"cut_short": self._cut_short}
+        return {"exits": {str(block): self._exits[block] for block in sorted(self._exits)}, **cut_short}
 
-    def _token_exits(self, *parts: Stretch) -> dict[str, Any]:
-        return {"token_exits": [each.exit for part in parts for each in part.said]} if self._reports_exits else {}
+    def _token_exits(self, *parts: TextDelta) -> dict[str, Any]:
+        if not self._reports_exits:
+            return {}
+        return {"token_exits": [each.exit for part in parts for each in part.results]}
 
     def begin(self) -> bytes:
-        """Returns the events before the first part, with which they are sent."""
+        """Returns the events that are sent together with the first part, and before it."""
         return b""
 
     @abstractmethod
-    def part(self, part: Stretch) -> bytes:
-        """Returns the event of a part."""
+    def part(self, part: TextDelta) -> bytes:
+        """Returns the event of a part of the text."""
 
     @abstractmethod
     def end(self) -> bytes:
@@ -183,15 +182,19 @@ class Form(ABC):
 
     @abstractmethod
     def error(self, kind: str, message: str, status: int) -> bytes:
-        """Returns the events that end a stream by an error."""
+        """Returns the events that end a stream with an error."""
 
     @abstractmethod
-    def whole(self, parts: Sequence[Stretch]) -> dict[str, Any]:
-        """Returns the answer that is not a stream, once it has ended."""
+    def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
+        """Returns the whole answer, for requests without a stream."""
 
 
-class OpenAiForm(Form):
-    """OpenAI's answers: those of `/v1/chat/completions` have messages, those of `/v1/completions` texts."""
+MakeWriter = Callable[[int], ResponseWriter]
+"""Returns the writer of an answer, from the number of prompt tokens."""
+
+
+class OpenAiWriter(ResponseWriter):
+    """Writes the answers of `/v1/chat/completions`, which are messages, and of `/v1/completions`, which are texts."""
 
     def __init__(
         self,
@@ -204,26 +207,26 @@ class OpenAiForm(Form):
         """`created_s`: seconds since 1970."""
         super().__init__(num_prompt, reports_exits=bool(body.exits))
         self._body = body
-        self._chats = isinstance(body, ChatBody)
-        self._object = "chat.completion" if self._chats else "text_completion"
-        self._id = f"{'chatcmpl' if self._chats else 'cmpl'}-{request_id}"
+        self._is_chat = isinstance(body, ChatBody)
+        self._object = "chat.completion" if self._is_chat else "text_completion"
+        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}"
         self._created_s = created_s
         self._reports_usage = body.include_usage
-        likeliest = body.num_likeliest
-        self._probabilities = None if likeliest is None else Probabilities(tokenizer, likeliest)
+        num_top = body.num_top_logprobs
+        self._logprob_writer = None if num_top is None else LogprobWriter(tokenizer, num_top)
 
     def begin(self) -> bytes:
-        if self._chats:
+        if self._is_chat:
             return event(self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None}))
         return event(self._chunk({"text": self._body.echoed, "logprobs": None})) if self._body.echoed else b""
 
-    def part(self, part: Stretch) -> bytes:
+    def part(self, part: TextDelta) -> bytes:
         more = {"offramp": self._token_exits(part)} if self._reports_exits else {}
-        choice = {"delta": {"content": part.text}} if self._chats else {"text": part.text}
-        return event(self._chunk(choice | self._logprobs(part.said), more=more))
+        choice = {"delta": {"content": part.text}} if self._is_chat else {"text": part.text}
+        return event(self._chunk(choice | self._logprobs(part.results), more=more))
 
     def end(self) -> bytes:
-        choice: dict[str, Any] = {"delta": {}} if self._chats else {"text": ""}
+        choice: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         more = {"offramp": self._summary() | self._token_exits(self._rest())}
         last = event(self._chunk({**choice, "logprobs": None}, self.ended, more))
         usage = event(self._head(is_chunk=True) | {"choices": [], "usage": self._usage})
@@ -232,11 +235,11 @@ class OpenAiForm(Form):
     def error(self, kind: str, message: str, status: int) -> bytes:
         return event(openai_error(kind, message, status)) + DONE
 
-    def whole(self, parts: Sequence[Stretch]) -> dict[str, Any]:
+    def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         text = self._body.echoed + "".join(part.text for part in parts)
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"message": message} if self._chats else {"text": text}
-        choice |= self._logprobs([each for part in parts for each in part.said])
+        choice = {"message": message} if self._is_chat else {"text": text}
+        choice |= self._logprobs([each for part in parts for each in part.results])
         return {
             **self._head(is_chunk=False),
             "choices": [{"index": 0, **choice, "finish_reason": self.ended}],
@@ -246,35 +249,35 @@ class OpenAiForm(Form):
 
     @property
     def _usage(self) -> dict[str, int]:
-        asked, said = self._num_prompt, self._exits.total()
-        return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+        prompt, answer = self._num_prompt, self._exits.total()
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     def _head(self, *, is_chunk: bool) -> dict[str, Any]:
-        kind = f"{self._object}.chunk" if is_chunk and self._chats else self._object
+        kind = f"{self._object}.chunk" if is_chunk and self._is_chat else self._object
         return {"id": self._id, "object": kind, "created": self._created_s, "model": self._body.model}
 
     def _chunk(
-        self, choice: Mapping[str, Any], ended: Ended | None = None, more: Mapping[str, Any] = NOTHING
+        self, choice: Mapping[str, Any], ended: Ended | None = None, more: Mapping[str, Any] = EMPTY
     ) -> dict[str, Any]:
         usage: dict[str, Any] = {"usage": None} if self._reports_usage else {}
         choices = [{"index": 0, **choice, "finish_reason": ended}]
         return {**self._head(is_chunk=True), "choices": choices, **usage, **more}
 
-    def _logprobs(self, said: Sequence[StepResult]) -> dict[str, Any]:
-        probabilities = self._probabilities
-        if probabilities is None:
+    def _logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
+        writer = self._logprob_writer
+        if writer is None:
             return {"logprobs": None}
-        return {"logprobs": probabilities.of_chat(said) if self._chats else probabilities.of_text(said)}
+        return {"logprobs": writer.of_chat(results) if self._is_chat else writer.of_text(results)}
 
 
-class GenerateForm(Form):
-    """Triton's generate extension: an object for the whole, or for every part; the last says why the text ended."""
+class GenerateWriter(ResponseWriter):
+    """Writes the answers of Triton's generate extension: one object, or one per part. The last has a finish reason."""
 
     def __init__(self, num_prompt: int, model: str, version: str, body: GenerateBody) -> None:
-        super().__init__(num_prompt, reports_exits=bool(body.drawn().exits))
+        super().__init__(num_prompt, reports_exits=bool(body.merged_parameters().exits))
         self._head = {"model_name": model, "model_version": version} | ({"id": body.id} if body.id else {})
 
-    def part(self, part: Stretch) -> bytes:
+    def part(self, part: TextDelta) -> bytes:
         return event({**self._head, "text_output": part.text, **self._token_exits(part)})
 
     def end(self) -> bytes:
@@ -283,10 +286,10 @@ class GenerateForm(Form):
     def error(self, kind: str, message: str, status: int) -> bytes:
         return event({"error": message})
 
-    def whole(self, parts: Sequence[Stretch]) -> dict[str, Any]:
+    def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
-        of_tokens = self._token_exits(*parts, self._rest())
-        return {**self._head, "text_output": text, **self._summary(), **of_tokens}
+        token_exits = self._token_exits(*parts, self._rest())
+        return {**self._head, "text_output": text, **self._summary(), **token_exits}
 
     def _summary(self) -> dict[str, Any]:
         counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._exits.total()}
@@ -294,10 +297,10 @@ class GenerateForm(Form):
 
 
 class GenerateRoutes:
-    """Handlers over a backend whose model generates."""
+    """Handlers of the operations of a model that generates."""
 
     def __init__(self, backend: Backend, gate: Gate | None, clock: Clock) -> None:
-        """`clock`: seconds since 1970, which answers name."""
+        """`clock`: seconds since 1970, for the creation times in answers."""
         codec, task = backend.signature.codec, backend.signature.task
         assert isinstance(codec, PromptCodec)
         assert isinstance(task, TokenTask)
@@ -307,143 +310,134 @@ class GenerateRoutes:
         self._api = Api(backend, gate)
         self._clock = clock
         self._created_s = int(self._clock.now_s())
-        """The start of this service, since a model's folder does not tell when it was made."""
+        """The start time of this service, because a model folder does not have its creation time."""
 
     async def completions(self, request: Request) -> Response:
-        """Answers OpenAI's `POST /v1/completions`."""
         return await self._openai(request, CompletionBody)
 
     async def chat(self, request: Request) -> Response:
-        """Answers OpenAI's `POST /v1/chat/completions`."""
         return await self._openai(request, ChatBody)
 
     async def models(self, request: Request) -> Response:
-        """Answers OpenAI's `GET /v1/models`."""
         return json_response({"object": "list", "data": [self._described()]})
 
     async def model(self, request: Request) -> Response:
-        """Answers OpenAI's `GET /v1/models/{model}`."""
         self._check_model(request.path_params["model"])
         return json_response(self._described())
 
     async def generate(self, request: Request) -> Response:
-        """Answers Triton's `generate`."""
         return await self._generate(request, streams=False)
 
     async def generate_stream(self, request: Request) -> Response:
-        """Answers Triton's `generate_stream`."""
         return await self._generate(request, streams=True)
 
     async def _openai(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
-        name = request_id(request)
+        id_ = request_id(request)
 
-        def read(content: bytes) -> tuple[CompletionBody | ChatBody, GenerateRequest]:
-            body = validated(kind, content)
+        def parse(content: bytes) -> tuple[CompletionBody | ChatBody, GenerateRequest]:
+            body = parse_body(kind, content)
             self._check_model(body.model)
-            return body, body.request(self._codec, self._task.vocab_size, name)
+            return body, body.request(self._codec, self._task.vocab_size, id_)
 
-        body, asked = await self._read(request, read)
+        body, sequence = await self._read(request, parse)
         now_s, tokenizer = int(self._clock.now_s()), self._codec.tokenizer
-        form = partial(OpenAiForm, body=body, request_id=name, created_s=now_s, tokenizer=tokenizer)
-        return await self._respond(request, asked, form, source=body.source, streams=bool(body.stream))
+        make_writer = partial(OpenAiWriter, body=body, request_id=id_, created_s=now_s, tokenizer=tokenizer)
+        streams = bool(body.stream)
+        return await self._respond(request, sequence, make_writer, source=body.source, streams=streams)
 
     async def _generate(self, request: Request, *, streams: bool) -> Response:
-        name = request_id(request)
+        id_ = request_id(request)
 
-        def read(content: bytes) -> tuple[GenerateBody, GenerateRequest]:
-            body = validated(GenerateBody, content)
-            return body, body.request(self._codec, name)
+        def parse(content: bytes) -> tuple[GenerateBody, GenerateRequest]:
+            body = parse_body(GenerateBody, content)
+            return body, body.request(self._codec, id_)
 
-        body, asked = await self._read(request, read)
-        form = partial(GenerateForm, model=self._backend.card.name, version=self._backend.version, body=body)
-        return await self._respond(request, asked, form, source="text_input", streams=streams)
+        body, sequence = await self._read(request, parse)
+        backend = self._backend
+        make_writer = partial(GenerateWriter, model=backend.card.name, version=backend.version, body=body)
+        return await self._respond(request, sequence, make_writer, source="text_input", streams=streams)
 
-    async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
+    async def _read(self, request: Request, parse: Callable[[bytes], T]) -> T:
         content = await self._backend.bodies.read(request)
-        return read(content) if len(content) < LONG_BODY_BYTES else await asyncio.to_thread(partial(read, content))
+        return parse(content) if len(content) < LONG_BODY_BYTES else await asyncio.to_thread(parse, content)
 
     async def _respond(
-        self, request: Request, asked: GenerateRequest, form: Callable[[int], Form], *, source: str, streams: bool
+        self, request: Request, sequence: GenerateRequest, make_writer: MakeWriter, *, source: str, streams: bool
     ) -> Response:
+        """Returns the response once the first token is there, so that earlier errors can have an HTTP status.
+
+        `source`: the field of the prompt, which errors name. Raises the stream's errors, and ClientDisconnect.
+        """
         self._api.charge(request.scope.get(CALLER), 1)
         try:
-            stream = await self._backend.generate(asked)
+            stream = await self._backend.generate(sequence)
         except ContextLengthError as error:
             error.param = source
             raise
-        told = form(stream.num_prompt)
-        return await respond(stream, request.receive, told, streams=streams, request_id=asked.request_id)
+        writer, watch = make_writer(stream.num_prompt), DisconnectWatch(request.receive, stream.abort)
+        try:
+            first = await _next(stream)
+            if streams:
+                return EventStream(_events(stream, first, writer, sequence.request_id), watch)
+            parts = [part async for part in _parts(stream, first, writer) if part is not None]
+        except BaseException:
+            watch.close()
+            raise
+        watch.close()
+        return json_response(writer.whole(parts))
 
-    def _check_model(self, given: str) -> None:
-        """Checks the model of an OpenAI request, `name` or `name:version`; names of models have no colon."""
-        name, _, version = given.partition(":")
+    def _check_model(self, model: str) -> None:
+        """Checks the model of an OpenAI request, which is `name` or `name:version`. Names have no colon."""
+        name, _, version = model.partition(":")
         self._api.check_model(name, version or None)
 
     def _described(self) -> dict[str, Any]:
         card = self._backend.card
-        ours = {"chats": self._codec.chats, "version": self._backend.version, "num_blocks": card.num_blocks}
+        details = {"chats": self._codec.chats, "version": self._backend.version, "num_blocks": card.num_blocks}
         return {
             "id": card.name,
             "object": "model",
             "created": self._created_s,
             "owned_by": OWNER,
             "max_model_len": self._codec.max_length,
-            "offramp": {**ours, "ramps": list(card.ramps)},
+            "offramp": {**details, "ramps": list(card.ramps)},
         }
 
 
-async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool, request_id: str) -> Response:
-    """Returns the answer once the first token is there: earlier errors are raised, and get a status.
-
-    Raises what the stream raises, and ClientDisconnect if the caller left.
-    """
-    departure = Departure(receive, stream.abort)
+async def _events(stream: Stream, first: StepResult, writer: ResponseWriter, request_id: str) -> AsyncIterator[bytes]:
+    """Yields an event for each part of the text. An error within the stream is an event, too."""
+    start = writer.begin()
     try:
-        first = await _next(stream)
-        if streams:
-            return EventStream(_events(stream, first, form, request_id), departure)
-        parts = [part async for part in _parts(stream, first, form) if part is not None]
-    except BaseException:
-        departure.close()
-        raise
-    departure.close()
-    return json_response(form.whole(parts))
-
-
-async def _events(stream: Stream, first: StepResult, form: Form, request_id: str) -> AsyncIterator[bytes]:
-    """Yields an event for each part of the text; an error in mid-stream is an event, too."""
-    begun = form.begin()
-    try:
-        async for part in _parts(stream, first, form):
-            if part is not None or begun:
-                yield begun + (b"" if part is None else form.part(part))
-                begun = b""
-        yield form.end()
+        async for part in _parts(stream, first, writer):
+            if part is not None or start:
+                yield start + (b"" if part is None else writer.part(part))
+                start = b""
+        yield writer.end()
     except ClientDisconnect:
         return
     except OfframpError as error:
         log_error(logger, request_id, error)
-        yield form.error(error.kind, str(error), error.http_status)
+        yield writer.error(error.kind, str(error), error.http_status)
     except Exception:
-        logger.exception("request %s: a stream broke off", request_id, extra={"request_id": request_id})
-        yield form.error("internal", FAILED, 500)
+        logger.exception("request %s: the stream failed", request_id, extra={"request_id": request_id})
+        yield writer.error("internal", FAILURE, 500)
 
 
-async def _parts(stream: Stream, first: StepResult, form: Form) -> AsyncIterator[Stretch | None]:
-    """Yields the text of each token until the answer ends, None if it brings no text; raises what `_next` raises."""
-    yield form.take(first)
-    while form.ended is None:
+async def _parts(stream: Stream, first: StepResult, writer: ResponseWriter) -> AsyncIterator[TextDelta | None]:
+    """Yields the text of each token until the answer ends, None for no text; raises what `_next` raises."""
+    yield writer.add(first)
+    while writer.ended is None:
         try:
-            said = await _next(stream)
+            result = await _next(stream)
         except CutShortError as error:
-            yield form.cut(error)
+            yield writer.cut(error)
         else:
-            yield form.take(said)
+            yield writer.add(result)
 
 
 async def _next(stream: Stream) -> StepResult:
     """Returns the next token; raises ClientDisconnect if the caller has disconnected."""
     try:
         return await anext(stream)
-    except StopAsyncIteration:  # the stream was aborted: a sequence that ends says why
+    except StopAsyncIteration:  # the stream was aborted, because a sequence that ends has a last result
         raise ClientDisconnect from None

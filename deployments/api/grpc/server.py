@@ -1,8 +1,8 @@
 """The Open Inference Protocol v2 over gRPC.
 
-`add_inference_service` adds it to Serve's gRPC servers, in proxies and ingresses; `cluster/render.py` names it.
-Requests stay bytes until an ingress parses them: a proxy would parse them only to write them again. In an ingress,
-`Rpcs.call` parses a message, answers it, and turns errors into gRPC's statuses.
+`add_inference_service` adds the service to Serve's gRPC servers, in proxies and ingresses. The Serve configuration from
+`cluster/render.py` names it. Proxies pass requests on as bytes. In an ingress, `Rpcs.call` parses a message, answers
+it, and turns errors into gRPC statuses.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from google.protobuf.message import DecodeError
 
 from deployments.api.access import ALL_CALLERS, Gate
 from deployments.api.endpoint import (
-    FAILED,
-    GONE,
-    LEAST_BYTES,
+    CLIENT_CLOSED_REQUEST,
+    FAILURE,
+    MIN_COMPRESSED_BYTES,
     Api,
     Backend,
-    failure_of,
+    accepts_gzip,
+    id_or_new,
     log_error,
-    own_id,
-    retry_after,
-    takes_gzip,
+    retry_after_header,
+    trace_failure,
     v2_columns,
 )
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
-from deployments.api.parsing import GivenTensor, InferRequest, Signature, V2Reply, packed, v2_checked
+from deployments.api.parsing import InferRequest, RequestTensor, Signature, V2Reply, build_v2_request, pack_elements
 from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
 from earlyexit.network.boundary import Answer
@@ -43,15 +43,15 @@ from earlyexit.tasks.base import Task
 if TYPE_CHECKING:
     from deployments.ops.tracing import RequestRecord, Tracer
 
-REMAINING_S = "offramp-remaining-s"
-"""Metadata: seconds until the deadline of the call, which Serve does not pass on."""
-ENCODING = "accept-encoding"
-"""Metadata of the caller, as in HTTP: with `gzip`, large answers are compressed."""
+REMAINING_KEY = "offramp-remaining-s"
+"""Metadata key of the seconds until the call's deadline, which Serve does not pass on."""
+ENCODING_KEY = "accept-encoding"
+"""Metadata key of the caller's encodings, as in HTTP. With `gzip`, large answers are compressed."""
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
-    """Adds the service as generated code does: Serve calls this with a mock, and puts in its own handlers."""
+    """Adds the service as generated code does. Serve calls this with a mock servicer, then replaces the handlers."""
     handlers = {
         f"/{RPC_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
         for name in OPERATION_BY_RPC
@@ -60,36 +60,38 @@ def add_inference_service(servicer: Any, server: Any) -> None:
 
 
 class InferenceHandlers:
-    """The handlers of the service, which get the deadline of the call."""
+    """The RPC handlers of the service."""
 
     def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._method_handlers = handlers  # Serve replaces them by this name
+        self._method_handlers = handlers  # Serve replaces them through this attribute
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         method = handler_call_details.method
         if method not in self._wrapped and method in self._method_handlers:
             handler = self._method_handlers[method]
-            self._wrapped[method] = handler._replace(unary_unary=told_and_compressing(handler.unary_unary))
+            self._wrapped[method] = handler._replace(unary_unary=with_deadline_and_compression(handler.unary_unary))
         return self._wrapped.get(method)
 
 
-def told_and_compressing(handler: Unary) -> Unary:
-    """Puts the deadline of a call into the metadata, and compresses the answers of callers that ask for it."""
+def with_deadline_and_compression(handler: Unary) -> Unary:
+    """Adds the deadline of a call to its metadata, and compresses answers if the caller accepts that."""
 
     async def call(request: bytes, context: Any) -> bytes:
         remaining_s = context.time_remaining()
-        answer = await handler(request, context if remaining_s is None else _Told(context, remaining_s))
-        if len(answer) >= LEAST_BYTES and takes_gzip(str(dict(context.invocation_metadata()).get(ENCODING, ""))):
+        inner = context if remaining_s is None else _ContextWithDeadline(context, remaining_s)
+        answer = await handler(request, inner)
+        encodings = str(dict(context.invocation_metadata()).get(ENCODING_KEY, ""))
+        if len(answer) >= MIN_COMPRESSED_BYTES and accepts_gzip(encodings):
             context.set_compression(grpc.Compression.Gzip)
-            await context.send_initial_metadata(())  # sent with the answer, they would not name the compression
+            await context.send_initial_metadata(())  # must precede the answer to name the compression
         return answer
 
     return call
 
 
-class _Told:
-    """gRPC's context with one more entry of metadata."""
+class _ContextWithDeadline:
+    """A gRPC context with one more metadata entry."""
 
     def __init__(self, context: Any, remaining_s: float) -> None:
         self._context = context
@@ -99,7 +101,7 @@ class _Told:
         return getattr(self._context, name)
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return (*self._context.invocation_metadata(), (REMAINING_S, repr(self._remaining_s)))
+        return (*self._context.invocation_metadata(), (REMAINING_KEY, repr(self._remaining_s)))
 
 
 # Messages
@@ -107,18 +109,18 @@ class _Told:
 
 @cache
 def message_class(name: str) -> Any:
-    """Returns the class of a message of the protocol."""
+    """Returns the class of a protocol message."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"inference.{name}"))
 
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    """Returns the messages of `inference.textproto`.
+    """Returns a descriptor pool with the messages of `inference.textproto`.
 
-    They are in their own descriptor pool: otherwise a program that also loads the generated messages of a client, such
-    as Triton's, would define `inference.ModelInferRequest` twice, which protobuf refuses. protoc is not used, because
-    its code runs only with the protobuf of its own major version and the next, and Triton's package needs an older one
-    than Ray's gRPC. A test compares all fields with those of Triton's client.
+    The messages have their own pool. Otherwise a program that also imports a client's generated messages, such as
+    Triton's, would define `inference.ModelInferRequest` twice, which protobuf rejects. The code of protoc is not used,
+    because it needs a protobuf of its own or the next major version, and Triton's package needs an older protobuf than
+    Ray's gRPC. A test compares all fields with those of Triton's client.
     """
     text = (files(__package__) / "inference.textproto").read_text(encoding="utf-8")
     file = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
@@ -127,9 +129,9 @@ def _pool() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-CHOICE = "parameter_choice"
-"""The protocol's name for the one field of a parameter that is set."""
-CONTENTS = {
+PARAMETER_CHOICE = "parameter_choice"
+"""The protocol's `oneof` of a parameter's value."""
+CONTENT_FIELDS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -143,7 +145,7 @@ CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field with the values of a tensor that is not raw; FP16 has none."""
+"""The field with the values of a tensor without raw bytes, by datatype; FP16 has no field."""
 
 
 def read_message(name: str, data: bytes) -> Any:
@@ -155,59 +157,59 @@ def read_message(name: str, data: bytes) -> Any:
 
 
 def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Reply]:
-    """Returns the request of a ModelInferRequest, and the form of its answer; raises InputError."""
+    """Returns the request of a ModelInferRequest, and the requested format of its answer; raises InputError."""
     parameters = _values(message.parameters)
-    asked = [(output.name, _values(output.parameters)) for output in message.outputs]
-    return v2_checked(_given(message), asked or None, parameters, message.id or None, signature)
+    outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
+    return build_v2_request(_request_tensors(message), outputs or None, parameters, message.id or None, signature)
 
 
 def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> dict[str, Any]:
-    """Returns the fields of a ModelInferResponse; its tensors are bytes, as Triton sends them."""
-    columns = v2_columns(answers, task)
-    asked = {name: columns[name] for name in reply.outputs}
+    """Returns the fields of a ModelInferResponse. Its tensors are raw bytes, as Triton sends them."""
+    all_columns = v2_columns(answers, task)
+    columns = {name: all_columns[name] for name in reply.outputs}
     return {
         **{"model_name": model, "model_version": version, "id": reply.id or ""},
         "outputs": [
-            {"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape, _) in asked.items()
+            {"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape, _) in columns.items()
         ],
-        "raw_output_contents": [packed(datatype, column) for datatype, _, column in asked.values()],
+        "raw_output_contents": [pack_elements(datatype, column) for datatype, _, column in columns.values()],
     }
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns parameters as JSON would have them."""
-    chosen = {name: parameter.WhichOneof(CHOICE) for name, parameter in parameters.items()}
-    return {name: getattr(parameters[name], choice) for name, choice in chosen.items() if choice is not None}
+    """Returns the values of parameters that are set."""
+    fields = {name: parameter.WhichOneof(PARAMETER_CHOICE) for name, parameter in parameters.items()}
+    return {name: getattr(parameters[name], field) for name, field in fields.items() if field is not None}
 
 
-def _given(message: Any) -> list[GivenTensor]:
+def _request_tensors(message: Any) -> list[RequestTensor]:
     tensors, raw = message.inputs, message.raw_input_contents
     if raw and len(raw) != len(tensors):
         raise InputError(f"raw_input_contents: {len(raw)} of them for {len(tensors)} inputs")
-    given = []
+    request_tensors = []
     for k, tensor in enumerate(tensors):
         if raw and tensor.HasField("contents"):
-            raise InputError(f"inputs.{k}.contents: must be absent where raw_input_contents is given")
+            raise InputError(f"inputs.{k}.contents: must be absent if raw_input_contents is set")
         content = raw[k] if raw else _contents(tensor, f"inputs.{k}")
-        given.append(GivenTensor(tensor.name, tensor.datatype, tensor.shape, content))
-    return given
+        request_tensors.append(RequestTensor(tensor.name, tensor.datatype, tensor.shape, content))
+    return request_tensors
 
 
 def _contents(tensor: Any, where: str) -> list[Any]:
-    place = CONTENTS.get(tensor.datatype)
+    expected = CONTENT_FIELDS.get(tensor.datatype)
     for field, _ in tensor.contents.ListFields():
-        if field.name != place:
-            taken = "raw_input_contents alone" if place is None else place
-            raise InputError(f"{where}.contents: {field.name}; {tensor.datatype} is taken from {taken}")
-    return [] if place is None else list(getattr(tensor.contents, place))
+        if field.name != expected:
+            place = expected or "raw_input_contents"
+            raise InputError(f"{where}.contents: values of {tensor.datatype} must be in {place} (got {field.name})")
+    return [] if expected is None else list(getattr(tensor.contents, expected))
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
 
 REQUEST_ID = "x-request-id"
-MOST_DETAILS = 1_000
-"""Characters of details: gRPC drops trailers that are too large, and each byte beyond ASCII takes three there."""
+MAX_DETAILS = 1_000
+"""Most characters of details. gRPC drops trailers that are too large, where a non-ASCII byte takes three bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +221,11 @@ class Caller:
     remaining_s: float | None
     """Seconds until the deadline of the call; None if it has none."""
     owner: str = ALL_CALLERS
-    """The owner of the key, if there are keys."""
+    """The owner of the API key, if the service has keys."""
 
 
 class Rpcs:
-    """The RPCs of one ingress."""
+    """The RPC handlers of one ingress."""
 
     def __init__(self, backend: Backend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
         self._backend = backend
@@ -232,15 +234,15 @@ class Rpcs:
         self._tracer = tracer
 
     async def call(self, name: str, request: bytes, context: Any) -> Any:
-        """Returns the message of the answer: an empty one for errors, whose status Serve's `RayServegRPCContext` gets.
+        """Returns the response message, or an empty one after an error, whose status is set on the `context`.
 
-        The methods below return the fields of an operation's response.
+        `context` is Serve's `RayServegRPCContext`. The methods below return the fields of an operation's response.
         """
         caller = _caller(context)
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
-            begun = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
-            record = self._tracer.begin(f"{RPC_SERVICE}/{name}", begun, caller.metadata)
+            attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
+            record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, caller.metadata)
         trailing = [(REQUEST_ID, caller.request_id), *({} if record is None else record.headers).items()]
         status, code = 200, grpc.StatusCode.OK
         try:
@@ -248,26 +250,26 @@ class Rpcs:
                 owner = self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", caller.metadata.get("authorization"))
                 caller = replace(caller, owner=owner)
             with self._backend.bodies.holding(len(request)):
-                answer = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
-                fields = await answer(read_message(f"{name}Request", request), caller)
+                handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
+                fields = await handler(read_message(f"{name}Request", request), caller)
             return message_class(f"{name}Response")(**fields)
         except OfframpError as error:
             status, code = error.http_status, grpc.StatusCode[error.grpc_status]
             log_error(logger, caller.request_id, error)
             _fail(context, error, trailing)
         except asyncio.CancelledError:
-            status, code = GONE, grpc.StatusCode.CANCELLED
+            status, code = CLIENT_CLOSED_REQUEST, grpc.StatusCode.CANCELLED
             raise
         except Exception:
             status, code = 500, grpc.StatusCode.INTERNAL
             logger.exception("request %s: %s", caller.request_id, name)
-            _fail(context, OfframpError(FAILED), trailing)
+            _fail(context, OfframpError(FAILURE), trailing)
         finally:
             context.set_trailing_metadata(trailing)
             self._backend.count_request(f"/{RPC_SERVICE}/{name}", status)
             if record is not None and self._tracer is not None:
-                attributes = {"rpc.grpc.status_code": int(code.value[0])}
-                self._tracer.end(record, attributes, caller.request_id, failure=failure_of(status))
+                result = {"rpc.grpc.status_code": int(code.value[0])}
+                self._tracer.end(record, result, caller.request_id, failure=trace_failure(status))
         return message_class(f"{name}Response")()
 
     async def _live(self, message: Any, caller: Caller) -> Mapping[str, Any]:
@@ -277,7 +279,7 @@ class Rpcs:
         return {"ready": self._backend.is_ready()}
 
     async def _model_ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
-        """Returns false for unknown models, as Triton does."""
+        """Returns false for an unknown model, as Triton does."""
         try:
             self._api.check_model(message.name, message.version)
         except UnknownModelError:
@@ -295,37 +297,37 @@ class Rpcs:
         self._api.check_model(message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
         self._api.charge(caller.owner, len(request.rows))
-        timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
+        timeout_s = call_timeout(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
         request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
         served, answers = await self._api.answer(request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
 
-def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:
-    """Returns the timeout of a request, bounded by the deadline of its call; one that is too long stays, to be refused.
+def call_timeout(requested_s: float | None, remaining_s: float | None, max_s: float) -> float | None:
+    """Returns the timeout of a request, limited by the deadline of its call.
 
-    Raises DeadlineError if the deadline has passed.
+    A requested timeout above `max_s` is returned unchanged, so that it is refused. Raises DeadlineError.
     """
     if remaining_s is None:
-        return asked_s
+        return requested_s
     if remaining_s <= 0:
         raise DeadlineError("the deadline of the call has passed")
-    if asked_s is not None and (asked_s > longest_s or asked_s <= remaining_s):
-        return asked_s
-    return min(remaining_s, longest_s)
+    if requested_s is not None and (requested_s > max_s or requested_s <= remaining_s):
+        return requested_s
+    return min(remaining_s, max_s)
 
 
 def _caller(context: Any) -> Caller:
     metadata = dict(context.invocation_metadata())
-    remaining_s = metadata.get(REMAINING_S)
+    remaining_s = metadata.get(REMAINING_KEY)
     remaining_s = None if remaining_s is None else float(remaining_s)
-    return Caller(metadata=metadata, request_id=own_id(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
+    return Caller(metadata=metadata, request_id=id_or_new(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
 
 
 def _fail(context: Any, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
-    """Sets the status instead of raising: Serve would log a traceback, and return INTERNAL for most errors."""
+    """Sets an error status. If the error were raised, Serve would log a traceback, and often return INTERNAL."""
     context.set_code(grpc.StatusCode[error.grpc_status])
-    context.set_details(str(error)[:MOST_DETAILS])
-    later = retry_after(error)
-    if later is not None:
-        trailing.append(("retry-after", later))
+    context.set_details(str(error)[:MAX_DETAILS])
+    retry_after = retry_after_header(error)
+    if retry_after is not None:
+        trailing.append(("retry-after", retry_after))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from deployments.api.endpoint import Bodies
+from deployments.api.endpoint import RequestBodies
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH
 from deployments.api.parsing import Signature
@@ -42,7 +42,7 @@ class OwnSignature(FakeBackend):
     """Takes inputs of another kind."""
 
     own: Signature = field(default_factory=lambda: TEXT)
-    bodies: Bodies = field(default_factory=lambda: Bodies(1_000_000, 10_000_000))
+    bodies: RequestBodies = field(default_factory=lambda: RequestBodies(1_000_000, 10_000_000))
 
     @property
     def signature(self) -> Signature:
@@ -225,12 +225,12 @@ async def test_what_only_messages_can_have_wrong_is_refused() -> None:
         message.inputs[0].ClearField("contents")
         getattr(message.inputs[0].contents, f"{place}_contents").extend([1, 2])
     bad: dict[str, bytes] = {
-        "inputs.0.contents: must be absent where raw_input_contents is given": both.SerializeToString(),
+        "inputs.0.contents: must be absent if raw_input_contents is set": both.SerializeToString(),
         "raw_input_contents: 2 of them for 1 inputs": several.SerializeToString(),
         "inputs: 'text' missing; the model takes 'text'": new(b"\n\7intents").SerializeToString(),
         "text: element 1 is not UTF-8 at byte 0": infer_bytes("pay", "", tensor={"data": [b"pay", b"\xff"]}),
-        "inputs.0.contents: fp32_contents; FP16 is taken from raw_input_contents alone": half.SerializeToString(),
-        "inputs.0.contents: fp64_contents; FP32 is taken from fp32_contents": double.SerializeToString(),
+        "inputs.0.contents: values of FP16 must be in raw_input_contents (got fp32_contents)": half.SerializeToString(),
+        "inputs.0.contents: values of FP32 must be in fp32_contents (got fp64_contents)": double.SerializeToString(),
         "the message is not a ModelInferRequest": b"\xff\xff\xff",
     }
     found = []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from deployments.api.endpoint import Bodies
+from deployments.api.endpoint import RequestBodies
 from deployments.api.http import build_api
-from deployments.api.server import HttpServer, Limits, Site
+from deployments.api.server import HttpServer, Limits, PrefixedApp
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
 from tests.deployments.ingress.server.places import Caller, post, running
 
@@ -114,7 +114,7 @@ CASES = {
         post(gzip.compress(b" " * 100 * MAX_BODY_BYTES), "Content-Encoding: gzip", path="/predict") + GET,
         ((413, "payload_too_large"), (200, LIVE)),
     ),
-    "br": Case(post(BODY, "Content-Encoding: br", path="/predict"), ((400, "gzip and identity"),)),
+    "br": Case(post(BODY, "Content-Encoding: br", path="/predict"), ((400, "gzip or identity"),)),
     # trailers are ignored, and bounded
     "a key in a trailer": Case(
         CHUNKED + CHUNKS + b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n" + GET,
@@ -177,13 +177,14 @@ CASES = {
 
 @asynccontextmanager
 async def serving(
-    *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None, outright: bool = True
+    *, fast: bool = True, keys: bool = False, backend: FakeBackend | None = None, standalone: bool = True
 ) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
     """A server of this process over a fake backend; yields what opens a connection and sends bytes."""
     api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
-    site = Site(router=api.router, prefix="/", name="offramp")
+    site = PrefixedApp(router=api.router, prefix="/", name="offramp")
     callers: list[Caller] = []
-    async with running(HttpServer(site, lane=api.lane if lane else {}, limits=LIMITS, outright=outright)) as (port, _):
+    fast_paths = api.fast_paths if fast else {}
+    async with running(HttpServer(site, fast_paths=fast_paths, limits=LIMITS, standalone=standalone)) as (port, _):
 
         async def call(data: bytes) -> Caller:
             callers.append(Caller(*await asyncio.open_connection("127.0.0.1", port)))
@@ -195,11 +196,11 @@ async def serving(
             caller.writer.close()
 
 
-@pytest.mark.parametrize("lane", [False, True], ids=["router", "lane"])
+@pytest.mark.parametrize("fast", [False, True], ids=["router", "fast"])
 @pytest.mark.parametrize("name", CASES)
-async def test_a_request_gets_its_answers(name: str, lane: bool) -> None:
+async def test_a_request_gets_its_answers(name: str, fast: bool) -> None:
     case = CASES[name]
-    async with serving(lane=lane, keys=case.keys) as call:
+    async with serving(fast=fast, keys=case.keys) as call:
         caller = await call(case.sent)
         if case.half:
             caller.writer.write_eof()
@@ -231,7 +232,7 @@ async def test_trailers_and_extensions_of_chunks_without_end_are_refused() -> No
 
 
 async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() -> None:
-    backend = FakeBackend(bodies=Bodies(MAX_BODY_BYTES, 2 * MAX_BODY_BYTES))
+    backend = FakeBackend(bodies=RequestBodies(MAX_BODY_BYTES, 2 * MAX_BODY_BYTES))
 
     async def holding(num_bytes: int) -> None:
         for _ in range(500):
@@ -257,7 +258,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() 
 
 async def test_a_caller_that_goes_away_while_it_sends_is_no_failure() -> None:
     backend = FakeBackend()
-    async with serving(lane=False, backend=backend, outright=False) as call:
+    async with serving(fast=False, backend=backend, standalone=False) as call:
         caller = await call(GOOD[:-3])
         await asyncio.sleep(0.05)
         caller.reset()

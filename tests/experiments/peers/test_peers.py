@@ -23,6 +23,7 @@ from experiments.peers.stock import Kernel, Prediction, ServerOptions, StockMode
 from offramp.client.protocol import Prediction as Answered
 from offramp.load.report import RequestRecord
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
+from tests.free_port import free_port
 from tests.offramp.load.scripted_server import ok, scripted
 
 ANSWER = ok('{"label": "yes", "score": 1.0, "exit": 2}')
@@ -73,12 +74,6 @@ def test_a_server_that_cannot_start_is_an_error_that_shows_its_log(tmp_path: Pat
         options = options.model_copy(update={"port": taken.getsockname()[1]})
         with pytest.raises(OfframpError, match="is taken"), serving("ray-serve", options, logs=tmp_path):
             pytest.fail("it cannot have started")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def options_for(folder: Path, url: str = "http://127.0.0.1:1", **changes: Any) -> ClientOptions:

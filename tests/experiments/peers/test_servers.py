@@ -10,7 +10,7 @@ import pytest
 from experiments.peers.processes import PEERS, serving
 from experiments.peers.stock import ServerOptions, StockModel
 from tests.end_to_end.tiny_service import make_model, some_texts
-from tests.experiments.peers.test_peers import free_port
+from tests.free_port import free_port
 
 TEXTS = some_texts(50)
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.access import ALL_CALLERS, KeyRing, RateLimits, gate_of, rate_limits
+from deployments.api.access import ALL_CALLERS, KeyRing, RateLimits, build_gate, rate_limits
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.errors import InputError, RateLimitError
@@ -72,7 +72,7 @@ async def test_a_known_key_is_let_in_and_anything_else_is_a_401_that_quotes_noth
     for authorization in (*wrong, basic(KEY)):
         response = await predicted(client, authorization)
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), authorization
-        message = "the API key is not known here; send the header `Authorization: Bearer <key>`"
+        message = "the API key is unknown; send the header `Authorization: Bearer <key>`"
         assert response.json()["error"] == {"kind": "unauthorized", "message": message}
     assert (backend.requests, set(backend.counted)) == ([], {("access", 401)})
 
@@ -104,7 +104,7 @@ async def test_too_many_requests_are_a_429_with_the_time_to_wait(backend: FakeBa
         *taken, refused = [await predicted(client, f"Bearer {KEY}") for _ in range(3)]
         assert [each.status_code for each in (*taken, refused)] == [200, 200, 429]
         assert refused.headers["retry-after"] == "2"
-        message = "too many requests: 0.5 per second are taken, 2 at once"
+        message = "too many requests: the limit is 0.5 per second, and 2 at once"
         assert refused.json()["error"] == {"kind": "rate_limit", "message": message}
         assert (await predicted(client, f"Bearer {OTHER_KEY}")).status_code == 200
         clock.advance(2.0)
@@ -127,9 +127,9 @@ async def test_a_rate_of_inputs_counts_those_of_predictions_alone(backend: FakeB
 
 
 def test_settings_that_ask_for_nothing_make_no_gate() -> None:
-    assert gate_of(None, ManualClock(), 1) is None
-    assert gate_of(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
-    limited = gate_of(AccessSettings(rate_per_s=1.0), ManualClock(), 2)
+    assert build_gate(None, ManualClock(), 1) is None
+    assert build_gate(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
+    limited = build_gate(AccessSettings(rate_per_s=1.0), ManualClock(), 2)
     assert limited is not None
     assert limited.admit("GET", "/stats", None) == ALL_CALLERS
 
@@ -210,10 +210,10 @@ def put(path: Path, text: str) -> None:
 def test_a_changed_file_is_read_again_and_one_that_stayed_as_it_was_is_not(path: Path) -> None:
     ring = KeyRing(AccessSettings(keys_file=str(path)))
     before = ring.keys
-    ring.look()
+    ring.reload()
     assert ring.keys is before
     put(path, f"bob:{BOB}\n")
-    ring.look()
+    ring.reload()
     assert (ring.keys.owner(ALICE), ring.keys.owner(BOB)) == (None, "bob")
 
 
@@ -226,11 +226,11 @@ def test_a_file_that_went_wrong_changes_nothing_and_is_told_once_without_its_tex
         path.unlink()
     else:
         put(path, text)
-    ring.look()
-    ring.look()
+    ring.reload()
+    ring.reload()
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith("the API keys stay as they were: ")
+    assert record.getMessage().startswith("the API keys were not reloaded: ")
     assert BOB[:5] not in record.getMessage()
     assert ring.keys.owner(ALICE) == "alice"
 

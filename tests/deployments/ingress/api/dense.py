@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from deployments.api.endpoint import Bodies
+from deployments.api.endpoint import RequestBodies
 from deployments.api.parsing import InferRequest, Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.network.boundary import Answer, values_of
@@ -31,7 +31,7 @@ Answers = list[tuple[npt.NDArray[Any], float, int]]
 class DenseBackend(FakeBackend):
     """Answers the k-th image of a request with what follows from the k-th of some outputs."""
 
-    bodies: Bodies = field(default_factory=lambda: Bodies(1_000_000, 10_000_000))
+    bodies: RequestBodies = field(default_factory=lambda: RequestBodies(1_000_000, 10_000_000))
     dense: Task = STREET
     outputs: torch.Tensor = field(default_factory=lambda: MAPS)
 

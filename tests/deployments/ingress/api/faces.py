@@ -14,14 +14,14 @@ import grpc
 import httpx
 
 from deployments.api.access import Gate, KeyRing, RateLimits
-from deployments.api.endpoint import Bodies, Served
+from deployments.api.endpoint import ModelVersion, RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
 from deployments.keys import AccessSettings
-from deployments.versions.choice import Fork
+from deployments.versions.choice import TrafficSplitter
 from deployments.versions.repository import RayCluster, VersionRoutes
 from deployments.versions.versions import IndexRow, Versions
 from earlyexit.network.boundary import Answer
@@ -40,11 +40,13 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 class FakeDesk(Versions):
     """Versions of which one answers, its backend; takes every order."""
 
-    fork: Fork | None = None
+    splitter: TrafficSplitter | None = None
 
     def __init__(self) -> None: ...
-    async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
-        return (self.own, await self.own.infer(request)) if self.fork is None else await self.fork.answer(request)
+    async def answer(self, request: InferRequest) -> tuple[ModelVersion, list[Answer]]:
+        if self.splitter is None:
+            return self.own, await self.own.infer(request)
+        return await self.splitter.answer(request)
 
     async def names(self) -> list[str]:
         return ["1"]
@@ -52,7 +54,7 @@ class FakeDesk(Versions):
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
         return [IndexRow(name="intents", version="1", state="READY", reason="")]
 
-    async def side_by_side(self) -> dict[str, Any]:
+    async def canary_report(self) -> dict[str, Any]:
         return {"model": "intents", "default": "1", "canary": None}
 
     async def set_canary(self, canary: Canary) -> None: ...
@@ -75,7 +77,7 @@ class FakeBackend(Described):
     card: ModelCard = field(default_factory=a_card)
     version: str = "1"
     versions: Versions = field(default_factory=FakeDesk)
-    bodies: Bodies = field(default_factory=lambda: Bodies(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES))
+    bodies: RequestBodies = field(default_factory=lambda: RequestBodies(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES))
     max_timeout_s: float = 60.0
     ready: bool = True
     failure: BaseException | None = None

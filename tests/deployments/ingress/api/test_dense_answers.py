@@ -17,9 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from deployments.api.endpoint import preferred, takes_gzip
+from deployments.api.endpoint import accepts_gzip, preferred_type
 from deployments.api.grpc.server import Rpcs, message_class
-from deployments.api.http import READ, build_api
+from deployments.api.http import READ_HEADERS, build_api
 from deployments.api.openapi import openapi_document
 from deployments.api.parsing import InferRequest
 from earlyexit.network.boundary import Answer, values_of
@@ -248,8 +248,8 @@ async def test_a_caller_that_accepts_anything_or_json_gets_json(accept: str) -> 
     [
         (FakeBackend(), "pay", "image/png", "this model answers application/json"),
         (BACKENDS["pose"](), IN_BASE64[0], "image/png", "this model answers application/json"),
-        (DenseBackend(), IN_BASE64[0], "image/jpeg", "application/json, or image/png where one input is sent"),
-        (DenseBackend(), IN_BASE64, "image/png", "application/json, or image/png where one input is sent"),
+        (DenseBackend(), IN_BASE64[0], "image/jpeg", "application/json, or image/png for a single input"),
+        (DenseBackend(), IN_BASE64, "image/png", "application/json, or image/png for a single input"),
     ],
     ids=["labels", "keypoints", "another-picture", "a-list"],
 )
@@ -308,7 +308,7 @@ async def test_answers_of_many_maps_are_formed_off_the_event_loop(monkeypatch: p
 def test_the_description_says_which_pictures_there_are() -> None:
     with_maps = openapi_document(DenseBackend().signature)["paths"]["/predict"]["post"]["responses"]["200"]
     assert set(with_maps["content"]) == {"application/json", "image/png"}
-    assert set(with_maps["headers"]) == {"X-Offramp-Score", "X-Offramp-Exit"} <= set(READ)
+    assert set(with_maps["headers"]) == {"X-Offramp-Score", "X-Offramp-Exit"} <= set(READ_HEADERS)
     of_labels = openapi_document(TEXT)["paths"]["/predict"]["post"]["responses"]
     assert set(of_labels["200"]["content"]) == {"application/json"}
 
@@ -339,7 +339,7 @@ JSON, PNG = "application/json", "image/png"
     ],
 )
 def test_a_caller_gets_what_it_likes_best_of_what_there_is(accept: str, content_type: str | None) -> None:
-    assert preferred(accept, (JSON, PNG)) == content_type
+    assert preferred_type(accept, (JSON, PNG)) == content_type
 
 
 @pytest.mark.parametrize(
@@ -355,4 +355,4 @@ def test_a_caller_gets_what_it_likes_best_of_what_there_is(accept: str, content_
     ],
 )
 def test_answers_are_compressed_for_clients_that_say_so(accept_encoding: str, takes: bool) -> None:
-    assert takes_gzip(accept_encoding) == takes
+    assert accepts_gzip(accept_encoding) == takes

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.api.access import RateLimits
 from deployments.api.grpc.server import Rpcs, message_class
-from deployments.versions.choice import Fork, Tally
+from deployments.versions.choice import Tally, TrafficSplitter
 from earlyexit.errors import (
     AdmissionError,
     ControllerUnavailableError,
@@ -80,7 +80,7 @@ async def test_a_chosen_version_answers_by_its_own_labels_what_names_none(ask: A
     other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
     sides: Any = {"own": backend, "default": other, "canary": None, "share": 0.0, "compare_share": 0.0}
     assert isinstance(backend.versions, FakeDesk)
-    backend.versions.fork = Fork(**sides, tally=Tally(), clock=ManualClock(), comparing=set())
+    backend.versions.splitter = TrafficSplitter(**sides, tally=Tally(), clock=ManualClock(), comparing=set())
     said = await ask(backend, "pay")
     assert (said.version, said.labels, backend.requests) == ("2", ("b",), [])
     named = await ask(backend, "pay", version="1")
@@ -132,7 +132,7 @@ async def test_without_a_known_key_no_request_is_answered_and_nothing_is_quoted(
     without = await ask(backend, "pay", gate=gate())
     wrong = await ask(backend, "pay", gate=gate(), headers={"authorization": "Bearer wrong-0123456789"})
     assert without.message == "no API key was sent; send the header `Authorization: Bearer <key>`"
-    assert wrong.message == "the API key is not known here; send the header `Authorization: Bearer <key>`"
+    assert wrong.message == "the API key is unknown; send the header `Authorization: Bearer <key>`"
     for said in (without, wrong):
         assert (said.status, said.code in ("", "UNAUTHENTICATED")) == (401, True)
     assert backend.requests == []

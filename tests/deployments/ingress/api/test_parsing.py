@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.api.grpc.server import CONTENTS, message_class, parse_infer
-from deployments.api.parsing import GivenTensor, InferRequest, Signature, packed, parse_v2, read_columns
+from deployments.api.grpc.server import CONTENT_FIELDS, message_class, parse_infer
+from deployments.api.parsing import InferRequest, RequestTensor, Signature, pack_elements, parse_v2, read_columns
 from earlyexit.network.boundary import DATATYPES
 from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, tensor, tensors
@@ -100,9 +100,9 @@ def message(signature: Signature, datatype: str, array: npt.NDArray[Any], *, raw
     request = message_class("ModelInferRequest")(model_name="m")
     request.inputs.add(name=signature.inputs[0].name, datatype=datatype, shape=array.shape)
     if raw:
-        request.raw_input_contents.append(packed(datatype, array))
+        request.raw_input_contents.append(pack_elements(datatype, array))
     else:
-        getattr(request.inputs[0].contents, CONTENTS[datatype]).extend(array.ravel().tolist())
+        getattr(request.inputs[0].contents, CONTENT_FIELDS[datatype]).extend(array.ravel().tolist())
     return request
 
 
@@ -124,7 +124,7 @@ def test_every_datatype_is_the_same_by_every_way(datatype: str) -> None:
             [row[0] for row in parse_infer(message(signature, datatype, sent, raw=True), signature)[0].rows]
         ),
     }
-    if datatype in CONTENTS:
+    if datatype in CONTENT_FIELDS:
         request, _ = parse_infer(message(signature, datatype, sent, raw=False), signature)
         ways["gRPC, typed"] = np.stack([row[0] for row in request.rows])
     for way, received in ways.items():
@@ -133,7 +133,7 @@ def test_every_datatype_is_the_same_by_every_way(datatype: str) -> None:
 
 
 def test_two_texts_are_a_pair() -> None:
-    inputs = [GivenTensor("text_pair", "BYTES", [2, 1], ["b", "d"]), GivenTensor("text", "BYTES", [2], ["a", "c"])]
+    inputs = [RequestTensor("text_pair", "BYTES", [2, 1], ["b", "d"]), RequestTensor("text", "BYTES", [2], ["a", "c"])]
     assert PAIR.codec.from_columns(read_columns(inputs, PAIR.inputs)) == [("a", "b"), ("c", "d")]
 
 

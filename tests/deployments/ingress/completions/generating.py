@@ -89,7 +89,7 @@ class Teller(FakeBackend):
             self.aborted.append(request.request_id)
             task.cancel()
 
-        stream.when_aborted = aborted
+        stream.on_abort = aborted
         return stream
 
     async def _say(self, sequence: TokenSequence, stream: Stream) -> None:
@@ -129,11 +129,12 @@ def client_of(teller: Teller, gate: Gate | None = None, **options: Any) -> httpx
 
 
 @asynccontextmanager
-async def listening(teller: Teller, gate: Gate | None = None, *, lane: bool = True) -> AsyncIterator[int]:
-    """Our HTTP server over it, at a port; `lane`: by the fast lane, as ingresses have it."""
+async def listening(teller: Teller, gate: Gate | None = None, *, fast: bool = True) -> AsyncIterator[int]:
+    """Our HTTP server over it, at a port; `fast`: by the fast fast, as ingresses have it."""
     api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
     app: Any = api.router
-    server = HttpServer(app, lane=api.lane if lane else {}, outright=lane, limits=Limits(left_s=0.05, sweep_s=0.02))
+    limits = Limits(half_closed_s=0.05, sweep_s=0.02)
+    server = HttpServer(app, fast_paths=api.fast_paths if fast else {}, standalone=fast, limits=limits)
     async with running(server) as (port, _):
         yield port
 

@@ -220,7 +220,7 @@ async def test_the_openai_package_reads_whole_answers_streams_models_and_errors(
         assert [model.id async for model in client.models.list()] == ["tales"]
         with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-4'"):
             await client.chat.completions.create(model="gpt-4", messages=MESSAGES)
-        with pytest.raises(openai.BadRequestError, match="not served: 'n'"):
+        with pytest.raises(openai.BadRequestError, match="not supported: 'n'"):
             await client.chat.completions.create(model="tales", messages=MESSAGES, n=2)
         teller.breaks_after = 2
         with pytest.raises(openai.APIError, match="the model failed"):

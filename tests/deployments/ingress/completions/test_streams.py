@@ -15,7 +15,7 @@ from deployments.api.http import build_api
 from tests.deployments.ingress.completions.generating import CHAT, TEXT, Teller, events, listening, text_of
 from tests.earlyexit.codecs.prompts import prompt_codec
 
-WAY = pytest.mark.parametrize("lane", [True, False], ids=["lane", "asgi"])
+WAY = pytest.mark.parametrize("fast", [True, False], ids=["fast", "asgi"])
 PATIENCE_S = 10.0
 
 
@@ -63,9 +63,9 @@ class Reader:
 @WAY
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)])
 async def test_the_first_chunk_arrives_before_the_second_token_is_computed(
-    teller: Teller, lane: bool, path: str, body: dict[str, Any]
+    teller: Teller, fast: bool, path: str, body: dict[str, Any]
 ) -> None:
-    async with listening(teller, lane=lane) as port:
+    async with listening(teller, fast=fast) as port:
         reader = await Reader.ask(port, body | {"stream": True}, path)
         permits(teller).release()
         first = await reader.event()
@@ -84,8 +84,8 @@ async def test_the_first_chunk_arrives_before_the_second_token_is_computed(
 @WAY
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("num_said", [0, 2])
-async def test_a_caller_that_leaves_ends_its_sequence(teller: Teller, lane: bool, streams: bool, num_said: int) -> None:
-    async with listening(teller, lane=lane) as port:
+async def test_a_caller_that_leaves_ends_its_sequence(teller: Teller, fast: bool, streams: bool, num_said: int) -> None:
+    async with listening(teller, fast=fast) as port:
         reader = await Reader.ask(port, TEXT | {"stream": streams})
         await until(lambda: len(teller.asked) == 1)
         for _ in range(num_said):

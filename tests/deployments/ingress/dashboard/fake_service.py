@@ -71,7 +71,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
     """Counts that stand still, as after so many seconds under load."""
     ingresses_answer: bool = True
     suspended: str | None = None
-    most_viewers: int = 16
+    max_viewers: int = 16
     followed: PlacedPlan = field(default_factory=lambda: plan(4))
     name: str = "a"
     agreement: float | None = None
@@ -92,7 +92,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             image=image_facts(self.signature.codec),
         )
         lookout = SnapshotPoller(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
-        self.feed = Feed(lookout.event, self._clock, most_viewers=self.most_viewers)
+        self.feed = Feed(lookout.event, self._clock, max_viewers=self.max_viewers)
 
     @property
     def placed(self) -> PlacedPlan:

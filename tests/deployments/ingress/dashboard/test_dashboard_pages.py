@@ -4,15 +4,16 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from deployments.api import live_page
-from deployments.api.events import Departure, EventStream
+from deployments.api.events import DisconnectWatch, EventStream
 from deployments.api.http import build_api
-from deployments.api.live_page import PERIOD_S, TROUBLE, Feed, Viewer, assets
+from deployments.api.live_page import FAILURE_EVENT, PERIOD_S, Feed, Viewer, assets
 from earlyexit.errors import OverloadedError
 from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.fake_service import FakeService
@@ -23,7 +24,7 @@ MOST_BYTES = 150_000
 
 @pytest.fixture
 def service() -> FakeService:
-    return FakeService(most_viewers=1)
+    return FakeService(max_viewers=1)
 
 
 @pytest.fixture
@@ -106,8 +107,8 @@ async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> No
     connection, viewer = Connection(), Viewer(0.0, left.append)
     connection.blocked = what == "it takes nothing"
     viewer.offer(b"data: 1\n\n")
-    departure = Departure(connection.receive, viewer.leave)
-    stream = EventStream(viewer, departure, stuck_s=0.01 if connection.blocked else 60.0)
+    departure = DisconnectWatch(connection.receive, viewer.leave)
+    stream = EventStream(viewer, departure, stalled_s=0.01 if connection.blocked else 60.0)
     streaming = asyncio.create_task(stream({}, connection.receive, connection.send))
     await turns()
     if what == "it leaves":
@@ -125,14 +126,15 @@ async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> No
 class Scene:
     """A feed on a manual clock: `sleep` returns when the clock was advanced that far; every production is logged."""
 
-    def __init__(self, *, most_viewers: int = 4, longest_s: float = 1e9) -> None:
+    def __init__(self, *, max_viewers: int = 4, max_connected_s: float = 1e9) -> None:
         self.clock = ManualClock()
         self.log: list[str] = []
         self.takes_s = 0.0
         self.failing = False
         self.ending = False
         self._sleepers: list[tuple[float, asyncio.Event]] = []
-        self.feed = Feed(self.produce, self.clock, sleep=self.sleep, most_viewers=most_viewers, longest_s=longest_s)
+        feed = partial(Feed, self.produce, self.clock, sleep=self.sleep)
+        self.feed = feed(max_viewers=max_viewers, max_connected_s=max_connected_s)
 
     async def sleep(self, seconds: float) -> None:
         if not seconds:
@@ -208,17 +210,17 @@ async def test_looks_that_take_long_begin_a_period_apart_and_never_overlap() -> 
 
 
 async def test_of_a_look_that_takes_too_long_viewers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr(live_page, "POLL_TIMEOUT_S", 0.01)
     scene = Scene()
     scene.takes_s = 1e6
     viewer = scene.feed.join()
-    assert await anext(viewer) == TROUBLE
+    assert await anext(viewer) == FAILURE_EVENT
 
 
 async def test_too_many_viewers_are_refused_until_one_leaves() -> None:
-    scene = Scene(most_viewers=2)
+    scene = Scene(max_viewers=2)
     first, _ = scene.feed.join(), scene.feed.join()
-    with pytest.raises(OverloadedError, match="2 look at the page of this ingress already"):
+    with pytest.raises(OverloadedError, match="the page of this ingress has 2 viewers already"):
         scene.feed.join()
     first.leave()
     first.leave()
@@ -233,7 +235,7 @@ async def test_when_the_ingress_ends_viewers_end_and_no_more_are_taken() -> None
     scene.ending = True
     await scene.advance(1.0)
     assert await taken(viewer) == b"the end"
-    with pytest.raises(OverloadedError, match="this ingress ends"):
+    with pytest.raises(OverloadedError, match="this ingress is shutting down"):
         scene.feed.join()
     await scene.advance(3.0)
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
@@ -245,15 +247,15 @@ async def test_a_look_that_fails_is_logged_and_told_and_the_next_may_succeed(cap
     viewer = scene.feed.join()
     with caplog.at_level(logging.ERROR):
         await scene.advance(0.5)
-    assert await taken(viewer) == TROUBLE
-    assert "the live page has no news" in caplog.text
+    assert await taken(viewer) == FAILURE_EVENT
+    assert "the live page could not be updated" in caplog.text
     scene.failing = False
     await scene.advance(1.0)
     assert await taken(viewer) == b"state 1"
 
 
 async def test_a_viewer_is_asked_to_come_again_after_a_while() -> None:
-    scene = Scene(longest_s=15.0)
+    scene = Scene(max_connected_s=15.0)
     early = scene.feed.join()
     await scene.advance(6.0)
     late = scene.feed.join()

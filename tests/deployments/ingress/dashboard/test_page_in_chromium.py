@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deployments.local_ray.ports import free_port
 from earlyexit.tasks.checks import colours
 from optimizer.placement import PlacedPlan
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import FakeService, served
 from tests.earlyexit.tasks.maps import BODY
+from tests.free_port import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -204,7 +204,7 @@ def test_a_service_whose_ingresses_do_not_answer_is_said(browser: Browser) -> No
 
 
 def test_a_viewer_too_many_is_told_so(browser: Browser) -> None:
-    service = FakeService(most_viewers=1)
+    service = FakeService(max_viewers=1)
     with served(service, free_port()) as url, opened(browser, f"{url}/dashboard") as first:
         first.wait_for_connection("live")
         with opened(browser, f"{url}/dashboard") as second:

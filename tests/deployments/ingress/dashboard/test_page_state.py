@@ -11,7 +11,7 @@ import pytest
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import (
     CONTROLLER_S,
-    MISSED,
+    MAX_MISSED,
     MOST_REPLICAS,
     Snapshot,
     SnapshotPoller,
@@ -372,9 +372,9 @@ async def test_replicas_are_those_that_answered_and_what_cannot_be_asked_is_left
 async def test_an_ingress_that_is_missing_from_the_running_ones_twice_in_a_row_ends_its_stream() -> None:
     a, b = ingress("a"), ingress("b")
     for ingresses, ends in (
-        ([[b]] * MISSED, True),
+        ([[b]] * MAX_MISSED, True),
         ([[b], [a, b], [b]], False),
-        ([None] * 3 * MISSED, False),  # it is not known which run
+        ([None] * 3 * MAX_MISSED, False),  # it is not known which run
     ):
         scene, events = Scene(), []
         for each in ingresses:

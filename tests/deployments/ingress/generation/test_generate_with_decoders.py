@@ -292,7 +292,7 @@ async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
 async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what_was_not_read() -> None:
     aborted: list[str] = []
     stream = Stream(1)
-    stream.when_aborted = lambda: aborted.append("told")
+    stream.on_abort = lambda: aborted.append("told")
     said = StepResult(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
     for _ in range(2):
         stream.put(said)

@@ -10,7 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.grpc.server import MOST_DETAILS, REMAINING_S, Rpcs, add_inference_service, message_class, within
+from deployments.api.grpc.server import (
+    MAX_DETAILS,
+    REMAINING_KEY,
+    Rpcs,
+    add_inference_service,
+    call_timeout,
+    message_class,
+)
 from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_SERVICE
 from tests.deployments.ingress.api.faces import KEY, FakeBackend, FakeContext, gate, infer_bytes
 
@@ -65,25 +72,25 @@ async def test_a_caller_that_went_away_is_counted_and_the_cancelling_goes_on(bac
 
 async def test_details_are_short_enough_for_trailers(backend: FakeBackend) -> None:
     _, context = await call(backend, "ModelInfer", infer_bytes("pay", model="m" * 1500))
-    assert len(context.details) == MOST_DETAILS
+    assert len(context.details) == MAX_DETAILS
 
 
 async def test_the_deadline_of_the_call_bounds_the_request(backend: FakeBackend) -> None:
-    await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_S: "1.5"})
-    await call(backend, "ModelInfer", infer_bytes("pay", parameters={"timeout": 500_000}), **{REMAINING_S: "1.5"})
-    _, passed = await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_S: "0.0"})
+    await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: "1.5"})
+    await call(backend, "ModelInfer", infer_bytes("pay", parameters={"timeout": 500_000}), **{REMAINING_KEY: "1.5"})
+    _, passed = await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: "0.0"})
     assert [request.timeout_s for request in backend.requests] == [1.5, 0.5]
     assert passed.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_the_sooner_of_timeout_and_deadline_counts() -> None:
-    assert within(None, None, 60.0) is None
-    assert within(2.0, None, 60.0) == 2.0
-    assert within(None, 3.0, 60.0) == 3.0
-    assert within(None, 900.0, 60.0) == 60.0  # a deadline beyond what is taken is no error
-    assert within(2.0, 3.0, 60.0) == 2.0
-    assert within(4.0, 3.0, 60.0) == 3.0
-    assert within(61.0, 3.0, 60.0) == 61.0  # a timeout beyond what is taken stays, to be refused
+    assert call_timeout(None, None, 60.0) is None
+    assert call_timeout(2.0, None, 60.0) == 2.0
+    assert call_timeout(None, 3.0, 60.0) == 3.0
+    assert call_timeout(None, 900.0, 60.0) == 60.0  # a deadline beyond what is taken is no error
+    assert call_timeout(2.0, 3.0, 60.0) == 2.0
+    assert call_timeout(4.0, 3.0, 60.0) == 3.0
+    assert call_timeout(61.0, 3.0, 60.0) == 61.0  # a timeout beyond what is taken stays, to be refused
 
 
 LONG = 10_000
@@ -94,7 +101,7 @@ class Echo:
 
     def __getattr__(self, name: str) -> Any:
         async def answer(request: bytes, context: Any) -> bytes:
-            told = dict(context.invocation_metadata()).get(REMAINING_S, "none")
+            told = dict(context.invocation_metadata()).get(REMAINING_KEY, "none")
             context.set_trailing_metadata((("told", told),))
             return f"{name} {request.decode()}".encode() * (LONG if request == b"much" else 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import service_pb2
 
-from deployments.api.grpc.server import CHOICE, message_class
+from deployments.api.grpc.server import PARAMETER_CHOICE, message_class
 
 NESTED = {
     "TensorMetadata": "ModelMetadataResponse",
@@ -50,7 +50,7 @@ def test_every_message_has_the_fields_that_tritons_client_sends() -> None:
 def test_one_value_is_chosen_where_the_protocol_chooses_one() -> None:
     for descriptor in (tritons("InferParameter"), message_class("InferParameter").DESCRIPTOR):
         [choice] = descriptor.oneofs
-        assert choice.name == CHOICE
+        assert choice.name == PARAMETER_CHOICE
         assert list(choice.fields) == list(descriptor.fields)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from deployments.api.server import FastPath, HttpServer, Limits
 
 GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
-LIMITS = Limits(head_bytes=2000, kept_bytes=100, waiting=32, connections=8)
+LIMITS = Limits(head_bytes=2000, progress_bytes=100, pipelined=32, connections=8)
 
 
 def post(body: bytes, *lines: str, path: str = "/echo") -> bytes:
@@ -149,10 +149,10 @@ async def running(server: HttpServer) -> AsyncIterator[tuple[int, asyncio.Task[N
 
 
 @asynccontextmanager
-async def serving(limits: Limits = LIMITS, *, lane: bool = False, outright: bool = True) -> AsyncIterator[Place]:
+async def serving(limits: Limits = LIMITS, *, fast: bool = False, standalone: bool = True) -> AsyncIterator[Place]:
     app = App()
-    paths = {b"/echo": FastPath(app, {"path": "/echo", "root_path": "", "path_params": {}})} if lane else {}
-    server = HttpServer(app, lane=paths, limits=limits, outright=outright)
+    paths = {b"/echo": FastPath(app, {"path": "/echo", "root_path": "", "path_params": {}})} if fast else {}
+    server = HttpServer(app, fast_paths=paths, limits=limits, standalone=standalone)
     async with running(server) as (port, task):
         place = Place(app, server, port, task)
         try:

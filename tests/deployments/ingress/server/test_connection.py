@@ -1,4 +1,4 @@
-"""Requests as bytes on real sockets of this process: what each gets, by the lane as by the router."""
+"""Requests as bytes on real sockets of this process: what each gets, by the fast as by the router."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 
 from deployments.api.access import Gate
 from deployments.api.http import build_api
-from deployments.api.server import Connection, HttpServer, Limits, Site, standalone, start_in_serve
+from deployments.api.server import Connection, HttpServer, Limits, PrefixedApp, build_standalone_server, start_in_serve
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
 from tests.deployments.ingress.server.places import GET, Caller, Place, post, running, serving
 
 
-@pytest.fixture(params=[False, True], ids=["app", "lane"])
+@pytest.fixture(params=[False, True], ids=["app", "fast"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    async with serving(lane=request.param) as place:
+    async with serving(fast=request.param) as place:
         yield place
 
 
@@ -140,7 +140,7 @@ async def test_a_client_that_closes_its_half_is_given_up_a_little_later(place: P
 
 
 async def test_serves_application_gives_ids_itself_and_is_told_which_client_left() -> None:
-    async with serving(outright=False) as place:
+    async with serving(standalone=False) as place:
         caller = await place.call(post(b"pay", "X-Request-ID: r-1"))
         assert "x-request-id" not in (await caller.answer())[1]
         place.app.ended.clear()
@@ -155,7 +155,7 @@ async def test_serves_application_gives_ids_itself_and_is_told_which_client_left
 
 
 async def test_slow_heads_and_bodies_get_408_and_idle_callers_are_closed() -> None:
-    limits = Limits(kept_bytes=100)
+    limits = Limits(progress_bytes=100)
     async with serving(limits) as place:
         slow = {
             b"GET /echo HTTP/1.1\r\nHost: here\r\nX:": 408,
@@ -178,7 +178,7 @@ async def test_slow_heads_and_bodies_get_408_and_idle_callers_are_closed() -> No
 
 
 async def test_a_client_that_takes_no_answers_is_cut_off_and_read_no_more() -> None:
-    async with serving(Limits(stuck_s=0.3)) as place:
+    async with serving(Limits(stalled_s=0.3)) as place:
         loop, big = asyncio.get_running_loop(), post(b"x" * 60_000)
         with socket.create_connection(("127.0.0.1", place.port)) as greedy:
             greedy.setblocking(False)
@@ -236,13 +236,13 @@ CASES: dict[str, tuple[str, bytes, Sequence[str]]] = {
 
 
 @asynccontextmanager
-async def lane_serving(
-    backend: FakeBackend, guard: Gate | None = None, *, lane: bool = True, prefix: str = "/", access_log: bool = False
+async def serving_app(
+    backend: FakeBackend, guard: Gate | None = None, *, fast: bool = True, prefix: str = "/", access_log: bool = False
 ) -> AsyncIterator[tuple[HttpServer, int]]:
     origins = (ORIGIN,)
     api = build_api(backend, gate=guard, cors_origins=origins, prefix=prefix)
-    site = Site(router=api.router, prefix=prefix, name="offramp")
-    server = standalone(site, api.lane if lane else {}, access_log=access_log)
+    site = PrefixedApp(router=api.router, prefix=prefix, name="offramp")
+    server = build_standalone_server(site, api.fast_paths if fast else {}, access_log=access_log)
     async with running(server) as (port, _):
         yield server, port
         await asyncio.wait_for(server.close(), 5)
@@ -262,9 +262,9 @@ async def asked(port: int, data: bytes) -> tuple[int, dict[str, str], bytes]:
 async def test_the_lane_answers_as_the_router_does(case: str, keys: bool) -> None:
     path, body, lines = CASES[case]
     found: list[Any] = []
-    for lane in (False, True):
+    for fast in (False, True):
         backend = FakeBackend()
-        async with lane_serving(backend, gate() if keys else None, lane=lane) as (_, port):
+        async with serving_app(backend, gate() if keys else None, fast=fast) as (_, port):
             told = [*lines, "X-Request-ID: r-1"]
             if keys and not any(line.startswith("Authorization") for line in lines):
                 told.append(f"Authorization: Bearer {KEY}")
@@ -276,14 +276,14 @@ async def test_the_lane_answers_as_the_router_does(case: str, keys: bool) -> Non
 async def test_what_fails_and_what_is_refused_later_is_said_alike() -> None:
     for failure in (OverloadedError("full", retry_after_s=3.0), ValueError("words")):
         found = []
-        for lane in (False, True):
-            async with lane_serving(FakeBackend(failure=failure), lane=lane) as (_, port):
+        for fast in (False, True):
+            async with serving_app(FakeBackend(failure=failure), fast=fast) as (_, port):
                 found.append(await asked(port, post(b'{"inputs": "pay"}', "X-Request-ID: r", path="/predict")))
         assert found[0] == found[1]
 
 
 async def test_the_rest_is_routed_below_the_prefix_and_serves_own_paths_are_there() -> None:
-    async with lane_serving(FakeBackend(), prefix="/intents") as (_, port):
+    async with serving_app(FakeBackend(), prefix="/intents") as (_, port):
         for path, status, words in (
             ("/intents/v2/health/live", 200, b"live"),
             ("/intents/predict", 405, b"only POST"),
@@ -302,7 +302,7 @@ async def test_the_rest_is_routed_below_the_prefix_and_serves_own_paths_are_ther
 
 async def test_the_access_log_has_a_line_per_request_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="ray.serve")
-    async with lane_serving(FakeBackend(), access_log=True) as (_, port):
+    async with serving_app(FakeBackend(), access_log=True) as (_, port):
         await asked(port, post(b'{"inputs": "pay"}', "X-Request-ID: r-7", path="/predict"))
         await asked(port, b"GET /nowhere HTTP/1.1\r\nHost: here\r\n\r\n")
     lines = [record for record in caplog.records if getattr(record, "serve_access_log", False)]
@@ -320,7 +320,7 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
         port = probe.getsockname()[1]
     options = HTTPOptions(host="127.0.0.1", port=port)
     api, loop = build_api(backend), asyncio.get_running_loop()
-    task, server = await start_in_serve(api.lane, None, api.router, options, event_loop=loop)
+    task, server = await start_in_serve(api.fast_paths, None, api.router, options, event_loop=loop)
     for path in ("/predict", V2_INFER):
         body = b'{"inputs": "pay"}' if path == "/predict" else V2
         status, headers, _ = await asked(port, post(body, "X-Request-ID: r-1", path=path))
@@ -328,7 +328,7 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
     status, headers, _ = await asked(port, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
     assert (status, len(headers["x-request-id"])) == (200, 36)
     with pytest.raises(RuntimeError, match="bind") as raised:
-        await start_in_serve(api.lane, None, api.router, options, event_loop=loop)
+        await start_in_serve(api.fast_paths, None, api.router, options, event_loop=loop)
     assert isinstance(raised.value.__cause__, OSError)
     server.should_exit = True
     await asyncio.wait_for(task, 5)

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from deployments.api.parsing import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ops.tracing import MOST_INPUTS, InputSpan, RequestRecord, Span, Tracer, traces_url
-from deployments.versions.choice import Fork, Tally
+from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
+from deployments.versions.choice import Tally, TrafficSplitter
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock
@@ -41,7 +41,7 @@ class Scene:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = Tracer(provider, self.clock, ratio=1.0, starts=starts)
         self.record = self.begun()
-        self.tracer.follow([self.flight(serial) for serial in serials])
+        self.tracer.record_inputs([self.flight(serial) for serial in serials])
 
     def begun(self) -> RequestRecord:
         record = self.tracer.begin("POST /predict", {}, {})
@@ -49,7 +49,7 @@ class Scene:
         return record
 
     def is_followed(self, *sample_ids: str) -> bool:
-        return bool(self.tracer.sent("r1", call_of(list(sample_ids)))[1])
+        return bool(self.tracer.on_call("r1", call_of(list(sample_ids)))[1])
 
     def flight(self, serial: int) -> PendingInput:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
@@ -64,7 +64,7 @@ class Followed(FakeServed):
         self._tracer, self._input = scene.tracer, scene.flight(serial)
 
     async def infer(self, request: InferRequest) -> list[Answer]:
-        self._tracer.follow([self._input])
+        self._tracer.record_inputs([self._input])
         return await super().infer(request)
 
 
@@ -72,9 +72,9 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     scene = Scene()
     own, other = Followed(scene, 1), Followed(scene, 2)
     sides: dict[str, Any] = {"own": own, "default": other, "canary": own, "share": 1.0, "compare_share": 1.0}
-    fork = Fork(**sides, tally=Tally(), clock=scene.clock, comparing=set())
-    assert (await fork.answer(a_request()))[0] is own
-    await asyncio.gather(*fork.comparing)
+    splitter = TrafficSplitter(**sides, tally=Tally(), clock=scene.clock, comparing=set())
+    assert (await splitter.answer(a_request()))[0] is own
+    await asyncio.gather(*splitter.comparing)
     assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
     assert not scene.is_followed(FIRST, SECOND)
@@ -82,7 +82,7 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
 
 def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
     call = call_of([FIRST, SECOND])
-    sent, inputs = Scene(2).tracer.sent("r1", call)
+    sent, inputs = Scene(2).tracer.on_call("r1", call)
     assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
 
 
@@ -90,12 +90,12 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
-        _, inputs = scene.tracer.sent("r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
+        _, inputs = scene.tracer.on_call("r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
         scene.clock.advance(1.0)
         if chunk is None:
-            scene.tracer.failed("it died", inputs)
+            scene.tracer.on_failure("it died", inputs)
         else:
-            scene.tracer.came_back(chunk, inputs)
+            scene.tracer.on_reply(chunk, inputs)
         scene.clock.advance(1.0)
     [_, of_input, _] = scene.record.spans(scene.clock.now_s())
     return [span.name for span in of_input.children]
@@ -121,7 +121,7 @@ def visited(stage_s: tuple[float, float], timing: Timing | None = None) -> Input
 
 
 def spans_of(*inputs: InputSpan, ended_s: float) -> list[Span]:
-    return RequestRecord(root=None, began_s=10.0, inputs=dict(enumerate(inputs))).spans(ended_s)
+    return RequestRecord(root=None, begin_s=10.0, inputs=dict(enumerate(inputs))).spans(ended_s)
 
 
 def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
@@ -131,10 +131,10 @@ def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
 
 
 def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them() -> None:
-    inputs = [visited((11.0, 12.0 + k)) for k in range(MOST_INPUTS + 5)]
+    inputs = [visited((11.0, 12.0 + k)) for k in range(MAX_INPUT_SPANS + 5)]
     _, *slowest, reply = spans_of(*inputs, ended_s=50.0)
     assert slowest == inputs[5:]
-    assert (reply.name, reply.begin_s, reply.end_s) == ("reply", 12.0 + MOST_INPUTS + 4, 50.0)
+    assert (reply.name, reply.begin_s, reply.end_s) == ("reply", 12.0 + MAX_INPUT_SPANS + 4, 50.0)
 
 
 ROOT = Path(__file__).parents[4]

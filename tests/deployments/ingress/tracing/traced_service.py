@@ -104,7 +104,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     link = ReplicaLink if tracer is None else tracer.link
     async with connected(placed, await built(settings, placed), rules, link=link) as running:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
-        trace = None if tracer is None else tracer.follow
+        trace = None if tracer is None else tracer.record_inputs
         service = InferService(codec, running.dispatcher, settings, clock, trace=trace)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
         transport = httpx.ASGITransport(build_api(backend, tracer=tracer).router)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from deployments.api.parsing import Canary
-from deployments.versions.choice import MOST_COMPARED, Traffic, draws, losses_between
-from deployments.versions.versions import LOOK_S, AppStatus, OtherVersion
+from deployments.versions.choice import MAX_COMPARISONS, Traffic, hashed_draws, losses_between
+from deployments.versions.versions import REFRESH_S, AppStatus, OtherVersion
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, Value, values_of
 from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
@@ -35,8 +35,8 @@ from tests.model_cards import a_card
 
 SHARE = 0.3
 IDS = [f"request-{number}" for number in range(200)]
-OURS = next(each for each in IDS if draws(each)[0] >= SHARE)
-THEIRS = next(each for each in IDS if draws(each)[0] < SHARE)
+OURS = next(each for each in IDS if hashed_draws(each)[0] >= SHARE)
+THEIRS = next(each for each in IDS if hashed_draws(each)[0] < SHARE)
 GONE = VersionUnavailableError("gone", retry_after_s=1.0)
 
 
@@ -79,13 +79,13 @@ async def test_without_explicit_control_every_order_is_a_403(tmp_path: Path, ord
 async def test_versions_that_cannot_be_are_refused(world: World) -> None:
     unknown = "unknown version '9' of 'intents'; there are '1', '2', '3'"
     assert refused(await world.set_canary("9")) == (404, unknown)
-    assert refused(await world.set_canary("1")) == (400, "version '1' is the default; a canary is another")
+    assert refused(await world.set_canary("1")) == (400, "version '1' is the default version, and cannot be the canary")
     assert (await world.set_canary("2", share=2.0)).status_code == 400
     world.links["two"].gone = RuntimeError("no replica")
     status, message = refused(await world.set_default("2"))
     assert (status, "does not answer: RuntimeError" in message) == (503, True)
     world.own.card = tales()
-    with pytest.raises(InputError, match=r"a stream has no canary: .* 'name:version'"):
+    with pytest.raises(InputError, match=r"models that generate have no canary: .* 'name:version'"):
         await world.versions.set_canary(Canary(version="2", share=1.0))
     assert world.store.of_models == {}
 
@@ -136,7 +136,7 @@ async def test_versions_may_encode_the_same_rows_differently_and_be_cascades(wor
 async def test_a_canary_gets_the_requests_whose_draw_is_below_its_share(world: World) -> None:
     await world.set_canary(share=SHARE)
     found = [await world.answered_by(each) for each in IDS]
-    assert found == ["2" if draws(each)[0] < SHARE else "1" for each in IDS]
+    assert found == ["2" if hashed_draws(each)[0] < SHARE else "1" for each in IDS]
     named = await world.http.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": THEIRS})
     assert named.status_code == 200
     assert world.others["2"].asked[-1] == THEIRS
@@ -151,8 +151,8 @@ async def test_another_default_gets_all_that_the_canary_does_not(world: World) -
 
 def test_a_requests_draws_are_the_first_and_second_word_of_its_ids_hash() -> None:
     # printf r-1 | b2sum -l 64: 7d99a80e 76bbad0e, little-endian
-    assert draws("r-1") == (0x0EA8997D / 2**32, 0x0EADBB76 / 2**32)
-    drawn = [draws(f"request-{number}") for number in range(10_000)]
+    assert hashed_draws("r-1") == (0x0EA8997D / 2**32, 0x0EADBB76 / 2**32)
+    drawn = [hashed_draws(f"request-{number}") for number in range(10_000)]
     assert sum(first < 0.1 for first, _ in drawn) == pytest.approx(1000, abs=100)  # 3.3 standard deviations
     assert sum(first < 0.1 and second < 0.1 for first, second in drawn) == pytest.approx(100, abs=33)
 
@@ -202,7 +202,7 @@ async def test_only_the_share_is_compared_and_a_comparison_that_fails_is_no_fail
     for each in IDS:
         assert await world.answered_by(each) == "1"
         await world.figures()
-    assert world.others["2"].asked == [each for each in IDS if draws(each)[1] < 0.2]
+    assert world.others["2"].asked == [each for each in IDS if hashed_draws(each)[1] < 0.2]
     world.others["2"].failure = DeadlineError("late")
     await world.set_canary(share=0.0, compare_share=1.0)
     assert await world.answered_by() == "1"
@@ -213,9 +213,9 @@ async def test_only_the_share_is_compared_and_a_comparison_that_fails_is_no_fail
 async def test_comparisons_do_not_pile_up(world: World) -> None:
     world.links["two"].is_silent = True
     await world.set_canary(share=0.0, compare_share=1.0)
-    for each in IDS[: MOST_COMPARED + 3]:
+    for each in IDS[: MAX_COMPARISONS + 3]:
         await world.answered_by(each)
-    assert (len(world.versions.comparing), world.versions.tally.skipped) == (MOST_COMPARED, 3)
+    assert (len(world.versions.comparing), world.versions.tally.skipped) == (MAX_COMPARISONS, 3)
     for task in world.versions.comparing:
         task.cancel()
 
@@ -232,7 +232,7 @@ async def test_an_ingress_announces_itself_and_follows_what_is_stored(world: Wor
     assert (await world.answered_by(), world.shown) == ("2", [world.versions.tally] * 2)
     world.store.failures = [ConnectionError("no GCS")] * 2
     await world.look(2)
-    assert (world.slept[-2:], await world.answered_by()) == ([LOOK_S] * 2, "2")
+    assert (world.slept[-2:], await world.answered_by()) == ([REFRESH_S] * 2, "2")
     world.store.of_models["intents"] = Traffic()
     await world.look()
     assert await world.answered_by() == "1"

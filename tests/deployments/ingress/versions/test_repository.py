@@ -11,7 +11,7 @@ import pytest
 
 from cluster.render import BUILDER
 from deployments.settings import ServeSettings
-from deployments.versions.versions import AppStatus, Listed
+from deployments.versions.versions import AnnouncedApp, AppStatus
 from tests.deployments.ingress.versions.version_world import World, refused
 
 SECOND = "/v2/models/intents/versions/2"
@@ -81,7 +81,7 @@ async def test_a_loaded_version_is_put_beside_the_others_and_listed(world: World
     assert first == before
     assert (loaded["name"], loaded["route_prefix"], loaded["import_path"]) == ("two", SECOND, BUILDER)
     assert ServeSettings.model_validate(loaded["args"]) == second(world)
-    assert world.store.of_apps["two"] == Listed(app="two", model="intents", version="2")
+    assert world.store.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
 
 
 async def test_a_version_of_the_folder_is_listed_and_loaded_by_its_name(world: World) -> None:

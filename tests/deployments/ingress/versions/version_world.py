@@ -15,14 +15,14 @@ import httpx
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from cluster.render import application_config
-from deployments.api.endpoint import Served
+from deployments.api.endpoint import ModelVersion
 from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.local_ray.applications import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally, Traffic
 from deployments.versions.repository import RayCluster, VersionRoutes
-from deployments.versions.versions import AppStatus, IngressLink, Listed, RayStore, VersionFacts, Versions
+from deployments.versions.versions import AnnouncedApp, AppStatus, IngressLink, RayStore, VersionFacts, Versions
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
@@ -67,7 +67,7 @@ class FakeServed(Described):
 class FakeLink(IngressLink):
     """The ingresses of an application."""
 
-    served: Served = field(default_factory=FakeServed)
+    served: ModelVersion = field(default_factory=FakeServed)
     agreements: tuple[float | None, ...] = (None,)
     counted: Callable[[], list[Tally]] = list
     gone: Exception | None = None
@@ -120,7 +120,7 @@ class FakeStore(RayStore):
     """What Ray and Serve would know."""
 
     of_models: dict[str, Traffic] = field(default_factory=dict)
-    of_apps: dict[str, Listed] = field(default_factory=dict)
+    of_apps: dict[str, AnnouncedApp] = field(default_factory=dict)
     serving: dict[str, AppStatus] = field(default_factory=dict)
     failures: list[Exception] = field(default_factory=list)
     """Raised one after the other, before anything is found again."""
@@ -139,20 +139,20 @@ class FakeStore(RayStore):
     async def put_traffic(self, model: str, traffic: Traffic) -> None:
         self.of_models[model] = traffic
 
-    async def listed(self) -> list[Listed]:
+    async def announced(self) -> list[AnnouncedApp]:
         self._fail()
         return list(self.of_apps.values())
 
-    async def put_listed(self, listed: Listed) -> None:
+    async def announce(self, app: AnnouncedApp) -> None:
         self._fail()
-        self.of_apps[listed.app] = listed
+        self.of_apps[app.app] = app
 
     async def statuses(self) -> Mapping[str, AppStatus]:
         return self.serving
 
     def add(self, app: str, version: str, status: AppStatus = RUNNING, model: str = "intents") -> None:
         """Adds an application."""
-        self.of_apps[app] = Listed(app=app, model=model, version=version)
+        self.of_apps[app] = AnnouncedApp(app=app, model=model, version=version)
         self.serving[app] = status
 
     def _fail(self) -> None:
