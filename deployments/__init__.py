@@ -1,1 +1,1 @@
-"""How: the Ray Serve graph - ingress, stages, what passes between them. The only folder of the product with ray."""
+"""The Ray Serve application: ingress, replicas, controller and their messages. No other product folder needs Ray."""

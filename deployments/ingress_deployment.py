@@ -99,24 +99,24 @@ class IngressMetrics:
             slot, seconds = hops.popleft()
             hop = "offramp_hop_seconds", "Time a call spent outside its stage"
             self.metrics.observe(*hop, SECONDS, seconds, slot=slot)
-        set_total("offramp_inputs", "Inputs that arrived, refused ones too", report.arrived)
-        set_total("offramp_answers_in_slo", "Answers inside the SLO; all of them where there is none", report.in_slo)
+        set_total("offramp_inputs", "Inputs that arrived, including refused ones", report.arrived)
+        set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", report.in_slo)
         latency = "offramp_latency_seconds_bucket", "Answers by latency, at most `le`"
         _set_latency_totals(self.metrics, *latency, report.latencies)
         set_total("offramp_answered_tokens", "Tokens of answered inputs", report.answered_tokens)
         for name, description, totals in (
-            ("offramp_crossings", "Inputs that went on to another network", report.crossings),
-            ("offramp_crossing_seconds", "Time inputs waited to be encoded anew", report.crossing_s),
+            ("offramp_crossings", "Inputs that were passed to another network", report.crossings),
+            ("offramp_crossing_seconds", "Time inputs waited to be encoded again", report.crossing_s),
             ("offramp_words", "Words that could be pruned at a crossing", report.words),
             ("offramp_pruned_words", "Words pruned at a crossing", report.pruned_words),
         ):
             for block, amount in totals.items():
                 set_total(name, description, amount, network=self._chain.name_of(block))
-        set_gauge("offramp_waiting", "Inputs that no stage has been sent yet", report.waiting)
-        set_gauge("offramp_unanswered", "Inputs that wait or are under way", report.unanswered)
-        set_gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are under way", report.unanswered_tokens)
+        set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", report.waiting)
+        set_gauge("offramp_unanswered", "Inputs that wait or are in flight", report.unanswered)
+        set_gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are in flight", report.unanswered_tokens)
         self._lengths |= report.oldest_s.keys()
-        oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that no stage has been sent yet"
+        oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that were not sent to any stage yet"
         for length in self._lengths:
             set_gauge(*oldest, report.oldest_s.get(length, 0.0), tokens=str(length))
 
@@ -124,14 +124,14 @@ class IngressMetrics:
 def export_sequence_metrics(metrics: LazyMetrics, loop: GenerationLoop) -> None:
     """Exports the counts of generated sequences."""
     set_total, counts = metrics.set_total, loop.counts
-    metrics.set_gauge("offramp_sequences_running", "Sequences that were let in and have not ended", loop.num_running)
+    metrics.set_gauge("offramp_sequences_running", "Sequences that were admitted and have not ended", loop.num_running)
     for reason, number in counts.ended.items():
-        set_total("offramp_sequences_ended", "Sequences that ended, by why", number, ended=reason)
+        set_total("offramp_sequences_ended", "Sequences that ended, by reason", number, ended=reason)
     set_total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
-    set_total("offramp_sequences_in_slo", "Sequences that ended by themselves, both SLOs kept", counts.in_slo)
-    set_total("offramp_sequences_lost", "Times that a sequence began anew on another replica", counts.lost)
+    set_total("offramp_sequences_in_slo", "Sequences that completed within both SLOs", counts.in_slo)
+    set_total("offramp_sequences_lost", "Times that a sequence started again on another replica", counts.lost)
     set_total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
-    set_total("offramp_prompt_tokens", "Tokens of prompts that were let in", counts.prompt_tokens)
+    set_total("offramp_prompt_tokens", "Tokens of admitted prompts", counts.prompt_tokens)
     for block, number in counts.exits.items():
         set_total("offramp_generated_tokens", "Tokens, by the block they left after", number, exit=str(block))
     _set_latency_totals(metrics, "offramp_ttft_seconds_bucket", "Sequences by time to first token", counts.ttft)

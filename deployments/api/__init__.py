@@ -1,1 +1,1 @@
-"""The interface to callers: HTTP routes, OpenAI routes, the v2 protocol over HTTP and gRPC, access control."""
+"""The interface to callers: HTTP routes, OpenAI routes, the v2 protocol over HTTP and gRPC, and access control."""

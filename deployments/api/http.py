@@ -100,8 +100,8 @@ class Routes:
         if content_type in codec.content_types:
             return parse_content(content_type, body, codec), False
         if content_type.startswith(MEDIA):
-            taken = ", ".join((JSON, *codec.content_types))
-            raise InputError(f"content-type {content_type[:80]!r}; this model takes {taken}")
+            accepted = ", ".join((JSON, *codec.content_types))
+            raise InputError(f"content-type {content_type[:80]!r}; this model takes {accepted}")
         return parse_predict(body, codec)
 
     async def infer(self, request: Request) -> Response:

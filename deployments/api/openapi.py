@@ -142,33 +142,33 @@ def _shape(column: Column) -> str:
     return f"[{', '.join(['rows', *map(str, column.shape)])}]"
 
 
-def _operation(each: Operation, signature: Signature) -> dict[str, Any]:
+def _operation(row: Operation, signature: Signature) -> dict[str, Any]:
     """Returns the OpenAPI operation of a row of the table."""
-    responses = {"200": _answer(each, signature), **_errors(each)}
-    for status, (description, body) in (each.other_responses or {}).items():
+    responses = {"200": _answer(row, signature), **_errors(row)}
+    for status, (description, body) in (row.other_responses or {}).items():
         responses[status] = {"description": description} if body is None else _response(description, _reference(body))
-    operation: dict[str, Any] = {"summary": each.summary}
-    if each.is_open:
+    operation: dict[str, Any] = {"summary": row.summary}
+    if row.is_open:
         operation["security"] = []
-    parameters = [*each.parameters] if each.body is None else [REQUEST_ID, *each.parameters]
+    parameters = [*row.parameters] if row.body is None else [REQUEST_ID, *row.parameters]
     if parameters:
         operation["parameters"] = parameters
-    if each.body is not None:
-        content_types = (*each.request_types, *(signature.codec.content_types if each.body is PredictBody else ()))
-        content = {JSON: {"schema": _reference(each.body)}, **{content_type: {} for content_type in content_types}}
+    if row.body is not None:
+        content_types = (*row.request_types, *(signature.codec.content_types if row.body is PredictBody else ()))
+        content = {JSON: {"schema": _reference(row.body)}, **{content_type: {} for content_type in content_types}}
         operation["requestBody"] = {"required": True, "content": content}
     return {**operation, "responses": responses}
 
 
-def _answer(each: Operation, signature: Signature) -> dict[str, Any]:
+def _answer(row: Operation, signature: Signature) -> dict[str, Any]:
     """Returns the response of status 200."""
-    if each.body is None:
-        content = {kind: {"schema": _schema(each.answer)} for kind in each.response_types}
-        return {"description": each.summary, "content": content}
-    is_predict, other_types = each.body is PredictBody, signature.task.content_types
-    schema = {"anyOf": [_named(PREDICT_ONE), _named(PREDICT_MANY)]} if is_predict else _schema(each.answer)
+    if row.body is None:
+        content = {each: {"schema": _schema(row.answer)} for each in row.response_types}
+        return {"description": row.summary, "content": content}
+    is_predict, other_types = row.body is PredictBody, signature.task.content_types
+    schema = {"anyOf": [_named(PREDICT_ONE), _named(PREDICT_MANY)]} if is_predict else _schema(row.answer)
     contents: dict[str, Any] = {JSON: {"schema": schema}, EVENTS: {"schema": TEXT}, BYTES: {}}
-    content = {kind: contents[kind] for kind in each.response_types}
+    content = {each: contents[each] for each in row.response_types}
     if not (is_predict and other_types):
         return {"description": "Answers", "content": content}
     content |= {content_type: {} for content_type in other_types}
@@ -181,11 +181,11 @@ def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any
     return dict(OBJECT if answer is None else answer)
 
 
-def _errors(each: Operation) -> dict[str, Any]:
+def _errors(row: Operation) -> dict[str, Any]:
     """Returns the error responses. An operation with a body may be answered by any error."""
-    statuses = ERRORS if each.body is not None else (*(ALWAYS if each.is_open else EVERYWHERE), *each.errors)
+    statuses = ERRORS if row.body is not None else (*(ALWAYS if row.is_open else EVERYWHERE), *row.errors)
     return {
-        status: _response(ERRORS[status], _reference(each.error))
+        status: _response(ERRORS[status], _reference(row.error))
         | ({"headers": HEADERS[status]} if status in HEADERS else {})
         for status in sorted(statuses)
     }

@@ -387,8 +387,8 @@ def _column(tensor: RequestTensor, inputs: Sequence[Column], where: str) -> Colu
     for column in forms:
         if tensor.datatype in column.datatypes:
             return column
-    taken = ", ".join(datatype for column in forms for datatype in column.datatypes)
-    raise InputError(f"{where}.datatype: {tensor.datatype!r}; {tensor.name!r} is {taken}")
+    accepted = ", ".join(datatype for column in forms for datatype in column.datatypes)
+    raise InputError(f"{where}.datatype: {tensor.datatype!r}; {tensor.name!r} is {accepted}")
 
 
 def _rows(tensor: RequestTensor, column: Column, where: str) -> Elements:

@@ -1,1 +1,1 @@
-"""Ray and Ray Serve on one machine: how they start, which processes run, and how applications change."""
+"""Ray and Ray Serve on one machine: starting and stopping, ports, and changes of the set of applications."""

@@ -75,11 +75,11 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     """
     [application] = config["applications"]
     others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
-    taken = [name for name, each in others.items() if each.get("route_prefix") == application["route_prefix"]]
-    if taken:
+    conflicting = [name for name, each in others.items() if each.get("route_prefix") == application["route_prefix"]]
+    if conflicting:
         raise InputError(
-            f"application {taken[0]!r} has route {application['route_prefix']}; first: offramp delete "
-            f"{shlex.quote(taken[0])}, or give this one another ingress.route_prefix or model.version"
+            f"application {conflicting[0]!r} has route {application['route_prefix']}; first: offramp delete "
+            f"{shlex.quote(conflicting[0])}, or give this one another ingress.route_prefix or model.version"
         )
     _check_grpc(serve.get("grpc_options"), config)
     return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}

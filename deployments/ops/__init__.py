@@ -1,1 +1,1 @@
-"""What operators use: the live page's data and traces."""
+"""Data for operators: the live page, Prometheus metrics and traces."""

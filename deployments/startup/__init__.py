@@ -1,1 +1,1 @@
-"""What Python runs in every process of a service, when that starts."""
+"""The `sitecustomize` module that Python runs when a process of a service starts."""

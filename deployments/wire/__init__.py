@@ -1,1 +1,1 @@
-"""What ingress, replicas and controller say to each other, and how it is encoded."""
+"""Messages between ingresses, replicas and the controller, and their encoding."""

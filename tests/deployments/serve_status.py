@@ -1,4 +1,4 @@
-"""What Serve's REST API says of its applications."""
+"""The state of applications, as in Serve's REST API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def serving(*applications: dict[str, Any]) -> dict[str, Any]:
 
 
 def application(name: str, *, status: str = "RUNNING", route: str | None = None, **deployments: Any) -> dict[str, Any]:
-    """One that a config deployed, as Serve describes it."""
+    """Returns Serve's description of an application that a config deployed."""
     config = {"name": name, "route_prefix": route or f"/{name}", "import_path": "m:a", "args": {"a": 1}}
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""A service without Ray, in this process: an ingress, real connections, and replicas with threads of their own."""
+"""A service without Ray in this process: an ingress, real connections, and replicas with their own threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Replica:
         return 0 if use is None else use.pages
 
     def die(self) -> None:
-        """As a process does that is killed."""
+        """Ends the replica like a killed process."""
         for connection in tuple(self.server.connections):
             connection.frames.abort()
         assert self.server._server is not None
@@ -49,7 +49,7 @@ class Replica:
 
 
 async def built(settings: ServeSettings, placed: PlacedPlan, starts: Sequence[int] = ()) -> list[Replica]:
-    """One replica for every stage, prepared for the plan."""
+    """Yields one replica for every stage, prepared for the plan."""
     replicas = []
     for slot, stage in placed.stage_of.items():
         runner = build_runner(settings, stage.device, clock=MonotonicClock())

@@ -24,7 +24,7 @@ def config(**args: Any) -> dict[str, Any]:
     return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
 
 
-def test_an_application_is_put_beside_those_that_are_there_and_options_of_a_serve_that_runs_stay() -> None:
+def test_a_new_application_is_added_to_the_running_ones_and_serves_options_stay() -> None:
     before = serving(application("other"))
     put = with_application(before, config(x=1))
     assert put["applications"] == [
@@ -35,12 +35,12 @@ def test_an_application_is_put_beside_those_that_are_there_and_options_of_a_serv
     assert "grpc_options" not in put
 
 
-def test_a_serve_that_does_not_run_yet_gets_the_services_options() -> None:
+def test_a_new_serve_gets_the_options_of_the_service() -> None:
     put = with_application({"proxy_location": None, "http_options": None, "applications": {}}, config())
     assert put == config()
 
 
-def test_grpc_is_not_asked_of_a_serve_that_runs_without_it() -> None:
+def test_a_service_with_grpc_is_refused_if_serve_runs_without_grpc() -> None:
     wanted = serve_config({}, name="demo", environment={}, host="0.0.0.0", port=8000, grpc_port=9000)
     without = serving() | {"grpc_options": {"port": 9000, "grpc_servicer_functions": []}}
     with pytest.raises(InputError, match="Serve runs without gRPC at port 9000, which it can open only when it starts"):
@@ -51,13 +51,13 @@ def test_grpc_is_not_asked_of_a_serve_that_runs_without_it() -> None:
     assert with_application(serving(), wanted)["grpc_options"] == wanted["grpc_options"]
 
 
-def test_an_application_of_the_same_name_is_replaced_and_one_started_by_hand_is_left_alone() -> None:
+def test_an_application_of_the_same_name_is_replaced_and_manual_ones_stay() -> None:
     by_hand = application("hand") | {"deployed_app_config": None}
     put = with_application(serving(application("demo", route="/"), by_hand), config(x=2))
     assert [each["args"] for each in put["applications"]] == [{"x": 2}]
 
 
-def test_a_route_that_is_taken_is_refused() -> None:
+def test_a_route_of_another_application_is_refused() -> None:
     with pytest.raises(InputError, match="application 'other' has route /; first: offramp delete other"):
         with_application(serving(application("other", route="/")), config())
 
@@ -72,19 +72,19 @@ def test_a_route_that_is_taken_is_refused() -> None:
         ),
     ],
 )
-def test_an_application_that_is_there_can_be_deleted_alone(serve: dict[str, Any], words: str) -> None:
+def test_one_application_can_be_deleted(serve: dict[str, Any], words: str) -> None:
     put = without_application(serving(application("a"), application("b")), "a")
     assert [each["name"] for each in put["applications"]] == ["b"]
     with pytest.raises(InputError, match=words):
         without_application(serve, "demo")
 
 
-def test_accelerators_that_are_missing_or_used_by_other_services_are_refused_with_what_is_there() -> None:
+def test_missing_accelerators_are_refused_with_the_available_ones() -> None:
     devices = {"V100": Accelerators(count=4), "cpu": Accelerators(count=4)}
     there = Inventory(devices=devices, link=ClusterLink(bandwidth_bytes_per_s=1.0))
     check_devices({"V100": 4}, there, {})
     check_devices({"cpu": 2}, there, {"cpu": 2})
-    check_devices({"cpu": 2}, there, {"V100": 5})  # a lack of theirs is not ours
+    check_devices({"cpu": 2}, there, {"V100": 5})  # a lack of accelerators of other services does not matter
     with pytest.raises(InputError, match=r"\(cpu: 3 in the file, 2 of other services, 4 there\)$"):
         check_devices({"cpu": 3}, there, {"cpu": 2})
     with pytest.raises(
@@ -96,13 +96,13 @@ def test_accelerators_that_are_missing_or_used_by_other_services_are_refused_wit
 
 
 def ours(name: str, **args: Any) -> dict[str, Any]:
-    """An application of ours, of two cores."""
+    """Returns an application of Offramp that uses two cores."""
     found = application(name)
     settings = {"model": "/m", "plan": PLAN} | args
     return found | {"deployed_app_config": found["deployed_app_config"] | {"import_path": BUILDER, "args": settings}}
 
 
-def test_what_our_other_applications_may_use_is_claimed_and_one_of_another_release_is_named() -> None:
+def test_accelerators_of_other_applications_are_claimed_and_other_releases_are_refused() -> None:
     by_hand = ours("hand") | {"deployed_app_config": None}
     serve = serving(ours("a"), ours("b"), ours("demo"), application("strange"), by_hand)
     assert claimed(serve, but="demo") == {"cpu": 2 + 2}
@@ -125,14 +125,14 @@ class Method:
 
 
 class Serve:
-    """A controller that answers the same to everything."""
+    """A controller that answers every call with the same value."""
 
     def __init__(self, answer: Any) -> None:
         self.update_deployment_replicas = self.get_serve_instance_details = self.apply_config = Method(answer)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-async def test_serves_controller_is_asked_by_its_name_and_its_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serves_controller_is_called_by_name_and_its_errors_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"SERVE_CONTROLLER_ACTOR": Serve({"applications": {}})}
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there[name])
     assert await find_applications() == {"asked": (), "applications": {}}
@@ -158,5 +158,5 @@ async def test_serves_controller_is_asked_by_its_name_and_its_errors_are_ours(mo
     ],
     ids=["cpu", "cuda", "its GPUs", "other GPUs", "emulated", "none"],
 )
-def test_a_node_has_room_for_what_its_resources_hold(device: str, resources: dict[str, float], replicas: int) -> None:
+def test_a_node_needs_resources_for_all_its_processes(device: str, resources: dict[str, float], replicas: int) -> None:
     assert room(resources, device) == replicas

@@ -43,7 +43,7 @@ def settings(device: str = "cpu", *, control: bool = False, **changes: Any) -> S
     return ServeSettings.model_validate(fields | changes)
 
 
-def test_there_is_a_core_for_every_process_that_may_run_also_of_versions_that_may_be_loaded() -> None:
+def test_every_possible_process_gets_a_core_including_loaded_versions() -> None:
     assert _resources_needed(settings())["CPU"] == 3  # two replicas and an ingress
     assert _resources_needed(settings(control=True))["CPU"] == 4 + 1 + 1
     needed = _resources_needed(settings("emulated:V100", control=True))
@@ -51,7 +51,7 @@ def test_there_is_a_core_for_every_process_that_may_run_also_of_versions_that_ma
     assert _resources_needed(settings(repository={"control": "explicit"}))["CPU"] == 3 * (2 + 1)
 
 
-def test_a_controller_starts_a_few_replicas_at_once_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_starts_few_replicas_at_once_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     plain, controlled = settings(), settings(control=True)
     assert _with_starts(plain) == plain
@@ -61,7 +61,7 @@ def test_a_controller_starts_a_few_replicas_at_once_unless_told_otherwise(monkey
     assert _with_starts(told) == told
 
 
-def test_accelerators_that_are_not_there_are_named() -> None:
+def test_missing_accelerators_are_named() -> None:
     with pytest.raises(PlanError, match="the plan needs 2 GPUs, this machine has 0"):
         _check_resources(settings("cuda"), {"CPU": 4.0})
     with pytest.raises(PlanError, match="the plan needs V100, which this machine does not have"):
@@ -75,7 +75,7 @@ def test_one_machine_has_the_labels_of_all_nodes() -> None:
         _labels(settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}}))
 
 
-def test_the_ports_that_must_be_free_are_those_of_the_front_and_of_what_else_is_asked_for() -> None:
+def test_the_required_ports_depend_on_the_front_and_the_options() -> None:
     for front in ("proxy", "direct"):
         assert _wanted_ports(LocalCluster(front=front)) == [(HERE, 8000)]
     assert _wanted_ports(LocalCluster(front="proxy", grpc_port=9000, host="::1")) == [("::1", 8000), ("::1", 9000)]
@@ -93,10 +93,10 @@ def test_the_ports_that_must_be_free_are_those_of_the_front_and_of_what_else_is_
         ("10.1.2.3", 8001, "haproxy", HERE, HERE),
         ("10.1.2.3", None, "proxy", HERE, "10.1.2.3"),
         ("0.0.0.0", None, "haproxy", HERE, HERE),
-        ("0.0.0.0", 8001, "haproxy", None, "0.0.0.0"),  # all that reach the service read the metrics too
+        ("0.0.0.0", 8001, "haproxy", None, "0.0.0.0"),  # every caller of the service may read the metrics
     ],
 )
-def test_what_is_for_the_service_alone_listens_on_loopback(
+def test_internal_ports_listen_on_loopback(
     host: str, metrics_port: int | None, front: HttpFront, ray_address: str | None, serve_host: str
 ) -> None:
     cluster = LocalCluster(host=host, metrics_port=metrics_port, front=front)
@@ -104,11 +104,11 @@ def test_what_is_for_the_service_alone_listens_on_loopback(
 
 
 @pytest.mark.parametrize(("host", "address"), [("::1", "[::1]"), ("0.0.0.0", HERE), ("::", HERE), ("box", "box")])
-def test_the_address_is_as_a_url_has_it(host: str, address: str) -> None:
+def test_the_address_has_the_form_of_urls(host: str, address: str) -> None:
     assert LocalCluster(host=host).address == address
 
 
-# What stands before ingresses
+# The front
 
 ALONE = ServeSettings(model="m", plan=stock_plan(2, batch=4))
 TWO = ALONE.model_copy(update={"ingress_replicas": 2})
@@ -140,7 +140,7 @@ listen stats
         ("proxy", TWO, True, "proxy"),
     ],
 )
-def test_nothing_stands_before_an_ingress_that_is_alone(
+def test_auto_is_direct_for_a_single_ingress(
     asked: HttpFront, settings: ServeSettings, has_grpc: bool, found: HttpFront
 ) -> None:
     assert choose_front(asked, settings, has_grpc=has_grpc) == found
@@ -151,19 +151,19 @@ def test_nothing_stands_before_an_ingress_that_is_alone(
     [(TWO, False, "there are 2 ingresses"), (VERSIONS, False, "versions"), (ALONE, True, "it serves gRPC")],
     ids=("ingresses", "versions", "grpc"),
 )
-def test_callers_reach_no_ingress_where_one_is_not_all(settings: ServeSettings, has_grpc: bool, reason: str) -> None:
+def test_direct_needs_a_single_ingress(settings: ServeSettings, has_grpc: bool, reason: str) -> None:
     with pytest.raises(InputError, match=f"because .*{reason}"):
         choose_front("direct", settings, has_grpc=has_grpc)
 
 
-def test_serve_listens_unless_the_ingress_does() -> None:
+def test_serve_listens_except_with_a_direct_front() -> None:
     ha_proxy, own_ports = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_DIRECT_INGRESS"
     assert front_environment("direct") == {ha_proxy: "0", own_ports: "0"}
     assert front_environment("haproxy") == {ha_proxy: "1", own_ports: "1"}
     assert front_environment("proxy") == {ha_proxy: "0", own_ports: "1"}
 
 
-def test_an_ingress_that_is_reached_itself_is_told_where_its_socket_is() -> None:
+def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:
     port = free_port()
     with open_front("direct", ALONE, HERE, port, ()) as told:
         assert told.listener is not None
@@ -182,7 +182,7 @@ def test_an_ingress_that_is_reached_itself_is_told_where_its_socket_is() -> None
         ("0.0.0.0", "*", "*"),
     ],
 )
-def test_haproxy_listens_for_callers_on_the_host_and_for_the_rest_on_loopback(
+def test_haproxy_listens_on_the_host_for_callers_and_on_loopback_otherwise(
     host: str, served: str, bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BINARY, "/bin/echo")

@@ -92,7 +92,7 @@ CHUNK = Chunk(
 
 
 def plain(value: Any) -> Any:
-    """Nothing but tuples, lists and numbers, to be compared whole: types, shapes and bits included."""
+    """Returns a message as tuples, lists and numbers, including types, shapes and bits, for comparisons."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, OfframpError):
@@ -146,18 +146,18 @@ PARTS = {
 
 
 @pytest.mark.parametrize("call", [*CALLS.values(), *WITH_POLICIES.values()], ids=[*CALLS, *WITH_POLICIES])
-def test_a_call_arrives_as_it_was_sent(call: StageCall) -> None:
+def test_a_call_arrives_as_sent(call: StageCall) -> None:
     message = BeginCall(7, call)
     assert plain(decode_from_ingress(encode(message))) == plain(message)
 
 
 @pytest.mark.parametrize("chunk", PARTS.values(), ids=PARTS)
-def test_a_part_of_a_reply_arrives_as_it_was_sent(chunk: Chunk) -> None:
+def test_a_part_of_a_reply_arrives_as_sent(chunk: Chunk) -> None:
     message = ReplyPart(2**40, chunk)
     assert plain(decode_from_replica(encode(message))) == plain(message)
 
 
-def test_what_ends_a_call_early_arrives_as_it_was_sent() -> None:
+def test_cancellations_and_refusals_arrive_as_sent() -> None:
     assert decode_from_ingress(encode(CancelCall(7))) == CancelCall(7)
     assert decode_from_ingress(encode(EndSequences((7, 2**62 - 1)))) == EndSequences((7, 2**62 - 1))
     refusal = CallRefused(7, "PlanError('no split')")
@@ -165,13 +165,13 @@ def test_what_ends_a_call_early_arrives_as_it_was_sent() -> None:
 
 
 def errors_that_travel() -> list[type[OfframpError]]:
-    """The whole tree, but for what only an ingress's HTTP knows."""
+    """All errors, except those that only HTTP has."""
     found = [each for name, each in vars(earlyexit.errors).items() if isinstance(each, type) and name[0] != "_"]
     return [each for each in found if issubclass(each, OfframpError) and each is not MethodNotAllowedError]
 
 
 def error_of(kind: type[Any]) -> OfframpError:
-    """With a message, and with seconds where it carries some."""
+    """Returns an error with a message, and with `retry_after_s` if it has one."""
     try:
         error: OfframpError = kind("why: ü\n")
     except TypeError:
@@ -179,13 +179,13 @@ def error_of(kind: type[Any]) -> OfframpError:
     return error
 
 
-def test_every_error_that_a_replica_may_tell_arrives_as_it_was_sent() -> None:
+def test_every_error_of_a_replica_arrives_as_sent() -> None:
     for kind in errors_that_travel():
         message = ReplyPart(1, Chunk(lost=(("a", error_of(kind)),)))
         assert plain(decode_from_replica(encode(message))) == plain(message)
 
 
-def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
+def test_decoded_arrays_are_read_only_views_of_the_frame() -> None:
     frame = encode(BeginCall(1, replace(CALL, piece=FLOAT32)))
     message = decode_from_ingress(frame)
     assert isinstance(message, BeginCall)
@@ -197,7 +197,7 @@ def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
 
 
 def changed(message: BeginCall | ReplyPart, *path: str | int, to: Any) -> bytes:
-    """A message with one thing in it replaced."""
+    """Returns the bytes of a message with one value replaced."""
     document = msgspec.msgpack.decode(encode(message))
     place = document
     for key in path[:-1]:
@@ -242,18 +242,18 @@ FROM_NO_REPLICA = {
 
 
 @pytest.mark.parametrize("frame", FROM_NO_INGRESS.values(), ids=FROM_NO_INGRESS)
-def test_what_no_ingress_says_is_refused(frame: bytes) -> None:
+def test_messages_that_no_ingress_sends_are_refused(frame: bytes) -> None:
     with pytest.raises(MalformedError):
         decode_from_ingress(frame)
 
 
 @pytest.mark.parametrize("frame", FROM_NO_REPLICA.values(), ids=FROM_NO_REPLICA)
-def test_what_no_replica_says_is_refused(frame: bytes) -> None:
+def test_messages_that_no_replica_sends_are_refused(frame: bytes) -> None:
     with pytest.raises(MalformedError):
         decode_from_replica(frame)
 
 
-def test_an_answer_of_many_numbers_is_read_out_of_the_frame_it_came_in() -> None:
+def test_an_array_answer_is_a_view_of_its_frame() -> None:
     array = np.arange(12, dtype=np.uint8).reshape(3, 4)
     answer = Answer(sample_id="a", value=PackedArray.of(array), score=0.5, exit=1)
     frame = encode(ReplyPart(1, Chunk(answers=((answer, TIMING),))))
@@ -267,11 +267,11 @@ def test_an_answer_of_many_numbers_is_read_out_of_the_frame_it_came_in() -> None
 
 
 class ForeignError(DeadlineError):
-    """A subclass that only the code of a model knows."""
+    """A subclass of a model's own code."""
 
 
 @pytest.mark.parametrize("name", ["__delattr__", "annotations", "Exception", "ForeignError"])
-def test_an_error_that_the_table_does_not_hold_arrives_as_an_execution_error(name: str) -> None:
+def test_an_unknown_error_arrives_as_an_execution_error(name: str) -> None:
     frame = encode(ReplyPart(1, Chunk(lost=(("a", DeadlineError("late")),)))).replace(
         b"\xad" + b"DeadlineError", bytes([0xA0 + len(name)]) + name.encode()
     )
@@ -279,7 +279,7 @@ def test_an_error_that_the_table_does_not_hold_arrives_as_an_execution_error(nam
     assert (sample_id, type(error), str(error)) == ("a", ExecutionError, "late")
 
 
-def test_an_error_of_a_class_from_elsewhere_travels_as_the_class_that_it_extends() -> None:
+def test_an_error_of_a_foreign_subclass_arrives_as_its_base_class() -> None:
     frame = encode(ReplyPart(1, Chunk(lost=(("a", ForeignError("late \udc80")),))))
     [(_, error)] = decode_from_replica(frame).chunk.lost  # type: ignore[union-attr] # a part
     assert (type(error), str(error)) == (DeadlineError, "late ?")
@@ -295,7 +295,7 @@ UNSENDABLE = {
 
 
 @pytest.mark.parametrize("value", UNSENDABLE.values(), ids=UNSENDABLE)
-def test_an_answer_that_cannot_be_sent_is_lost_alone(value: Any) -> None:
+def test_only_the_answer_that_cannot_be_sent_is_lost(value: Any) -> None:
     good = Answer(sample_id="good", value=3, score=0.5, exit=2)
     bad = Answer(sample_id="bad", value=value, score=0.5, exit=2)
     whole, rest = map(decode_from_replica, encode_parts(7, Chunk(answers=((good, TIMING), (bad, TIMING)))))
@@ -306,14 +306,14 @@ def test_an_answer_that_cannot_be_sent_is_lost_alone(value: Any) -> None:
     assert str(error).startswith("the model's answer cannot be sent: ")
 
 
-def test_numbers_of_numpy_are_answers_like_others() -> None:
+def test_numpy_scalars_are_sent_as_python_numbers() -> None:
     answer = Answer(sample_id="a", value=cast(Any, np.int64(3)), score=float(np.float32(0.5)), exit=2)
     [part] = map(decode_from_replica, encode_parts(7, Chunk(answers=((answer, TIMING),))))
     assert isinstance(part, ReplyPart)
     assert part.chunk.answers == ((replace(answer, value=3), TIMING),)
 
 
-def test_survivors_that_a_frame_does_not_hold_are_lost_and_answers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_that_are_too_large_for_a_frame_are_lost_but_answers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.wire.messages.MAX_FRAME_BYTES", 700)
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
@@ -328,7 +328,7 @@ SAID = [b"", b"a", b"", b"bcd", b"0123456789"]
 
 
 class Stream(asyncio.Transport):
-    """What frames are written to; ends when it is told."""
+    """A transport that keeps written frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class Stream(asyncio.Transport):
 
 
 class FedEnd:
-    """One end of a connection, fed by hand; `on_frame` is told of every frame besides."""
+    """One end of a connection, whose bytes the test feeds; `on_frame` is called as well."""
 
     def __init__(self, on_frame: Callable[[bytes], None] = lambda _: None, *, longest: int = 1000) -> None:
         self.kept: list[memoryview] = []
@@ -380,7 +380,7 @@ class FedEnd:
 
 
 def stream_of(frames: Iterable[bytes]) -> bytes:
-    """As they are written."""
+    """Returns the bytes of frames."""
     end = FedEnd()
     for frame in frames:
         end.frames.send(frame)
@@ -397,14 +397,14 @@ def test_frames_are_the_same_wherever_the_stream_is_cut() -> None:
 
 @pytest.mark.parametrize("beyond", [-LENGTH_BYTES - 1, -LENGTH_BYTES, 1 - LENGTH_BYTES, 0, 1])
 @pytest.mark.parametrize("first", [1, LENGTH_BYTES, 5, LENGTH_BYTES + len("before"), BUFFER_BYTES, BUFFER_BYTES + 9])
-def test_frames_about_as_long_as_what_is_received_at_a_time_are_heard_among_others(beyond: int, first: int) -> None:
+def test_frames_of_about_the_buffer_size_are_received(beyond: int, first: int) -> None:
     said = [b"before", (bytes(range(256)) * (BUFFER_BYTES // 256) + b"x")[: BUFFER_BYTES + beyond], b"", b"after"]
     stream, end = stream_of(said), FedEnd(longest=2 * BUFFER_BYTES)
     end.feed(stream[:first], stream[first:])
     assert end.heard == said
 
 
-def test_what_is_kept_of_a_frame_stays_as_it_was() -> None:
+def test_a_kept_frame_is_not_overwritten() -> None:
     long = b"x" * (2 * BUFFER_BYTES)
     stream, end = stream_of([b"first", b"second", b"third", long]), FedEnd(longest=len(long))
     end.feed(stream[:7], stream[7:12], stream[12:])
@@ -423,7 +423,7 @@ def test_a_claimed_length_above_the_limit_ends_the_connection_at_once(length: in
     assert (end.heard, end.stream.ended) == ([b"abc"], "aborted")
 
 
-def test_the_limit_may_be_another_after_any_frame() -> None:
+def test_the_limit_may_change_after_any_frame() -> None:
     def allow_more(frame: bytes) -> None:
         end.frames.longest = 5
 
@@ -433,7 +433,7 @@ def test_the_limit_may_be_another_after_any_frame() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
-def test_nothing_is_heard_or_said_after_the_end(how: str) -> None:
+def test_nothing_is_received_or_sent_after_the_end(how: str) -> None:
     def end_at(frame: bytes) -> None:
         if frame == b"last":
             getattr(end.frames, how)()
@@ -444,7 +444,7 @@ def test_nothing_is_heard_or_said_after_the_end(how: str) -> None:
     assert (end.heard, end.stream.written) == ([b"a", b"last"], b"")
 
 
-def test_nothing_happens_before_the_connection_is_there() -> None:
+def test_nothing_is_sent_before_the_connection_is_open() -> None:
     told: list[str] = []
     frames = Frames(lambda _: told.append("frame"), lambda: told.append("end"))
     frames.send(b"a")

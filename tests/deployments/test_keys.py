@@ -14,7 +14,7 @@ from earlyexit.errors import InputError
 ALICE, BOB = "alice-0123456789", "Bob._~+/0123456="
 
 
-def test_owners_are_known_by_their_keys_and_a_key_without_a_name_by_its_hash() -> None:
+def test_owners_have_the_names_of_their_keys_or_a_hash() -> None:
     keys = parse_keys(f"# these may ask\nalice:{ALICE}\n\n  bob:{BOB}  # since May\n", "keys")
     assert len(keys) == 2
     assert (keys.owner(ALICE), keys.owner(BOB)) == ("alice", "bob")
@@ -24,7 +24,7 @@ def test_owners_are_known_by_their_keys_and_a_key_without_a_name_by_its_hash() -
 
 
 @pytest.mark.parametrize("token", ["", "alice", f"alice:{ALICE}", ALICE[:-1], ALICE + "0", ALICE.upper(), "é\ud800"])
-def test_what_is_not_the_whole_key_is_no_key(token: str) -> None:
+def test_a_part_of_a_key_is_not_accepted(token: str) -> None:
     assert parse_keys(f"alice:{ALICE}", "keys").owner(token) is None
 
 
@@ -40,7 +40,7 @@ def test_what_is_not_the_whole_key_is_no_key(token: str) -> None:
         (f":{ALICE}", "keys:1: the name before the colon must be 1 to 64 letters, digits and ._-"),
     ],
 )
-def test_a_malformed_line_is_told_by_its_number_and_not_quoted(text: str, message: str) -> None:
+def test_a_malformed_line_is_reported_by_number_and_not_quoted(text: str, message: str) -> None:
     with pytest.raises(InputError) as refusal:
         parse_keys(text, "keys")
     assert str(refusal.value) == message
@@ -65,7 +65,7 @@ def test_keys_come_from_a_file_that_not_everybody_may_read(tmp_path: Path) -> No
         read_keys(access)
 
 
-def test_keys_come_from_a_variable_separated_by_commas_or_lines_or_are_not_asked_for() -> None:
+def test_keys_come_from_a_variable_separated_by_commas_or_lines() -> None:
     assert read_keys(AccessSettings(rate_per_s=5.0)) is None
     keys = read_keys(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{ALICE},bob:{BOB}\n"})
     assert keys is not None
@@ -90,7 +90,7 @@ def test_settings_that_contradict_themselves_are_refused(fields: dict[str, objec
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-def test_labels_that_read_alike_together_are_counted_apart() -> None:
+def test_labels_that_concatenate_to_the_same_text_are_counted_separately() -> None:
     from deployments.metrics import LazyMetrics
 
     counted: Counter[tuple[str, ...]] = Counter()

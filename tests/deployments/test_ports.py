@@ -23,7 +23,7 @@ PYTHON = RunningProcess(pid=8, name="python3")
 
 
 class Ports:
-    """Each is free from its second on; pauses let the seconds pass."""
+    """Ports of which each becomes free at its second; `pause` advances the time."""
 
     def __init__(self, free_from_s: dict[int, float], holder: RunningProcess | None) -> None:
         self.now_s = 0.0
@@ -43,7 +43,7 @@ class Ports:
         self.now_s += seconds
 
 
-def test_what_is_left_of_an_earlier_service_is_named_and_waited_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+def test_orphans_of_an_earlier_service_are_named_and_awaited(caplog: pytest.LogCaptureFixture) -> None:
     ports = Ports({8000: 3.0, 8404: 20.0}, LEFT)
     ports.wait_for(8001)
     assert ports.now_s == 0.0
@@ -66,14 +66,14 @@ def test_what_is_left_of_an_earlier_service_is_named_and_waited_for_a_while(capl
     ],
     ids=["another-program", "a-service-that-runs", "unseen"],
 )
-def test_a_port_of_what_will_not_end_is_an_error_at_once(holder: RunningProcess | None, words: str) -> None:
+def test_a_port_of_another_process_is_an_error_at_once(holder: RunningProcess | None, words: str) -> None:
     ports = Ports({8000: 10.0}, holder)
     with pytest.raises(OfframpError, match=words):
         ports.wait_for(8000)
     assert ports.now_s == 0.0
 
 
-def test_one_that_is_let_go_while_its_holder_is_looked_for_is_free() -> None:
+def test_a_port_that_is_released_during_the_check_is_free() -> None:
     looks = iter([False, True])
     await_ports([(HOST, 8000)], is_free=lambda address: next(looks), holders=dict)
     assert next(looks, None) is None
@@ -83,7 +83,7 @@ def no_pause(seconds: float) -> None:
     raise AssertionError(f"waits {seconds} s")
 
 
-def test_of_a_real_port_the_process_that_listens_is_named() -> None:
+def test_the_process_that_listens_on_a_real_port_is_named() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -123,14 +123,14 @@ def answer_one(listener: socket.socket) -> None:
         connection.sendall(b"answer to " + connection.recv(100))
 
 
-def test_callers_are_refused_before_the_first_ingress_and_without_one_answered_by_the_next() -> None:
+def test_connections_wait_while_the_ingress_is_replaced() -> None:
     port = free_port()
     with hold_listener(HOST, port) as path:
         with pytest.raises(ConnectionRefusedError):
             asked(port)
         with take_listener(path) as first:
             first.listen()
-            waiting = asked(port)  # accepted by no process before the first one has gone
+            waiting = asked(port)  # no process accepts it before the first one is gone
         later = asked(port)
         with take_listener(path) as second, waiting, later:
             answer_one(second)
@@ -138,7 +138,7 @@ def test_callers_are_refused_before_the_first_ingress_and_without_one_answered_b
             assert [client.recv(100) for client in (waiting, later)] == [b"answer to ask"] * 2
 
 
-def test_a_service_that_ends_lets_go_of_its_port_and_hands_nothing_over() -> None:
+def test_a_service_that_ends_releases_its_port() -> None:
     port = free_port()
     with hold_listener(HOST, port) as path:
         take_listener(path).close()
@@ -148,7 +148,7 @@ def test_a_service_that_ends_lets_go_of_its_port_and_hands_nothing_over() -> Non
         pass
 
 
-def test_an_address_that_cannot_be_had_is_named() -> None:
+def test_an_unusable_address_is_named() -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         port = other.getsockname()[1]
@@ -158,7 +158,7 @@ def test_an_address_that_cannot_be_had_is_named() -> None:
         pass
 
 
-def test_an_address_of_no_interface_is_not_said_to_be_taken() -> None:
+def test_an_address_of_no_interface_is_not_reported_as_taken() -> None:
     await_ports([("::1", free_port())])
     with pytest.raises(OfframpError, match=r"cannot listen on port 8000 of 192.0.2.1"):
         await_ports([("192.0.2.1", 8000)])

@@ -1,4 +1,4 @@
-"""What watches over the processes of a service, and how each settles."""
+"""The head watch, background tasks and garbage collection of processes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from earlyexit.errors import HeadLostError
         ),
     ],
 )
-def test_a_loss_is_told_by_what_ended_and_how(found: dict[str, tuple[int, int | None]], words: str) -> None:
+def test_a_loss_names_the_ended_processes(found: dict[str, tuple[int, int | None]], words: str) -> None:
     assert describe_loss(found) == f"Ray's head is gone ({words}); the rest of the service is stopped"
 
 
-def test_the_end_of_one_of_several_processes_is_the_loss_also_where_it_was_waited_for() -> None:
+def test_the_end_of_one_of_several_processes_is_reported() -> None:
     losses: queue.Queue[HeadLostError] = queue.Queue()
     with (
         subprocess.Popen(["sleep", "60"]) as stays,
@@ -55,7 +55,7 @@ async def fail() -> None:
     raise LookupError("no plan")
 
 
-async def test_a_background_task_that_ends_by_an_error_fails_the_health_check(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_background_task_that_fails_fails_the_health_check(caplog: pytest.LogCaptureFixture) -> None:
     background, goes_on = BackgroundTasks(), asyncio.Event()
     background.start("wait", goes_on.wait())
     background.start("start", asyncio.sleep(0))
@@ -78,7 +78,7 @@ class Ring:
         self.me = self
 
 
-def test_what_is_there_is_looked_at_no_more_what_comes_later_is_and_what_cannot_be_reached_is_not_kept() -> None:
+def test_objects_that_exist_at_the_freeze_are_not_collected() -> None:
     early: list[object] = []
     lost = weakref.ref(Ring())
     freeze_garbage_collection()

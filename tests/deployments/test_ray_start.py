@@ -20,7 +20,7 @@ except ImportError:
 
 
 class Installed:
-    """Finds a module of that name that is nearly empty."""
+    """An import hook that provides a nearly empty pandas."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name == BLOCKED_MODULE else None  # type: ignore[arg-type] # it is a loader
@@ -32,8 +32,8 @@ class Installed:
         module.here = True  # type: ignore[attr-defined] # it says that it ran
 
 
-def test_serve_does_without_pandas_and_others_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, BLOCKED_MODULE, ModuleType(BLOCKED_MODULE))  # whatever was there is put back
+def test_serve_does_not_import_pandas_but_other_modules_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, BLOCKED_MODULE, ModuleType(BLOCKED_MODULE))  # modules are restored afterwards
     monkeypatch.delitem(sys.modules, BLOCKED_MODULE)
     monkeypatch.setattr(sys, "meta_path", [PandasBlocker(), Installed(), *sys.meta_path])
     found: dict[str, Any] = {"__name__": IMPORTER}
@@ -44,7 +44,7 @@ def test_serve_does_without_pandas_and_others_get_it(monkeypatch: pytest.MonkeyP
     assert others["found"].here
 
 
-def test_processes_that_are_started_meanwhile_do_without_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_started_within_the_block_do_not_import_pandas_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for told in (None, "/mine"):
         if told is not None:
@@ -58,7 +58,7 @@ def test_processes_that_are_started_meanwhile_do_without_too(monkeypatch: pytest
         assert os.environ.get("PYTHONPATH") == told
 
 
-def test_ray_has_what_is_left_out_again_afterwards() -> None:
+def test_rays_helper_processes_are_restored_afterwards() -> None:
     from ray._private.node import Node
 
     whole = [getattr(Node, name) for name in HELPER_STARTERS]
@@ -68,7 +68,7 @@ def test_ray_has_what_is_left_out_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize(("alone", "address_is_loopback"), [(True, True), (False, False)])
-def test_a_node_alone_is_on_loopback(alone: bool, address_is_loopback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_node_uses_loopback(alone: bool, address_is_loopback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import services
 
     address_of: Callable[[], str] = services.get_node_ip_address
@@ -78,7 +78,7 @@ def test_a_node_alone_is_on_loopback(alone: bool, address_is_loopback: bool, mon
     assert address_of() == "10.1.2.3"
 
 
-# What Ray says
+# Ray's messages
 
 DIED = (
     "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, "
@@ -109,5 +109,5 @@ DIED = (
         pytest.param("\n", None, id="nothing"),
     ],
 )
-def test_what_ray_says_of_its_workers_is_one_line_of_ours(message: str, words: str | None) -> None:
+def test_rays_messages_about_workers_become_one_line(message: str, words: str | None) -> None:
     assert shorten_message(message) == words

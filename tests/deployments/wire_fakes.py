@@ -48,18 +48,18 @@ ASSIGNMENT = Assignment(
 
 
 async def soon(awaited: Awaitable[T]) -> T:
-    """What happens within seconds, or never."""
+    """Waits for something that happens within seconds or never."""
     return await asyncio.wait_for(awaited, 10.0)
 
 
 async def turns() -> None:
-    """Let every task run until it waits for something outside."""
+    """Lets every task run until it waits for an external event."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
-    """Two tokens each."""
+    """Returns a piece with two tokens per input."""
     return WirePiece(
         sample_ids=tuple(sample_ids),
         next_block=next_block,
@@ -70,7 +70,7 @@ def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
 
 
 def call_of(sample_ids: Sequence[str]) -> StageCall:
-    """One input per letter, or per id, with time for ever."""
+    """Returns a call with one input per letter or id, without deadlines."""
     return StageCall(
         piece=piece_of(sample_ids),
         remaining_s=(math.inf,) * len(sample_ids),
@@ -80,20 +80,20 @@ def call_of(sample_ids: Sequence[str]) -> StageCall:
 
 
 def answered(sample_ids: Sequence[str]) -> Chunk:
-    """A part that answers these."""
+    """Returns a part that answers these inputs."""
     return Chunk(
         answers=tuple((Answer(sample_id=sample_id, value=1, score=0.5, exit=1), TIMING) for sample_id in sample_ids)
     )
 
 
 def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
-    """A part with these survivors."""
+    """Returns a part with these survivors."""
     return Chunk(going_on=WireSurvivors(piece=piece_of(sample_ids, next_block), timings=(TIMING,) * len(sample_ids)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call that a fake replica heard."""
+    """A call that a fake replica received."""
 
     replica: str
     serial: int
@@ -108,7 +108,7 @@ class Asked:
         self.frames.send(encode(ReplyPart(self.serial, chunk)))
 
     def answer(self) -> None:
-        """All of its inputs."""
+        """Answers all of its inputs."""
         self.say(answered(self.names))
 
     def refuse(self, reason: str) -> None:
@@ -116,18 +116,18 @@ class Asked:
 
 
 class FakeReplica:
-    """Keeps the calls it hears, for the test to reply to. Its port is its own at once, and mute until `listen`."""
+    """Keeps the calls that it receives, for the test to reply. Its port is bound at once, and open after `listen`."""
 
     def __init__(self, name: str = "r1", *, asked: asyncio.Queue[Asked] | None = None) -> None:
-        """`asked`: where its calls are kept; several replicas may share one."""
+        """`asked`: the queue of its calls, which several replicas may share."""
         self.name = name
         self.words: asyncio.Queue[str] = asyncio.Queue()
         """The first frame of every connection."""
         self.asked: asyncio.Queue[Asked] = asyncio.Queue() if asked is None else asked
         self.forgotten: asyncio.Queue[int] = asyncio.Queue()
-        """Serials."""
+        """Serials of cancelled calls."""
         self.ended: asyncio.Queue[None] = asyncio.Queue()
-        """Of every connection its end."""
+        """The end of every connection."""
         self._connections: set[Frames] = set()
         self._server: asyncio.Server | None = None
         self._socket = socket.socket()
@@ -135,21 +135,21 @@ class FakeReplica:
         self.address = Address(host=LOOPBACK, port=self._socket.getsockname()[1], token=WORD)
 
     async def listen(self) -> None:
-        """Take connections."""
+        """Accepts connections."""
         self._server = await asyncio.get_running_loop().create_server(self._joined, sock=self._socket)
 
     def say_noise(self) -> None:
-        """To everyone, what no replica says."""
+        """Sends all connections a message that no replica sends."""
         for frames in self._connections:
             frames.send(b"noise")
 
     def drop(self) -> None:
-        """End every connection at once, and take new ones."""
+        """Ends every connection at once, and accepts new ones."""
         for frames in self._connections:
             frames.abort()
 
     def die(self) -> None:
-        """End every connection at once, and take none."""
+        """Ends every connection at once, and accepts no more."""
         if self._server is not None:
             self._server.close()
         self._socket.close()
@@ -179,7 +179,7 @@ class FakeReplica:
 
 
 class FixedLinks(ReplicaLinks):
-    """Passes every call to what the test has for its slot."""
+    """Passes every call to the test's queue of its slot."""
 
     def __init__(self, stages: Mapping[str, Any]) -> None:
         self.stages = stages
@@ -188,10 +188,10 @@ class FixedLinks(ReplicaLinks):
         await self.stages[call.assignment.slot].call(call, **given)
 
     def check(self, placed: PlacedPlan) -> None:
-        """All plans are on types that there are."""
+        """Accepts every plan."""
 
     def follow(self, placed: PlacedPlan) -> None:
-        """The test's stages stay."""
+        """Keeps the stages of the test."""
 
 
 class FakeHost:
@@ -215,11 +215,11 @@ class FakeHost:
         self.forgotten.put_nowait(opened)
 
     def end(self, sequences: Collection[int]) -> None:
-        """It keeps nothing of sequences."""
+        """Keeps no state of sequences."""
 
 
 class Caller:
-    """An ingress's end of a connection, by hand."""
+    """An ingress's end of a connection, controlled by the test."""
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue[ReplyPart | CallRefused] = asyncio.Queue()
@@ -227,7 +227,7 @@ class Caller:
         self.frames = Frames(lambda frame: self.heard.put_nowait(decode_from_replica(frame)), self.ended.set)
 
     async def connect(self, address: Address, *first: bytes) -> None:
-        """`first`: the frames that it begins with; without any, the replica's word."""
+        """`first`: its first frames; by default the replica's token."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.frames, address.host, address.port)
         for frame in first or (address.token.encode(),):
@@ -237,7 +237,7 @@ class Caller:
         self.frames.send(encode(BeginCall(serial, call_of(sample_ids))))
 
     async def part(self) -> tuple[int, str]:
-        """The next part: its call, and the inputs that it answers."""
+        """Returns the next part: the serial of its call, and the inputs that it answers."""
         message = await soon(self.heard.get())
         assert isinstance(message, ReplyPart), message
         return message.serial, "".join(answer.sample_id for answer, _ in message.chunk.answers)

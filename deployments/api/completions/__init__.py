@@ -1,1 +1,1 @@
-"""The routes of a model that generates: OpenAI's, and Triton's generate extension."""
+"""The routes of models that generate: OpenAI's routes, and Triton's generate extension."""

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 over gRPC. It is loaded only where a gRPC port is set."""
+"""The Open Inference Protocol v2 over gRPC. It is imported only if a gRPC port is set."""

@@ -1,4 +1,4 @@
-"""Requests at the door, over HTTP and gRPC: every entry of answered_requests.yaml and of refused_requests.yaml."""
+"""Requests over HTTP and gRPC: every entry of answered_requests.yaml and of refused_requests.yaml."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG: dict[str, Any] = {"prompt": "a" * 200, "messages": [{"role": "user", "cont
 
 @dataclass
 class OwnSignature(FakeBackend):
-    """Takes inputs of another kind."""
+    """A backend with inputs of another kind."""
 
     own: Signature = field(default_factory=lambda: TEXT)
     bodies: RequestBodies = field(default_factory=lambda: RequestBodies(1_000_000, 10_000_000))
@@ -57,7 +57,7 @@ def entries(section: str) -> pytest.MarkDecorator:
 
 
 def part_of(whole: Any, wanted: Any) -> Any:
-    """Returns of a body what the table names of it."""
+    """Returns the fields of a body that the table names."""
     if isinstance(wanted, Mapping) and isinstance(whole, Mapping):
         return {key: part_of(whole.get(key), each) for key, each in wanted.items()}
     if isinstance(wanted, list) and isinstance(whole, list) and len(wanted) == len(whole):
@@ -104,7 +104,7 @@ def content_of(case: Case) -> bytes:
 
 
 def message_of(response: httpx.Response) -> str:
-    """Returns the message, after a look at the form of the error."""
+    """Returns the message of an error, and checks the error's format."""
     body = response.json()
     path = response.request.url.path
     if path.startswith("/v2"):
@@ -128,7 +128,7 @@ async def test_predict_refuses(case: Case) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @entries("v2")
-async def test_v2_refuses_in_the_same_words_whichever_way_a_request_came(case: Case, way: str) -> None:
+async def test_v2_refuses_with_the_same_message_over_every_protocol(case: Case, way: str) -> None:
     backend = FakeBackend()
     said = await WAYS[way](backend, "pay", "bill", tensor=case.get("tensor"), **case.get("with", {}))
     check(case, said.status, said.message)
@@ -146,7 +146,7 @@ async def test_v2_refuses_json(case: Case) -> None:
 
 
 @entries("v2_bytes")
-async def test_v2_refuses_bytes_behind_the_json(case: Case) -> None:
+async def test_v2_refuses_invalid_binary_tensors(case: Case) -> None:
     tail = case["tail"].encode("latin-1")
     parameters = {"binary_data_size": case.get("size", len(tail))}
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "parameters": parameters, "data": ["a"]}
@@ -164,7 +164,7 @@ def signature_of(columns: Any) -> Signature:
 
 
 @entries("tensors")
-async def test_a_tensor_that_does_not_fit_is_refused_with_what_would(case: Case) -> None:
+async def test_a_tensor_that_does_not_fit_is_refused_with_the_expected_form(case: Case) -> None:
     backend = OwnSignature(own=signature_of(case["columns"]))
     given = [(name, datatype, shape) for name, (datatype, shape) in case["given"].items()]
     if "raw" in case:
@@ -215,7 +215,7 @@ async def test_a_path_is_refused(case: Case) -> None:
         assert response.headers["allow"] == "POST"
 
 
-async def test_what_only_messages_can_have_wrong_is_refused() -> None:
+async def test_errors_that_only_grpc_messages_can_have_are_refused() -> None:
     new = message_class("ModelInferRequest").FromString
     both, several = new(infer_bytes("pay", "bill")), new(infer_bytes("pay", raw=True))
     both.raw_input_contents.append(b"\3\0\0\0pay")

@@ -1,4 +1,4 @@
-"""Requests as bytes, and what each gets: statuses, headers, the answer's JSON, and whether the connection is closed."""
+"""Requests as bytes, with the expected statuses, headers and JSON, and whether the connection is closed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CARD, INPUT = '"label":"card"', '"kind":"input"'
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent at once, and what comes back: of each answer the status and a part of its JSON."""
+    """Bytes that are sent at once, and the status and a part of the JSON of each answer."""
 
     sent: bytes
     answers: tuple[tuple[int, str], ...]
     closes: bool = False
     half: bool = False
-    """Whether the caller closes its half behind it."""
+    """Whether the caller then closes its half of the connection."""
     keys: bool = False
     headers: tuple[tuple[str, str], ...] = ()
     """Of the last answer."""
@@ -50,14 +50,14 @@ def refused(sent: bytes, status: int = 400, kind: str = "input", **more: Any) ->
 
 
 def answered(sent: bytes, **more: Any) -> Case:
-    """With a request behind it, which is answered too."""
+    """Returns a case with a following request, which is answered, too."""
     return Case(sent + GET, ((200, CARD), (200, LIVE)), **more)
 
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
 CASES = {
-    # what is no request
+    # no requests
     "words": refused(b"nonsense\r\n\r\n"),
     "TLS": refused(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
     "a negative length": refused(HEAD + b"Content-Length: -1\r\n\r\n"),
@@ -115,7 +115,7 @@ CASES = {
         ((413, "payload_too_large"), (200, LIVE)),
     ),
     "br": Case(post(BODY, "Content-Encoding: br", path="/predict"), ((400, "gzip or identity"),)),
-    # trailers are ignored, and bounded
+    # trailers are ignored, and limited
     "a key in a trailer": Case(
         CHUNKED + CHUNKS + b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n" + GET,
         ((401, "unauthorized"), (200, LIVE)),
@@ -179,7 +179,7 @@ CASES = {
 async def serving(
     *, fast: bool = True, keys: bool = False, backend: FakeBackend | None = None, standalone: bool = True
 ) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
-    """A server of this process over a fake backend; yields what opens a connection and sends bytes."""
+    """Runs a server with a fake backend; yields a function that opens a connection and sends bytes."""
     api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
     site = PrefixedApp(router=api.router, prefix="/", name="offramp")
     callers: list[Caller] = []
@@ -231,7 +231,7 @@ async def test_trailers_and_extensions_of_chunks_without_end_are_refused() -> No
                 assert await caller.is_closed()
 
 
-async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() -> None:
+async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answered() -> None:
     backend = FakeBackend(bodies=RequestBodies(MAX_BODY_BYTES, 2 * MAX_BODY_BYTES))
 
     async def holding(num_bytes: int) -> None:
@@ -256,7 +256,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() 
         await holding(0)
 
 
-async def test_a_caller_that_goes_away_while_it_sends_is_no_failure() -> None:
+async def test_a_caller_that_disconnects_while_sending_is_not_a_failure() -> None:
     backend = FakeBackend()
     async with serving(fast=False, backend=backend, standalone=False) as call:
         caller = await call(GOOD[:-3])

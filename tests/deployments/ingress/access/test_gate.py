@@ -1,4 +1,4 @@
-"""Keys that are read again, passwords, rates and other sites' pages."""
+"""Access control: reloaded keys, passwords, rate limits and cross-origin requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def predicted(client: httpx.AsyncClient, authorization: str) -> httpx.Resp
 # Keys
 
 
-async def test_every_route_but_health_is_behind_the_keys(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+async def test_every_route_except_health_needs_a_key(client: httpx.AsyncClient, backend: FakeBackend) -> None:
     without = {each: (await call(client, *each)).status_code for each in ROUTES}
     assert without == {each: 200 if each in OPEN else 401 for each in ROUTES}
     client.headers.update(BEARER)
@@ -50,7 +50,7 @@ async def test_every_route_but_health_is_behind_the_keys(client: httpx.AsyncClie
             assert (await open_to_all.request(method, path_of(route), json=V2_BODY)).status_code != 401
 
 
-async def test_what_is_not_listed_as_open_is_behind_the_keys_even_where_nothing_is_and_below_a_route_prefix(
+async def test_every_path_that_is_not_open_needs_a_key_even_if_it_does_not_exist(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     for path in ("/nothing", "/dashboard/nothing.js", "/v2/health", "/v2/health/live/", "//v2/health/live"):
@@ -61,7 +61,7 @@ async def test_what_is_not_listed_as_open_is_behind_the_keys_even_where_nothing_
             assert (await below.get(path)).status_code == status
 
 
-async def test_a_known_key_is_let_in_and_anything_else_is_a_401_that_quotes_nothing(
+async def test_a_known_key_is_admitted_and_anything_else_is_a_401_without_quotes(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
     for authorization in (f"Bearer {KEY}", f"bearer {OTHER_KEY}", f"BEARER  {KEY} "):
@@ -80,7 +80,7 @@ async def test_a_known_key_is_let_in_and_anything_else_is_a_401_that_quotes_noth
 # Pages
 
 
-async def test_a_browser_is_asked_for_a_password_on_pages_which_is_not_good_for_what_it_would_post(
+async def test_browsers_may_send_the_key_as_a_password_but_not_to_post(
     client: httpx.AsyncClient,
 ) -> None:
     password = basic(KEY, user="")
@@ -98,7 +98,7 @@ async def test_a_browser_is_asked_for_a_password_on_pages_which_is_not_good_for_
 # Rates
 
 
-async def test_too_many_requests_are_a_429_with_the_time_to_wait(backend: FakeBackend) -> None:
+async def test_too_many_requests_get_a_429_with_retry_after(backend: FakeBackend) -> None:
     clock = ManualClock()
     async with client_of(backend, gate(RateLimits(0.5, 2.0), clock=clock)) as client:
         *taken, refused = [await predicted(client, f"Bearer {KEY}") for _ in range(3)]
@@ -112,13 +112,13 @@ async def test_too_many_requests_are_a_429_with_the_time_to_wait(backend: FakeBa
     assert backend.counted.count(("access", 429)) == 1
 
 
-async def test_health_is_never_too_much(backend: FakeBackend) -> None:
+async def test_health_checks_are_not_rate_limited(backend: FakeBackend) -> None:
     async with client_of(backend, gate(RateLimits(1.0, 1.0), keys=False)) as client:
         assert [(await client.get("/v2/health/live")).status_code for _ in range(3)] == [200] * 3
         assert [(await client.get("/v2")).status_code for _ in range(2)] == [200, 429]
 
 
-async def test_a_rate_of_inputs_counts_those_of_predictions_alone(backend: FakeBackend) -> None:
+async def test_a_rate_of_inputs_counts_only_inputs_of_predictions(backend: FakeBackend) -> None:
     async with client_of(backend, gate(RateLimits(1.0, 4.0, "inputs"))) as client:
         client.headers.update(BEARER)
         assert [(await client.get("/stats")).status_code for _ in range(9)] == [200] * 9
@@ -126,7 +126,7 @@ async def test_a_rate_of_inputs_counts_those_of_predictions_alone(backend: FakeB
     assert [answer.status_code for answer in answers] == [200, 200, 429]
 
 
-def test_settings_that_ask_for_nothing_make_no_gate() -> None:
+def test_settings_without_keys_and_rates_make_no_gate() -> None:
     assert build_gate(None, ManualClock(), 1) is None
     assert build_gate(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
     limited = build_gate(AccessSettings(rate_per_s=1.0), ManualClock(), 2)
@@ -134,11 +134,11 @@ def test_settings_that_ask_for_nothing_make_no_gate() -> None:
     assert limited.admit("GET", "/stats", None) == ALL_CALLERS
 
 
-# The description
+# OpenAPI
 
 
 @pytest.mark.parametrize(("keys", "security"), [(True, [{"key": []}, {"page": []}]), (False, [])])
-async def test_the_description_says_whether_a_key_is_needed(
+async def test_openapi_states_whether_a_key_is_needed(
     backend: FakeBackend, keys: bool, security: list[dict[str, Any]]
 ) -> None:
     async with client_of(backend, gate(RateLimits(1.0, 9.0), keys=keys)) as client:
@@ -148,10 +148,10 @@ async def test_the_description_says_whether_a_key_is_needed(
     assert "security" not in document["paths"]["/predict"]["post"]
 
 
-# Other sites' pages
+# Cross-origin requests
 
 
-async def test_a_browsers_question_beforehand_is_answered_without_a_key(backend: FakeBackend) -> None:
+async def test_preflight_requests_need_no_key(backend: FakeBackend) -> None:
     asked = {"origin": HERE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     async with client_of(backend, gate(), cors_origins=(HERE,)) as client:
         allowed = await client.options("/predict", headers=asked)
@@ -163,7 +163,7 @@ async def test_a_browsers_question_beforehand_is_answered_without_a_key(backend:
     assert "access-control-allow-credentials" not in allowed.headers
 
 
-async def test_no_origin_is_named_unless_it_is_asked_for(backend: FakeBackend) -> None:
+async def test_there_are_no_cors_headers_by_default(backend: FakeBackend) -> None:
     async with client_of(backend, None) as client:
         response = await client.get("/v2", headers={"origin": HERE})
         asked = await client.options("/v2", headers={"origin": HERE, "access-control-request-method": "GET"})
@@ -200,14 +200,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def put(path: Path, text: str) -> None:
-    """As an editor saves it: another file in its place."""
+    """Replaces a file by another one, as editors do."""
     fresh = path.with_suffix(".new")
     fresh.write_text(text)
     fresh.chmod(0o600)
     fresh.replace(path)
 
 
-def test_a_changed_file_is_read_again_and_one_that_stayed_as_it_was_is_not(path: Path) -> None:
+def test_only_a_changed_key_file_is_reloaded(path: Path) -> None:
     ring = KeyRing(AccessSettings(keys_file=str(path)))
     before = ring.keys
     ring.reload()
@@ -218,7 +218,7 @@ def test_a_changed_file_is_read_again_and_one_that_stayed_as_it_was_is_not(path:
 
 
 @pytest.mark.parametrize("text", [f"bob:{BOB[:5]}\n", "", None], ids=["short", "empty", "gone"])
-def test_a_file_that_went_wrong_changes_nothing_and_is_told_once_without_its_text(
+def test_an_invalid_key_file_changes_nothing_and_is_logged_once_without_its_text(
     path: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring = KeyRing(AccessSettings(keys_file=str(path)))
@@ -235,28 +235,28 @@ def test_a_file_that_went_wrong_changes_nothing_and_is_told_once_without_its_tex
     assert ring.keys.owner(ALICE) == "alice"
 
 
-def test_a_ring_without_keys_to_read_does_not_begin(tmp_path: Path) -> None:
+def test_a_key_ring_without_readable_keys_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         KeyRing(AccessSettings(keys_file=str(tmp_path / "none")))
 
 
-async def test_a_variable_is_read_once_and_never_watched() -> None:
+async def test_a_variable_is_read_once() -> None:
     ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": ALICE})
     await ring.watch()
     assert ring.keys.owner(ALICE) is not None
 
 
-# Two tokens come a second, three fit. At which second how many are taken, and how long that must wait.
+# A rate of 2 tokens per second and a burst of 3. Each row: second, tokens to take, and waiting time.
 WAITS = {
     "a burst passes, then the rate": ([(10.0, 1)] * 4 + [(10.5, 1)] * 2, [0.0, 0.0, 0.0, 0.5, 0.0, 0.5]),
     "a refusal takes nothing": ([(0.0, 3), (0.0, 2), (0.5, 2), (1.0, 2)], [0.0, 1.0, 0.5, 0.0]),
     "a pause fills the bucket and no more": ([(0.0, 3), (1000.0, 3), (1000.0, 1)], [0.0, 0.0, 0.5]),
-    "more than a burst is owed": ([(0.0, 7), (0.0, 1), (0.0, 7)], [0.0, 2.5, 3.5]),  # 4 are owed, 1 is asked for
+    "more than a burst is owed": ([(0.0, 7), (0.0, 1), (0.0, 7)], [0.0, 2.5, 3.5]),  # 4 tokens in debt, 1 requested
 }
 
 
 @pytest.mark.parametrize(("taken", "waits_s"), WAITS.values(), ids=WAITS)
-def test_a_rate_is_kept_and_a_refusal_says_how_long_to_wait(
+def test_a_rate_is_enforced_and_a_refusal_has_the_waiting_time(
     taken: list[tuple[float, int]], waits_s: list[float]
 ) -> None:
     limits, found = RateLimits(2.0, 3.0), []
@@ -279,7 +279,7 @@ def test_a_rate_is_kept_and_a_refusal_says_how_long_to_wait(
         (0.5, None, 1, (0.5, 1.0)),
     ],
 )
-def test_each_ingress_has_its_share_and_without_a_burst_one_seconds_requests(
+def test_each_ingress_has_its_share_of_the_rate_and_the_burst(
     rate_per_s: float, burst: float | None, num_ingresses: int, share: tuple[float, float]
 ) -> None:
     limits = rate_limits(AccessSettings(rate_per_s=rate_per_s, burst=burst), num_ingresses)

@@ -1,4 +1,4 @@
-"""An ingress that is not there, of a model whose answers are class maps, or keypoints, of hand-made outputs."""
+"""A fake ingress of a model whose answers are class maps or keypoints, computed from given outputs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ROAD, CAR, SKY = range(3)
 MAPS = torch.cat([logits_of([[SKY, SKY, CAR], [ROAD, ROAD, CAR]]), logits_of([[SKY, SKY, SKY], [ROAD, ROAD, ROAD]])])
 HEATMAPS = torch.cat([peaks((1, 2, 0.5), (7, 0, 0.25), (0, 7, 1.0)), peaks((3, 3, 0.75), (4, 4, 0.5), (5, 5, 0.25))])
 Answers = list[tuple[npt.NDArray[Any], float, int]]
-"""The array, the score and the exit of every image."""
+"""Returns the array, the score and the exit of every image."""
 
 
 @dataclass
 class DenseBackend(FakeBackend):
-    """Answers the k-th image of a request with what follows from the k-th of some outputs."""
+    """Answers the k-th image of a request from the k-th given output."""
 
     bodies: RequestBodies = field(default_factory=lambda: RequestBodies(1_000_000, 10_000_000))
     dense: Task = STREET

@@ -1,4 +1,4 @@
-"""An ingress that is not there, and both ways to ask it: REST, and gRPC as Serve hands it on."""
+"""A fake ingress, and requests to it over REST and over gRPC, as Serve passes them on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 
 
 class FakeDesk(Versions):
-    """Versions of which one answers, its backend; takes every order."""
+    """Versions of which only the backend answers; accepts every change."""
 
     splitter: TrafficSplitter | None = None
 
@@ -64,7 +64,7 @@ class FakeDesk(Versions):
 
 
 class FakeRoutes(VersionRoutes):
-    """Nothing is loaded or unloaded."""
+    """A cluster that loads and unloads nothing."""
 
     async def _load(self, model: str, parameters: LoadParameters) -> None: ...
     async def _unload(self, model: str, parameters: LoadParameters) -> None: ...
@@ -72,7 +72,7 @@ class FakeRoutes(VersionRoutes):
 
 @dataclass
 class FakeBackend(Described):
-    """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
+    """Answers label 0 for texts of even length and 1 for others, or fails with `failure`."""
 
     card: ModelCard = field(default_factory=a_card)
     version: str = "1"
@@ -115,7 +115,7 @@ class FakeBackend(Described):
         raise AssertionError("this model answers each input at once")
 
     def watch(self) -> Viewer:
-        """One that has nothing to see."""
+        """Returns a viewer without events."""
         viewer = Viewer(0.0, lambda _: None)
         viewer.leave()
         return viewer
@@ -130,7 +130,7 @@ class FakeBackend(Described):
 
 @dataclass
 class FakeContext:
-    """What Serve would send behind the answer of an RPC."""
+    """Serve's context of an RPC, with the trailing metadata."""
 
     metadata: list[tuple[str, Any]] = field(default_factory=list)
     code: grpc.StatusCode = grpc.StatusCode.OK
@@ -151,13 +151,13 @@ class FakeContext:
 
 
 def gate(limits: RateLimits | None = None, *, keys: bool = True, clock: ManualClock | None = None) -> Gate:
-    """For the keys of alice and bob."""
+    """Returns a gate with the keys of alice and bob."""
     ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{KEY},bob:{OTHER_KEY}"})
     return Gate(ring=ring if keys else None, limits=limits, clock=clock or ManualClock())
 
 
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
-    """An `httpx.AsyncClient` of the whole application, the routes of versions too."""
+    """Returns an HTTP client of the whole application, including the routes of versions."""
     assert isinstance(backend.versions, FakeDesk)
     routes = FakeRoutes(backend, backend.versions, RayCluster(), None)
     app = build_api(backend, routes, gate=gate, **options).router
@@ -165,7 +165,7 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
 
 
 def packed(*texts: bytes) -> bytes:
-    """Texts as a tensor of BYTES."""
+    """Returns texts as the bytes of a BYTES tensor."""
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
@@ -177,7 +177,7 @@ def infer_bytes(
     version: str = "",
     **asked: Any,
 ) -> bytes:
-    """A ModelInferRequest; `tensor` changes its input, `asked` are its `id`, `parameters` and `outputs`."""
+    """Returns a ModelInferRequest; `tensor` changes its input, `asked` has `id`, `parameters` and `outputs`."""
     given = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts} | dict(tensor or {})
     message = message_class("ModelInferRequest")(model_name=model, model_version=version, id=asked.get("id", "7"))
     message.inputs.add(name=given["name"], datatype=given["datatype"], shape=given["shape"])
@@ -195,7 +195,7 @@ def infer_bytes(
 def infer_json(
     *texts: str, tensor: Mapping[str, Any] | None = None, binary: bool = False, **asked: Any
 ) -> tuple[bytes, dict[str, str]]:
-    """The same as a body of REST and its headers; `binary`: with the texts behind the JSON."""
+    """Returns the same request as a REST body with headers; `binary`: the texts follow the JSON."""
     given = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": list(texts)} | dict(tensor or {})
     if not binary:
         return json.dumps({"inputs": [given], **asked}).encode(), {}
@@ -207,12 +207,12 @@ def infer_json(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a caller learns of a request to the v2 protocol, and what the ingress counted."""
+    """The result of a v2 request for its caller, and what the ingress counted."""
 
     status: int
-    """HTTP's, as it is counted."""
+    """The HTTP status that is counted."""
     code: str
-    """gRPC's name of it; of REST, empty."""
+    """The gRPC status; empty over REST."""
     message: str = ""
     labels: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -293,5 +293,5 @@ def _texts(data: bytes) -> Sequence[str]:
 def _set(parameters: Any, values: Mapping[str, Any]) -> None:
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     for name, value in values.items():
-        said = json.dumps(value) if isinstance(value, list) else value  # gRPC's parameters are no lists
+        said = json.dumps(value) if isinstance(value, list) else value  # gRPC parameters cannot be lists
         setattr(parameters[name], kinds[type(said)], said)

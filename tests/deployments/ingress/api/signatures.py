@@ -1,4 +1,4 @@
-"""Signatures of models that need no folder."""
+"""Signatures of models without a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = tuple(name for name in DATATYPES if name != "BYTES")
 
 
 class Described:
-    """What follows from a card of texts and labels, for what stands in for an ingress."""
+    """Base of fake ingresses: the properties that follow from a card of texts and labels."""
 
     card: ModelCard
 
@@ -40,5 +40,5 @@ def tensors(*columns: dict[str, Any]) -> Signature:
 
 
 def tensor(datatype: str, *shape: int) -> Signature:
-    """Of one column, `x`."""
+    """Returns a signature with one column, `x`."""
     return tensors({"name": "x", "datatype": datatype, "shape": list(shape)})

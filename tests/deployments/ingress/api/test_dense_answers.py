@@ -1,4 +1,4 @@
-"""Class maps and keypoints of hand-made outputs: every way to ask gives the same."""
+"""Class maps and keypoints of given outputs are the same over every protocol."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def by_predict(backend: DenseBackend) -> Answers:
 
 
 def of_words(said: dict[str, Any]) -> tuple[npt.NDArray[Any], float, int]:
-    """An answer of `/predict` as its array again."""
+    """Returns an answer of `/predict` as an array."""
     if "class_map" in said:
         array = np.asarray(Image.open(io.BytesIO(base64.b64decode(said["class_map"]))))
     else:
@@ -142,7 +142,7 @@ WAYS: list[Callable[[DenseBackend], Awaitable[Answers]]] = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_every_way_gives_the_same_arrays(
+async def test_every_protocol_returns_the_same_arrays(
     backend: DenseBackend, way: Callable[[DenseBackend], Awaitable[Answers]]
 ) -> None:
     found, right = await way(backend), backend.right
@@ -154,7 +154,7 @@ async def test_every_way_gives_the_same_arrays(
         assert left == expected_exit
 
 
-async def test_one_image_sent_as_it_is_comes_back_as_a_png_of_its_classes() -> None:
+async def test_an_image_body_is_answered_with_a_png_of_its_classes() -> None:
     backend = DenseBackend()
     async with client_of(backend) as asking:
         headers = {"Content-Type": "image/png", "Accept": "image/png"}
@@ -170,7 +170,7 @@ async def test_one_image_sent_as_it_is_comes_back_as_a_png_of_its_classes() -> N
     assert int(response.headers["x-offramp-exit"]) == left
 
 
-async def test_places_in_words_are_rounded_and_in_arrays_are_not() -> None:
+async def test_coordinates_are_rounded_in_json_but_not_in_arrays() -> None:
     body = PoseTask(BODY.joint_names, heatmap_side=8, image_side=27, tolerance=4.0)
     backend = DenseBackend(dense=body, outputs=HEATMAPS + torch.linspace(0, 1e-3, 64).reshape(8, 8))
     exact = backend.right[0][0]
@@ -182,7 +182,7 @@ async def test_places_in_words_are_rounded_and_in_arrays_are_not() -> None:
     np.testing.assert_allclose(words[:, 2], exact[:, 2], rtol=0, atol=1e-6)
 
 
-async def test_a_class_map_in_json_says_which_classes_there_are_in_the_colours_of_its_file() -> None:
+async def test_a_class_map_in_json_has_the_classes_and_colours_of_its_png() -> None:
     async with client_of(DenseBackend()) as asking:
         said = (await asking.post("/predict", json={"inputs": IN_BASE64[0]})).json()
     shares = {each["name"]: each["share"] for each in said["classes"]}
@@ -196,7 +196,7 @@ async def test_a_class_map_in_json_says_which_classes_there_are_in_the_colours_o
         assert STREET.class_names[each["id"]] == each["name"]
 
 
-async def test_metadata_and_description_say_the_shapes(backend: DenseBackend) -> None:
+async def test_metadata_and_openapi_have_the_shapes(backend: DenseBackend) -> None:
     async with client_of(backend) as asking:
         [dense, score, left] = (await asking.get("/v2/models/intents")).json()["outputs"]
     assert dense["shape"] == [-1, *backend.right[0][0].shape]
@@ -253,7 +253,7 @@ async def test_a_caller_that_accepts_anything_or_json_gets_json(accept: str) -> 
     ],
     ids=["labels", "keypoints", "another-picture", "a-list"],
 )
-async def test_a_kind_of_answer_that_there_is_not_is_refused_before_anything_is_computed(
+async def test_an_unavailable_content_type_is_refused_before_inference(
     backend: FakeBackend, inputs: object, accept: str, allowed: str
 ) -> None:
     response = await predict(backend, inputs, Accept=accept)
@@ -265,7 +265,7 @@ async def test_a_kind_of_answer_that_there_is_not_is_refused_before_anything_is_
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "bytes"])
-async def test_large_answers_are_compressed_for_callers_that_accept_it_and_are_the_same(binary: bool) -> None:
+async def test_large_answers_are_compressed_for_callers_that_accept_it(binary: bool) -> None:
     answers = {}
     for encoding in ("identity", "gzip", "br, gzip"):
         asked = {"parameters": {"binary_data_output": binary}}
@@ -279,7 +279,7 @@ async def test_large_answers_are_compressed_for_callers_that_accept_it_and_are_t
     assert plain.headers.get(length) == packed.headers.get(length)
 
 
-async def test_small_answers_pictures_and_files_of_the_page_stay_as_they_are() -> None:
+async def test_small_answers_images_and_page_files_are_not_compressed() -> None:
     async with client_of(FakeBackend()) as asking:
         asset = await asking.get("/dashboard/page.js", headers={"Accept-Encoding": "gzip"})
     assert len(asset.content) > 2000
@@ -292,7 +292,7 @@ async def test_small_answers_pictures_and_files_of_the_page_stay_as_they_are() -
         assert (response.status_code, "content-encoding" in response.headers) == (200, False)
 
 
-async def test_answers_of_many_maps_are_formed_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_with_many_maps_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 
     def noted(self: Task, value: Any, score: float) -> dict[str, Any]:
@@ -305,7 +305,7 @@ async def test_answers_of_many_maps_are_formed_off_the_event_loop(monkeypatch: p
     assert threads == [True] + [False] * 100
 
 
-def test_the_description_says_which_pictures_there_are() -> None:
+def test_openapi_lists_the_image_types() -> None:
     with_maps = openapi_document(DenseBackend().signature)["paths"]["/predict"]["post"]["responses"]["200"]
     assert set(with_maps["content"]) == {"application/json", "image/png"}
     assert set(with_maps["headers"]) == {"X-Offramp-Score", "X-Offramp-Exit"} <= set(READ_HEADERS)
@@ -338,7 +338,7 @@ JSON, PNG = "application/json", "image/png"
         pytest.param(";,;q=", None, id="noise"),
     ],
 )
-def test_a_caller_gets_what_it_likes_best_of_what_there_is(accept: str, content_type: str | None) -> None:
+def test_the_preferred_content_type_is_selected(accept: str, content_type: str | None) -> None:
     assert preferred_type(accept, (JSON, PNG)) == content_type
 
 
@@ -354,5 +354,5 @@ def test_a_caller_gets_what_it_likes_best_of_what_there_is(accept: str, content_
         ("deflate, br, zstd", False),
     ],
 )
-def test_answers_are_compressed_for_clients_that_say_so(accept_encoding: str, takes: bool) -> None:
+def test_accept_encoding_is_parsed(accept_encoding: str, takes: bool) -> None:
     assert accepts_gzip(accept_encoding) == takes

@@ -1,4 +1,4 @@
-"""REST and gRPC, asked the same: what either says of a request, the other says too."""
+"""REST and gRPC give the same answers and errors to the same requests."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ FAILURES: list[tuple[OfframpError, int, grpc.StatusCode, str | None]] = [
 ]
 
 
-async def test_an_error_has_its_status_its_words_and_the_whole_seconds_after_which_to_come_back(
-    ask: Ask, backend: FakeBackend
-) -> None:
+async def test_an_error_has_its_status_message_and_retry_after(ask: Ask, backend: FakeBackend) -> None:
     for failure, status, code, retry_after in FAILURES:
         backend.failure = failure
         said = await ask(backend, "pay")
@@ -68,7 +66,7 @@ async def test_an_unknown_model_or_version_is_not_found_and_the_known_one_is_nam
     assert backend.requests == []
 
 
-async def test_a_request_keeps_its_callers_id_or_gets_one_of_its_own(ask: Ask, backend: FakeBackend) -> None:
+async def test_a_request_keeps_its_callers_id_or_gets_a_new_one(ask: Ask, backend: FakeBackend) -> None:
     await ask(backend, "pay", headers={"x-request-id": "r-1"})
     await ask(backend, "pay")
     await ask(backend, "pay")
@@ -76,7 +74,7 @@ async def test_a_request_keeps_its_callers_id_or_gets_one_of_its_own(ask: Ask, b
     assert (given, len({*made, "", given})) == ("r-1", 4)
 
 
-async def test_a_chosen_version_answers_by_its_own_labels_what_names_none(ask: Ask, backend: FakeBackend) -> None:
+async def test_the_selected_version_answers_requests_that_name_none(ask: Ask, backend: FakeBackend) -> None:
     other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
     sides: Any = {"own": backend, "default": other, "canary": None, "share": 0.0, "compare_share": 0.0}
     assert isinstance(backend.versions, FakeDesk)
@@ -87,7 +85,7 @@ async def test_a_chosen_version_answers_by_its_own_labels_what_names_none(ask: A
     assert (named.version, len(backend.requests)) == ("1", 1)
 
 
-async def test_what_fails_is_logged_without_its_words_and_only_what_the_model_says_goes_to_its_caller(
+async def test_failures_are_logged_without_their_messages(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.failure = RuntimeError("secret/path.py: boom")
@@ -108,7 +106,7 @@ async def test_what_fails_is_logged_without_its_words_and_only_what_the_model_sa
     assert record.getMessage() == "request r-1: execution: the model failed on this input: KeyError"
 
 
-async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
+async def test_frequent_refusals_are_counted_and_not_logged(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged = {}
@@ -122,13 +120,13 @@ async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
     assert [status for _, status in backend.counted] == [503, 503]
 
 
-async def test_what_is_too_large_is_refused_unread(ask: Ask, backend: FakeBackend) -> None:
+async def test_a_body_that_is_too_large_is_not_read(ask: Ask, backend: FakeBackend) -> None:
     said = await ask(backend, "x" * 2001)
     assert (said.status, said.code in ("", "RESOURCE_EXHAUSTED")) == (413, True)
     assert said.message.endswith(" is larger than 2000 bytes")
 
 
-async def test_without_a_known_key_no_request_is_answered_and_nothing_is_quoted(ask: Ask, backend: FakeBackend) -> None:
+async def test_requests_without_a_known_key_are_refused_without_quotes(ask: Ask, backend: FakeBackend) -> None:
     without = await ask(backend, "pay", gate=gate())
     wrong = await ask(backend, "pay", gate=gate(), headers={"authorization": "Bearer wrong-0123456789"})
     assert without.message == "no API key was sent; send the header `Authorization: Bearer <key>`"
@@ -139,7 +137,7 @@ async def test_without_a_known_key_no_request_is_answered_and_nothing_is_quoted(
     assert (await ask(backend, "pay", gate=gate(), headers={"authorization": f"Bearer {KEY}"})).status == 200
 
 
-async def test_inputs_beyond_the_rate_are_refused_with_the_time_to_wait(
+async def test_inputs_beyond_the_rate_are_refused_with_retry_after(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     limited = gate(RateLimits(1.0, 4.0, "inputs"))
@@ -150,7 +148,7 @@ async def test_inputs_beyond_the_rate_are_refused_with_the_time_to_wait(
     assert caplog.records == []
 
 
-async def test_both_say_the_same_of_a_model_and_of_the_server(backend: FakeBackend) -> None:
+async def test_http_and_grpc_return_the_same_metadata(backend: FakeBackend) -> None:
     async with client_of(backend) as client:
         model, server = (await client.get("/v2/models/intents")).json(), (await client.get("/v2")).json()
     rpcs, request = Rpcs(backend), message_class("ModelMetadataRequest")(name="intents")

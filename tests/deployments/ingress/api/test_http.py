@@ -1,4 +1,4 @@
-"""What only REST has: routes, `/predict`, bodies, methods, route prefixes, and the description."""
+"""Features of only REST: routes, `/predict`, bodies, methods, route prefixes, and OpenAPI."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MEDIA_TYPES = {
     "/dashboard/{asset}": "text/javascript",
     "/metrics": "text/plain; version=0.0.4",
 }
-"""Of what is not JSON."""
+"""Returns the body of a response that is not JSON."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def path_of(route: str) -> str:
 
 
 async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Response:
-    """A good request to any route."""
+    """Returns a valid request to any route."""
     body = {"inputs": "pay"} if route == "/predict" else ORDERS.get(route, V2_BODY)
     return await client.request(method, path_of(route), json=body if method in ("POST", "PUT") else None)
 
@@ -93,11 +93,11 @@ async def test_every_route_answers_and_is_counted(client: httpx.AsyncClient, bac
     assert "openapi.json" in (await client.get("/docs")).text
 
 
-async def test_the_request_ids_header_is_left_to_serve_which_sends_it_back_itself(client: httpx.AsyncClient) -> None:
+async def test_serve_itself_returns_the_header_of_the_request_id(client: httpx.AsyncClient) -> None:
     client.headers["x-request-id"] = "r-1"
     for response in [await client.post("/predict", json={"inputs": "pay"}), await client.get("/nothing")]:
         assert response.json()["request_id"] == "r-1"
-        assert "x-request-id" not in response.headers  # with Serve's own it would be there twice
+        assert "x-request-id" not in response.headers  # with Serve's own header, there would be two
 
 
 # Refusals
@@ -136,7 +136,7 @@ async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
         assert backend.counted[-1] == ("/v2/models/{model}/infer", said[0])
 
 
-# The description
+# OpenAPI
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ async def document(client: httpx.AsyncClient) -> Any:
     return (await client.get("/openapi.json")).json()
 
 
-async def test_the_description_names_every_route_and_no_other(document: dict[str, Any]) -> None:
+async def test_openapi_has_every_route_and_no_other(document: dict[str, Any]) -> None:
     paths = document["paths"].items()
     described = [(method.upper(), path) for path, item in paths for method in set(item) - {"parameters"}]
     assert sorted(described) == sorted(ROUTES)
@@ -173,7 +173,7 @@ async def test_below_a_route_prefix_paths_are_relative_or_the_versions_own(backe
 
 
 def references(node: object) -> list[str]:
-    """Every `$ref` in a document."""
+    """Returns every `$ref` in a document."""
     if isinstance(node, dict):
         own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
         return own + [each for value in node.values() for each in references(value)]
@@ -181,12 +181,12 @@ def references(node: object) -> list[str]:
 
 
 ASSIGNED = ("page", "asset")
-"""Handlers that are functions, and attributes of the routes."""
+"""Names of handlers that are functions, and of attributes of the routes."""
 GENERATES = Signature(PromptCodec(8), TokenTask(16))
 
 
 @pytest.mark.parametrize("signature", [TEXT, GENERATES], ids=["labels", "tokens"])
-def test_the_description_is_whole(signature: Signature) -> None:
+def test_openapi_is_valid(signature: Signature) -> None:
     document = openapi_document(signature)
     assert document["openapi"].startswith("3.1")
     assert {"title", "version"} <= set(document["info"])
@@ -204,7 +204,7 @@ def test_the_description_is_whole(signature: Signature) -> None:
             assert ("requestBody" in operation) == (method in ("post", "put"))
 
 
-def test_errors_are_described_in_the_form_that_they_have() -> None:
+def test_openapi_describes_errors_in_their_format() -> None:
     document = openapi_document(TEXT)
     for path, schema in [("/predict", "ErrorBody"), ("/v2/models/{model}/infer", "V2Error")]:
         responses = document["paths"][path]["post"]["responses"]
@@ -212,7 +212,7 @@ def test_errors_are_described_in_the_form_that_they_have() -> None:
         assert responses["503"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{schema}")
 
 
-def test_routes_are_those_of_what_the_model_answers() -> None:
+def test_routes_depend_on_whether_the_model_generates() -> None:
     labels, tokens = (set(openapi_document(each)["paths"]) for each in (TEXT, GENERATES))
     of_labels = {"/predict", "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"}
     assert labels - tokens == of_labels

@@ -1,4 +1,4 @@
-"""Requests that are taken, and the columns that an ingress reads out of them; refusals are in refused_requests.yaml."""
+"""Valid requests, and the columns that an ingress parses; refusals are in refused_requests.yaml."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request_of(*rows: str, request_id: str, **more: Any) -> InferRequest:
     return InferRequest(rows=rows, request_id=request_id, **fields)
 
 
-async def test_a_v2_request_is_the_same_whichever_way_it_comes(ask: Ask, backend: FakeBackend) -> None:
+async def test_a_v2_request_is_the_same_over_every_protocol(ask: Ask, backend: FakeBackend) -> None:
     named = {"headers": {"x-request-id": "r"}}
     said = await ask(backend, "pay", "bill", id="", **named)
     assert (said.outputs, said.id) == (("label", "score", "exit"), "")
@@ -80,7 +80,7 @@ async def test_texts_as_bytes_are_answered_as_bytes(backend: FakeBackend) -> Non
 
 
 def numbers(datatype: str) -> npt.NDArray[Any]:
-    """Two rows of (2, 3), the datatype's smallest and largest among them."""
+    """Returns two rows of shape (2, 3) that include the smallest and the largest value of a datatype."""
     dtype: np.dtype[Any] = DATATYPES[datatype]
     if dtype.kind == "b":
         return np.array([False, True] * 6).reshape(2, 2, 3)
@@ -112,7 +112,7 @@ def rows_of(signature: Signature, body: bytes, json_length: int | None = None) -
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
-def test_every_datatype_is_the_same_by_every_way(datatype: str) -> None:
+def test_every_datatype_is_the_same_over_every_protocol(datatype: str) -> None:
     sent, signature = numbers(datatype), tensor(datatype, 2, 3)
     triton = InferInput("x", list(sent.shape), datatype).set_data_from_numpy(sent)
     binary, length = InferenceServerClient.generate_request_body([triton])
@@ -147,7 +147,7 @@ def test_several_tensors_follow_the_json_in_their_order() -> None:
     assert request.rows == (("text", "text_"),)
 
 
-def test_metadata_says_the_form_that_is_preferred() -> None:
+def test_metadata_has_the_preferred_form() -> None:
     assert [each["name"] for each in PAIR.input_tensors] == ["text", "text_pair"]
     assert IMAGE.input_tensors == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
     several = tensors(

@@ -1,4 +1,4 @@
-"""Whatever is sent is parsed, or refused in words."""
+"""Any body is either parsed or refused with a message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ JSON_VALUES = st.recursive(
 
 @st.composite
 def mutated_documents(draw: st.DrawFn) -> bytes:
-    """A valid body with something in it replaced, dropped or added."""
+    """Draws a valid body in which something is replaced, dropped or added."""
     document = json.loads(json.dumps(draw(st.sampled_from(VALID))))
     for _ in range(draw(st.integers(1, 3))):
         mutate(draw, document)
@@ -78,7 +78,7 @@ def mutate(draw: st.DrawFn, node: Any) -> None:
 
 @st.composite
 def mutated_bytes(draw: st.DrawFn) -> bytes:
-    """A valid body, its binary tensor included, with a run of bytes replaced by others."""
+    """Draws a valid body, including its binary tensor, in which a run of bytes is replaced."""
     body = json.dumps(draw(st.sampled_from(VALID))).encode() + draw(st.sampled_from([b"", packed(b"a")]))
     start = draw(st.integers(0, len(body)))
     return body[:start] + draw(st.binary(max_size=4)) + body[start + draw(st.integers(0, 8)) :]
@@ -88,7 +88,7 @@ BODIES = st.binary() | JSON_VALUES.map(lambda value: json.dumps(value).encode())
 
 
 def is_sound_or_refused_in_words(parse: Callable[[], tuple[InferRequest, object]]) -> bool:
-    """Whether what was parsed can be served, or the refusal says something; another error is the caller's to see."""
+    """Checks that the request is valid, or refused with a message; other errors are raised."""
     try:
         request, _ = parse()
     except InputError as error:
@@ -100,13 +100,13 @@ def is_sound_or_refused_in_words(parse: Callable[[], tuple[InferRequest, object]
 
 @settings(max_examples=200, deadline=None)
 @given(body=BODIES)
-def test_whatever_is_sent_to_predict_is_parsed_or_refused_in_words(body: bytes) -> None:
+def test_any_body_sent_to_predict_is_parsed_or_refused(body: bytes) -> None:
     assert is_sound_or_refused_in_words(lambda: parse_predict(body, TEXT.codec))
 
 
 @settings(max_examples=200, deadline=None)
 @given(body=BODIES, data=st.data())
-def test_whatever_is_sent_to_v2_is_parsed_or_refused_in_words(body: bytes, data: st.DataObject) -> None:
+def test_any_body_sent_to_v2_is_parsed_or_refused(body: bytes, data: st.DataObject) -> None:
     lengths = st.none() | st.integers(0, len(body)) | st.just(max(0, len(body) - 5)) | st.integers()
     json_length = data.draw(lengths)
     assert is_sound_or_refused_in_words(lambda: parse_v2(body, json_length, TEXT))

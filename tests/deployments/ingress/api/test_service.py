@@ -35,7 +35,7 @@ SETTINGS = ServeSettings(
 
 
 class Words(TextCodec):
-    """Notes what it encoded, and whether on the event loop's thread."""
+    """Records what it encoded, and whether on the event loop's thread."""
 
     def __init__(self) -> None:
         super().__init__(MAX_LENGTH)
@@ -52,7 +52,7 @@ class Words(TextCodec):
 
 
 class Slow(Words):
-    """Encodes in threads, and only once it is let."""
+    """Encodes in threads, once the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Slow(Words):
 
 
 class Scene(Dispatching):
-    """A service over a dispatcher, whose first stage's replies the test gives."""
+    """A service with a dispatcher; the test gives the first stage's replies."""
 
     def serve(self, codec: Words | None = None, **changes: Any) -> InferService:
         inputs = changes.pop("inputs", None)
@@ -77,7 +77,7 @@ class Scene(Dispatching):
         return self.service
 
     async def start(self, request: InferRequest) -> tuple[asyncio.Task[list[Answer]], StageCallLog]:
-        """A request whose inputs have been sent."""
+        """Starts a request, and returns when its inputs were sent."""
         task = asyncio.create_task(self.service.infer(request))
         await turns()
         return task, self.stages[0].calls[-1]
@@ -95,7 +95,7 @@ def scene() -> Scene:
 
 
 def ask(*texts: str, truncate: bool = False, timeout_s: float | None = None) -> InferRequest:
-    """Inputs a, b, ..."""
+    """Returns inputs a, b, ..."""
     return InferRequest(rows=texts, ids=tuple("abcdefgh"[: len(texts)]), truncate=truncate, timeout_s=timeout_s)
 
 
@@ -103,7 +103,7 @@ def tokens(call: StageCallLog) -> list[int]:
     return [int(token) for token in call.call.piece.tensors[0]]
 
 
-async def test_answers_come_in_the_order_of_the_texts_whatever_order_they_were_found_in(scene: Scene) -> None:
+async def test_answers_have_the_order_of_the_inputs(scene: Scene) -> None:
     task, call = await scene.start(ask("pay", "my bill", "it"))
     assert (call.names, tokens(call)) == ("abc", [1, 2, 3, 0])
     for name in "cab":
@@ -114,7 +114,7 @@ async def test_answers_come_in_the_order_of_the_texts_whatever_order_they_were_f
     assert not scene.core.counts.drops
 
 
-async def test_the_first_error_ends_the_request_and_the_rest_is_given_up(scene: Scene) -> None:
+async def test_the_first_error_fails_the_request_and_cancels_its_other_inputs(scene: Scene) -> None:
     task, call = await scene.start(ask("pay", "my", "bill", "it"))
     call.answer("d")
     call.lose("b", ExecutionError("first"))
@@ -159,7 +159,7 @@ async def test_the_deadline_is_the_timeout_from_now_and_no_later_than_the_slo() 
     ],
     ids=["timeout", "long timeout", "endless", "too many", "too long"],
 )
-async def test_what_is_not_allowed_refuses_its_request_and_says_what_is(
+async def test_a_request_beyond_a_limit_is_refused_with_the_limit(
     scene: Scene, asked: InferRequest, error: type[InputError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -167,7 +167,7 @@ async def test_what_is_not_allowed_refuses_its_request_and_says_what_is(
     assert scene.num_submitted == 0
 
 
-async def test_what_the_network_does_not_take_refuses_its_own_request_alone(scene: Scene) -> None:
+async def test_an_input_that_does_not_fit_the_network_fails_only_its_request(scene: Scene) -> None:
     scene.serve(inputs=(TensorSpec(name="hidden", shape=(), per_token=True),))
     with pytest.raises(UnprocessableInputError, match=r"input 0: .* takes 'hidden' as float32 \[2\]; .* int32 \[2\]"):
         await scene.service.infer(ask("my bill"))
@@ -177,12 +177,12 @@ async def test_what_the_network_does_not_take_refuses_its_own_request_alone(scen
     assert tokens(call) == [2, 3]
 
 
-async def test_a_text_beyond_the_models_length_is_cut_if_asked(scene: Scene) -> None:
+async def test_a_long_text_is_truncated_on_request(scene: Scene) -> None:
     _, call = await scene.start(ask("pay " * 6, truncate=True))
     assert tokens(call) == [1] * MAX_LENGTH
 
 
-async def test_what_the_core_would_refuse_is_refused_before_it_is_encoded(scene: Scene) -> None:
+async def test_inputs_that_the_core_would_refuse_are_not_encoded(scene: Scene) -> None:
     scene.dispatcher.suspend("gone")
     with pytest.raises(StageUnavailableError, match="gone"):
         await scene.service.infer(ask("pay"))
@@ -194,14 +194,14 @@ async def test_what_the_core_would_refuse_is_refused_before_it_is_encoded(scene:
         await full.service.infer(ask("pay", "my"))
 
 
-async def test_long_texts_are_tokenized_off_the_event_loop(scene: Scene) -> None:
+async def test_long_texts_are_tokenized_in_a_thread(scene: Scene) -> None:
     for num_chars in (LONG_CHARS, LONG_CHARS + 1):
         with pytest.raises(InputError):
             await scene.service.infer(ask("pay " * (num_chars // 4) + " " * (num_chars % 4)))
     assert scene.codec.on_main_thread == [True, False]
 
 
-async def test_what_waits_to_be_encoded_is_bounded_and_then_refused(scene: Scene) -> None:
+async def test_inputs_that_wait_to_be_encoded_are_limited(scene: Scene) -> None:
     codec = Slow()
     scene.serve(codec, max_queued=3)
     waiting = asyncio.create_task(scene.service.infer(ask("pay", "my")))
@@ -220,7 +220,7 @@ async def test_what_waits_to_be_encoded_is_bounded_and_then_refused(scene: Scene
     assert len(await again) == 2, "what was encoded no longer counts"
 
 
-async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding(scene: Scene) -> None:
+async def test_an_input_past_its_deadline_is_not_encoded(scene: Scene) -> None:
     codec = Slow()
     scene.serve(codec)
     busy = [asyncio.create_task(scene.service.infer(ask("pay", timeout_s=60.0))) for _ in range(MAX_ENCODER_THREADS)]
@@ -235,7 +235,7 @@ async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding(scene: Scen
     assert "bill" not in codec.encoded
 
 
-async def test_a_request_that_nothing_ends_is_ended_shortly_after_its_deadline(
+async def test_a_request_without_an_outcome_fails_shortly_after_its_deadline(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[tuple[float, Ring]] = []
@@ -258,7 +258,7 @@ async def test_a_request_that_nothing_ends_is_ended_shortly_after_its_deadline(
     assert not last_resort.is_set  # as after an answer
 
 
-async def test_inputs_of_a_request_that_cannot_be_traced_are_given_up(scene: Scene) -> None:
+async def test_inputs_are_cancelled_if_their_request_cannot_be_traced(scene: Scene) -> None:
     def trace(_: Sequence[PendingInput]) -> None:
         raise ValueError("no trace")
 

@@ -1,4 +1,4 @@
-"""An ingress whose model says what a test has written down, a token whenever the test lets it."""
+"""A fake ingress whose model generates a given text, one token per permit of the test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.model_cards import a_card
 
 VOCABULARY = 259
 OTHER = 48
-"""The second likeliest token of every answer; never drawn."""
+"""The second most probable token of every answer, which is never sampled."""
 CUT_SHORT = "the answer was cut short after 4 tokens and 30.0 s"
 NOW_S = 1_800_000_000.0
 TEXT = {"model": "tales", "prompt": "Once", "max_tokens": 50}
@@ -47,19 +47,19 @@ def tales(**changes: Any) -> ModelCard:
 
 @dataclass
 class Teller(FakeBackend):
-    """Says `answer` and an end, byte by byte; even places leave after block 1, odd ones after block 3."""
+    """Generates `answer` and an end, byte by byte. Even positions leave after block 1, odd ones after block 3."""
 
     codec: PromptCodec = field(kw_only=True)
     card: ModelCard = field(default_factory=tales)
     answer: bytes = b"a mouse"
     goes_on: bool = False
-    """Whether it never comes to an end by itself."""
+    """Whether it never generates the end."""
     breaks_after: int | None = None
-    """Tokens after which the model fails."""
+    """Number of tokens after which the model fails."""
     cut_after: int | None = None
-    """Tokens after which a limit of time ends it."""
+    """Number of tokens after which a time limit ends it."""
     may_say: asyncio.Semaphore | None = None
-    """Permits, one for every token."""
+    """One permit per token."""
     asked: list[GenerateRequest] = field(default_factory=list)
     computed: int = 0
     aborted: list[str] = field(default_factory=list)
@@ -116,21 +116,21 @@ class Teller(FakeBackend):
 
 
 def spelt(codec: PromptCodec, text: bytes) -> list[int]:
-    """A token for every byte, halves of characters too."""
+    """Returns a codec with a token for every byte, including parts of characters."""
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
     token_of = {byte_of[codec.tokenizer.id_to_token(token)]: token for token in range(256)}
     return [token_of[byte] for byte in text]
 
 
 def client_of(teller: Teller, gate: Gate | None = None, **options: Any) -> httpx.AsyncClient:
-    """Of the whole application, in this process."""
+    """Returns an HTTP client of the whole application, in this process."""
     app = build_api(teller, gate=gate, wall=ManualClock(NOW_S), **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 @asynccontextmanager
 async def listening(teller: Teller, gate: Gate | None = None, *, fast: bool = True) -> AsyncIterator[int]:
-    """Our HTTP server over it, at a port; `fast`: by the fast fast, as ingresses have it."""
+    """Starts our HTTP server, and yields its port; `fast`: with fast paths, as in ingresses."""
     api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
     app: Any = api.router
     limits = Limits(half_closed_s=0.05, sweep_s=0.02)
@@ -140,13 +140,13 @@ async def listening(teller: Teller, gate: Gate | None = None, *, fast: bool = Tr
 
 
 def events(body: str) -> list[Any]:
-    """Every event's JSON, or its text where it is none."""
+    """Returns the JSON of every event, or its text if it is not JSON."""
     lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
     return [json.loads(line) if line.startswith("{") else line for line in lines]
 
 
 def text_of(chunks: list[Any]) -> str:
-    """What the chunks of any route say together."""
+    """Returns the whole text of the chunks of any route."""
     choices = [choice for chunk in chunks if isinstance(chunk, dict) for choice in chunk.get("choices", [])]
     spoken = [choice.get("text", choice.get("delta", {}).get("content", "")) for choice in choices]
     return "".join([*spoken, *(each["text_output"] for each in chunks if "text_output" in each)])

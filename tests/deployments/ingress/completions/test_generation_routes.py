@@ -46,7 +46,7 @@ async def asked(teller: Teller, path: str, body: dict[str, Any], **headers: str)
 @pytest.mark.parametrize(
     "answer", [b"a mouse", "naïve 🐭 mouse".encode(), b"half \xf0\x9f"], ids=["ascii", "wide", "half"]
 )
-async def test_streamed_text_is_the_unstreamed_byte_for_byte(
+async def test_streamed_text_equals_the_whole_answer(
     teller: Teller, path: str, body: dict[str, Any], answer: bytes
 ) -> None:
     teller.answer = answer
@@ -71,7 +71,7 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
     *begun, last = chunks
     assert [each["choices"][0]["finish_reason"] for each in begun] == [None] * len(begun)
     assert last["choices"][0]["finish_reason"] == "stop"
-    assert last["choices"][0].get("delta", {}) == {}  # no text rides on the chunk that ends an answer
+    assert last["choices"][0].get("delta", {}) == {}  # the last chunk of an answer has no text
     assert last["choices"][0].get("text", "") == ""
     assert last["offramp"] == {"exits": {"1": 4, "3": 4}}
     assert [each["usage"] for each in chunks] == [None] * len(chunks)
@@ -87,16 +87,16 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
 
 
 @BOTH
-async def test_of_every_token_is_told_where_it_left(teller: Teller, path: str, body: dict[str, Any]) -> None:
+async def test_the_exit_of_every_token_is_reported(teller: Teller, path: str, body: dict[str, Any]) -> None:
     teller.answer = "a🐭".encode()
     whole = (await asked(teller, path, body | {"exits": True})).json()
     assert whole["offramp"] == {"exits": {"1": 3, "3": 3}, "token_exits": [1, 3, 1, 3, 1, 3]}
     chunks = events((await asked(teller, path, body | {"exits": True, "stream": True})).text)[:-1]
     told = [each["offramp"]["token_exits"] for each in chunks if "offramp" in each]
-    assert told == [[1], [3, 1, 3, 1], [3]]  # a mouse has four bytes; the end has no text
+    assert told == [[1], [3, 1, 3, 1], [3]]  # the mouse has four bytes; the end has no text
 
 
-async def test_a_stream_tells_the_probabilities_of_its_tokens(teller: Teller) -> None:
+async def test_a_stream_has_the_logprobs_of_its_tokens(teller: Teller) -> None:
     chat = await asked(teller, "/v1/chat/completions", CHAT | {"logprobs": True, "stream": True})
     pieces = [each["choices"][0]["logprobs"] for each in events(chat.text)[:-1]]
     assert [each["content"][0]["token"] for each in pieces if each] == list("a mouse")
@@ -104,7 +104,7 @@ async def test_a_stream_tells_the_probabilities_of_its_tokens(teller: Teller) ->
     assert [each["choices"][0]["logprobs"]["text_offset"] for each in text[:7]] == [[k] for k in range(7)]
 
 
-async def test_what_draws_tokens_is_passed_on(teller: Teller) -> None:
+async def test_sampling_parameters_are_passed_on(teller: Teller) -> None:
     drawn = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -1, "stop": "x", "ignore_eos": True, "timeout_s": 3}
     await asked(teller, "/v1/completions", TEXT | drawn | {"max_tokens": 3})
     [request] = teller.asked
@@ -118,7 +118,11 @@ async def test_defaults_are_those_of_openai(teller: Teller) -> None:
     chat = {"model": "tales", "messages": CHAT["messages"]}
     await asked(teller, "/v1/chat/completions", chat)
     await asked(teller, "/v1/chat/completions", chat | {"max_completion_tokens": 9})
-    assert [request.max_tokens for request in teller.asked] == [16, 127, 9]  # of 256, all that the model has
+    assert [request.max_tokens for request in teller.asked] == [
+        16,
+        127,
+        9,
+    ]  # 127: the model's length
     assert {request.sampling.temperature for request in teller.asked} == {1.0}
     assert len({request.sampling.seed for request in teller.asked}) == 3
 
@@ -128,7 +132,7 @@ async def test_defaults_are_those_of_openai(teller: Teller) -> None:
     ("failure", "status"),
     [(OverloadedError("no pages are left", retry_after_s=2.5), 503), (DeadlineError("too late"), 504)],
 )
-async def test_what_goes_wrong_before_the_first_token_has_a_status(
+async def test_an_error_before_the_first_token_has_a_status(
     teller: Teller, path: str, body: dict[str, Any], failure: Exception, status: int
 ) -> None:
     teller.failure = failure
@@ -142,7 +146,7 @@ async def test_what_goes_wrong_before_the_first_token_has_a_status(
 
 
 @BOTH
-async def test_what_goes_wrong_later_is_an_event(teller: Teller, path: str, body: dict[str, Any]) -> None:
+async def test_a_later_error_is_an_event(teller: Teller, path: str, body: dict[str, Any]) -> None:
     teller.breaks_after = 3
     response = await asked(teller, path, body | {"stream": True})
     *chunks, error, done = events(response.text)
@@ -151,7 +155,7 @@ async def test_what_goes_wrong_later_is_an_event(teller: Teller, path: str, body
     assert (await asked(teller, path, body)).status_code == 500
 
 
-async def test_the_lane_has_every_route_that_generates(teller: Teller) -> None:
+async def test_every_generating_route_has_a_fast_path(teller: Teller) -> None:
     async with listening(teller) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for path, body in ROUTES:
             response = await client.post(path, json=body | {"stream": True}, headers=NAMED)
@@ -161,7 +165,7 @@ async def test_the_lane_has_every_route_that_generates(teller: Teller) -> None:
 
 
 @BOTH
-async def test_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(
+async def test_an_answer_cut_short_by_a_time_limit_has_its_text_so_far(
     teller: Teller, path: str, body: dict[str, Any]
 ) -> None:
     teller.cut_after = 4
@@ -180,7 +184,7 @@ async def test_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(
 HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
 
 
-async def test_by_tritons_extension_a_stream_brings_its_parts_and_at_last_why_it_ended_or_failed(
+async def test_generate_stream_sends_parts_and_then_the_finish_reason_or_an_error(
     teller: Teller,
 ) -> None:
     response = await asked(teller, f"{V2}_stream", ASKED | {"id": "7"})
@@ -194,7 +198,7 @@ async def test_by_tritons_extension_a_stream_brings_its_parts_and_at_last_why_it
     assert (text_of(parts), list(last)) == ("a ", ["error"])
 
 
-async def test_by_tritons_extension_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(
+async def test_generate_returns_the_text_so_far_after_a_time_limit(
     teller: Teller,
 ) -> None:
     teller.cut_after = 4
@@ -241,7 +245,7 @@ def test_a_service_that_starts_names_the_command_of_its_model() -> None:
     assert example_of(a_card()).startswith("offramp predict ")
 
 
-async def test_defaults_of_generation_can_be_read_by_machines(teller: Teller) -> None:
+async def test_openapi_has_the_defaults_of_generation(teller: Teller) -> None:
     async with client_of(teller) as client:
         schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     defaults = {

@@ -1,4 +1,4 @@
-"""Streams over our HTTP server: when chunks leave, what a slow reader costs, and what ends with its caller."""
+"""Streams over our HTTP server: when chunks are sent, slow readers, and disconnecting callers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class Reader:
-    """A caller that reads an answer's bytes as they come."""
+    """A caller that reads an answer's bytes as they arrive."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -51,7 +51,7 @@ class Reader:
         return cls(reader, writer)
 
     async def event(self) -> Any:
-        """The next one's JSON."""
+        """Returns the JSON of the next event."""
         async with asyncio.timeout(PATIENCE_S):
             line = b""
             while not line.startswith(b"data: "):
@@ -84,7 +84,7 @@ async def test_the_first_chunk_arrives_before_the_second_token_is_computed(
 @WAY
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("num_said", [0, 2])
-async def test_a_caller_that_leaves_ends_its_sequence(teller: Teller, fast: bool, streams: bool, num_said: int) -> None:
+async def test_a_disconnect_ends_the_sequence(teller: Teller, fast: bool, streams: bool, num_said: int) -> None:
     async with listening(teller, fast=fast) as port:
         reader = await Reader.ask(port, TEXT | {"stream": streams})
         await until(lambda: len(teller.asked) == 1)
@@ -101,7 +101,7 @@ async def test_a_caller_that_leaves_ends_its_sequence(teller: Teller, fast: bool
         assert teller.computed == num_said
 
 
-async def test_a_slow_reader_is_waited_for_and_what_he_has_not_taken_is_bounded_by_what_he_asked(
+async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(
     teller: Teller,
 ) -> None:
     teller.may_say, teller.goes_on, teller.answer = None, True, b"x"
@@ -128,7 +128,7 @@ async def test_a_slow_reader_is_waited_for_and_what_he_has_not_taken_is_bounded_
     assert teller.aborted == []
 
 
-async def test_events_pass_any_proxy_as_they_are(teller: Teller) -> None:
+async def test_events_have_headers_against_proxies_buffers(teller: Teller) -> None:
     teller.may_say = None
     async with listening(teller) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         response = await client.post(

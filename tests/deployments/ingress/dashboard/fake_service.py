@@ -1,4 +1,4 @@
-"""A service that is not there, behind the real page: counts grow with the clock, a controller says what it is told.
+"""A fake service behind the real page. Its counts grow with the clock, and its controller returns given reports.
 
     python -m tests.deployments.ingress.dashboard.fake_service 8000
 
@@ -38,7 +38,7 @@ from tests.model_cards import a_card
 
 NUM_BLOCKS = 12
 SURVIVAL = (1.0, 0.97, 0.86, 0.71, 0.6, 0.52, 0.44, 0.35, 0.29, 0.25, 0.22, 0.2)
-"""Per block, by the ramps of the plan."""
+"""Survival by block, from the ramps of the plan."""
 STAGES = (
     Stage(
         device="emulated:V100",
@@ -62,13 +62,13 @@ START_S = 30.0
 
 @dataclass
 class FakeService(FakeBackend, IngressCore, ControllerLink):
-    """What the page needs of an ingress and of the service; its fields may be changed while it is looked at."""
+    """The parts of an ingress and a service that the page needs. Its fields may change while the page is open."""
 
     has_controller: bool = True
     controller_answers: bool = True
     idle: bool = False
     held_s: float | None = None
-    """Counts that stand still, as after so many seconds under load."""
+    """Counts stay constant, as after so many seconds under load."""
     ingresses_answer: bool = True
     suspended: str | None = None
     max_viewers: int = 16
@@ -77,7 +77,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
     agreement: float | None = None
     card: ModelCard = CARD
     length: int = 1
-    """Tokens of an input."""
+    """Tokens per input."""
     num_looks: int = 0
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
 
     @property
     def seconds(self) -> float:
-        """Under load; as if it had been for a minute before."""
+        """Seconds under load, which started a minute before the test."""
         if self.held_s is not None:
             return self.held_s
         return 0.0 if self.idle else 60.0 + self._clock.now_s() - self._began_s
@@ -208,7 +208,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens."""
+    """A server that signals when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -221,7 +221,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def served(service: FakeBackend, port: int) -> Iterator[str]:
-    """On a port of this machine, in a thread."""
+    """Serves on a port of this machine, in a thread."""
     config = uvicorn.Config(
         build_api(service).router, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
     )

@@ -55,7 +55,7 @@ async def test_the_page_and_its_files_may_load_from_nowhere_else(client: httpx.A
         assert response.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_files_have_their_media_type_and_others_are_not_there(client: httpx.AsyncClient) -> None:
+async def test_files_have_their_media_type_and_others_are_not_found(client: httpx.AsyncClient) -> None:
     kinds = {"": "text/html", "/page.js": "text/javascript", "/page.css": "text/css", "/icon.svg": "image/svg+xml"}
     for name, media_type in kinds.items():
         assert (await client.get(f"/dashboard{name}")).headers["content-type"].startswith(media_type)
@@ -63,7 +63,7 @@ async def test_files_have_their_media_type_and_others_are_not_there(client: http
         assert (await client.get(f"/dashboard/{name}")).status_code == 404, name
 
 
-async def test_a_browser_that_has_a_file_is_told_so(client: httpx.AsyncClient) -> None:
+async def test_a_cached_file_is_answered_with_304(client: httpx.AsyncClient) -> None:
     etag = (await client.get("/dashboard/page.js")).headers["etag"]
     again = await client.get("/dashboard/page.js", headers={"if-none-match": etag})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
@@ -80,7 +80,7 @@ async def test_a_request_for_the_head_of_the_stream_gets_no_stream(
 
 
 class Connection:
-    """One ASGI request for the stream; `gone` is set when the client leaves."""
+    """An ASGI request for the stream; `gone` is set when the client disconnects."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ class Connection:
 
 
 @pytest.mark.parametrize("what", ["it leaves", "it is let go", "it takes nothing", "its request is cancelled"])
-async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> None:
+async def test_a_viewer_is_removed_however_its_stream_ends(what: str) -> None:
     left: list[Viewer] = []
     connection, viewer = Connection(), Viewer(0.0, left.append)
     connection.blocked = what == "it takes nothing"
@@ -124,7 +124,7 @@ async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> No
 
 
 class Scene:
-    """A feed on a manual clock: `sleep` returns when the clock was advanced that far; every production is logged."""
+    """A feed with a manual clock: `sleep` returns once the clock was advanced that far. Every update is logged."""
 
     def __init__(self, *, max_viewers: int = 4, max_connected_s: float = 1e9) -> None:
         self.clock = ManualClock()
@@ -163,7 +163,7 @@ class Scene:
 
 
 async def taken(viewer: Viewer) -> bytes | None:
-    """What the viewer gets at once; None for nothing."""
+    """Returns the event that the viewer gets at once, or None."""
     waiting = asyncio.ensure_future(anext(viewer, b"the end"))
     await turns()
     if waiting.done():
@@ -172,7 +172,7 @@ async def taken(viewer: Viewer) -> bytes | None:
     return None
 
 
-async def test_nothing_is_produced_before_anybody_looks_or_after_the_last_has_left() -> None:
+async def test_events_are_produced_only_while_there_are_viewers() -> None:
     scene = Scene()
     await scene.advance(3.0)
     assert scene.log == []
@@ -198,7 +198,7 @@ async def test_one_producer_serves_all_viewers_and_a_later_one_sees_the_newest_a
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
 
 
-async def test_looks_that_take_long_begin_a_period_apart_and_never_overlap() -> None:
+async def test_slow_updates_do_not_overlap() -> None:
     scene = Scene()
     scene.takes_s = 0.5
     scene.feed.join()
@@ -209,7 +209,7 @@ async def test_looks_that_take_long_begin_a_period_apart_and_never_overlap() -> 
     assert scene.log[3:] == ["look at 3", "look at 6"]
 
 
-async def test_of_a_look_that_takes_too_long_viewers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_get_an_event_if_an_update_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "POLL_TIMEOUT_S", 0.01)
     scene = Scene()
     scene.takes_s = 1e6
@@ -228,7 +228,7 @@ async def test_too_many_viewers_are_refused_until_one_leaves() -> None:
     assert len(scene.feed.viewers) == 2
 
 
-async def test_when_the_ingress_ends_viewers_end_and_no_more_are_taken() -> None:
+async def test_a_closed_feed_ends_its_viewers_and_accepts_no_more() -> None:
     scene = Scene()
     viewer = scene.feed.join()
     await scene.advance(1.0)
@@ -241,7 +241,7 @@ async def test_when_the_ingress_ends_viewers_end_and_no_more_are_taken() -> None
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
 
 
-async def test_a_look_that_fails_is_logged_and_told_and_the_next_may_succeed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_update_is_logged_and_shown_and_the_next_may_succeed(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     scene.failing = True
     viewer = scene.feed.join()
@@ -254,7 +254,7 @@ async def test_a_look_that_fails_is_logged_and_told_and_the_next_may_succeed(cap
     assert await taken(viewer) == b"state 1"
 
 
-async def test_a_viewer_is_asked_to_come_again_after_a_while() -> None:
+async def test_a_viewer_must_reconnect_after_a_while() -> None:
     scene = Scene(max_connected_s=15.0)
     early = scene.feed.join()
     await scene.advance(6.0)

@@ -1,4 +1,4 @@
-"""The page itself, in a real browser, on a service that is not there."""
+"""The page in a real browser, with a fake service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def soon(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_the_page_lives_and_asks_the_service_alone(browser: Browser) -> None:
+def test_the_page_updates_and_loads_only_from_the_service(browser: Browser) -> None:
     service = FakeService()
     with looked_at(browser, service) as page:
         page.wait_for_connection("live")
@@ -115,7 +115,7 @@ def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) ->
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_where_tokens_bound_batches_the_bar_and_the_words_are_of_tokens(browser: Browser, width: int) -> None:
+def test_batches_limited_by_tokens_are_shown_in_tokens(browser: Browser, width: int) -> None:
     with looked_at(browser, FakeService(followed=by_tokens(), length=300), width=width) as page:
         page.wait_for_updates(2)
         assert page.text("#plan .stage:first-child .split:first-child .batch:not(.tokens)") == "6.0 inputs"
@@ -131,7 +131,7 @@ def test_where_tokens_bound_batches_the_bar_and_the_words_are_of_tokens(browser:
 
 
 def by_tokens() -> PlacedPlan:
-    """The fake service's plan, each of whose batches holds 2,400 tokens."""
+    """Returns the fake service's plan with 2,400 tokens per batch."""
     plan = FakeService().followed.plan
     stages = tuple(
         replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
@@ -140,7 +140,7 @@ def by_tokens() -> PlacedPlan:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_where_there_is_nothing_yet(browser: Browser, scheme: str) -> None:
+def test_axe_finds_nothing_serious_on_an_empty_page(browser: Browser, scheme: str) -> None:
     with looked_at(browser, FakeService(idle=True, has_controller=False), scheme=scheme) as page:
         page.wait_for_updates(2)
         assert page.findings() == []
@@ -155,10 +155,10 @@ def test_axe_finds_nothing_serious_where_there_is_nothing_yet(browser: Browser, 
 
 @dataclass
 class ImageService(FakeService, DenseBackend):
-    """The same, of a model that segments images, or finds joints in them."""
+    """A fake service of a model that segments images, or finds joints in them."""
 
 
-def test_an_image_is_tried_and_its_class_map_is_drawn_beside_it(browser: Browser) -> None:
+def test_the_class_map_of_an_image_is_drawn_next_to_it(browser: Browser) -> None:
     with looked_at(browser, ImageService()) as page:
         page.wait_for_updates(1)
         page.page.set_input_files("#try-file", {"name": "a.png", "mimeType": "image/png", "buffer": FILES[0]})
@@ -174,7 +174,7 @@ def test_an_image_is_tried_and_its_class_map_is_drawn_beside_it(browser: Browser
         assert page.findings() == []
 
 
-def test_joints_are_drawn_into_the_image_and_a_refusal_is_said(browser: Browser) -> None:
+def test_joints_are_drawn_into_the_image_and_a_refusal_is_shown(browser: Browser) -> None:
     with looked_at(browser, ImageService(dense=BODY, outputs=HEATMAPS)) as page:
         page.wait_for_updates(1)
         page.page.set_input_files("#try-file", {"name": "a.png", "mimeType": "image/png", "buffer": FILES[0]})
@@ -186,7 +186,7 @@ def test_joints_are_drawn_into_the_image_and_a_refusal_is_said(browser: Browser)
         assert "content-type 'image/gif'; this model takes application/json, image/jpeg" in page.text("#try-said")
 
 
-def test_a_suspended_service_and_a_silent_controller_are_said(browser: Browser) -> None:
+def test_a_suspended_service_and_a_silent_controller_are_shown(browser: Browser) -> None:
     service = FakeService(suspended="too few accelerators", controller_answers=False)
     with looked_at(browser, service) as page:
         page.wait_for_updates(1)
@@ -197,13 +197,13 @@ def test_a_suspended_service_and_a_silent_controller_are_said(browser: Browser) 
         assert page.text("#changes") == "No plan was made yet."
 
 
-def test_a_service_whose_ingresses_do_not_answer_is_said(browser: Browser) -> None:
+def test_a_service_whose_ingresses_do_not_answer_is_shown(browser: Browser) -> None:
     with looked_at(browser, FakeService(ingresses_answer=False)) as page:
         page.wait_for_connection("silent")
         assert page.text("#connection") == "No ingress answers"
 
 
-def test_a_viewer_too_many_is_told_so(browser: Browser) -> None:
+def test_a_viewer_beyond_the_limit_sees_a_message(browser: Browser) -> None:
     service = FakeService(max_viewers=1)
     with served(service, free_port()) as url, opened(browser, f"{url}/dashboard") as first:
         first.wait_for_connection("live")
@@ -213,7 +213,7 @@ def test_a_viewer_too_many_is_told_so(browser: Browser) -> None:
         assert len(service.feed.viewers) == 1
 
 
-def test_nothing_is_asked_for_a_page_that_is_closed_or_hidden(browser: Browser) -> None:
+def test_a_closed_or_hidden_page_requests_nothing(browser: Browser) -> None:
     service = FakeService()
     with looked_at(browser, service) as page:
         page.wait_for_connection("live")

@@ -1,4 +1,4 @@
-"""What the live page shows of some snapshots, recomputed by hand, and when the poller asks for them."""
+"""The live page's state for given snapshots, recomputed by hand, and the times of polling."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_exits_are_those_of_the_present_plan_and_may_be_at_ramps_that_it_does_no
     assert [exit_["kind"] for exit_ in exits] == ["ramp", "ramp", "inactive ramp", "end"]
 
 
-# What the controller says
+# The controller's reports
 
 DESCRIBED: dict[str, Any] = {
     "epoch": 0,
@@ -113,7 +113,7 @@ DESCRIBED: dict[str, Any] = {
 }
 
 
-def test_forecast_and_agreement_are_what_the_controller_says_or_the_ingress_knows() -> None:
+def test_forecast_and_agreement_come_from_the_controller_or_the_ingress() -> None:
     state = page_state(FACTS, [snapshot(0.0, ingress(), described=DESCRIBED)])
     assert state["survival"] == {
         "forecast": [1, 0.5, 0.25, 0.1],
@@ -132,10 +132,10 @@ def test_forecast_and_agreement_are_what_the_controller_says_or_the_ingress_know
     assert (state["survival"]["forecast"], state["service"]["controller"]) == (None, "none")
 
 
-def test_a_plan_has_what_was_promised_and_what_the_controller_says_of_it() -> None:
+def test_a_plan_has_its_prediction_and_the_controllers_description() -> None:
     promised = placed(3, predicted={"rate_per_s": 812.0, "latency_s": 0.04})
     tuning = {"how": "guarantee", "safe": True, "alarms": 2, "thresholds": {"0": 0.5}, "evidence": 0.1}
-    for epoch, reason, since_s in ((3, "period", 7.0), (2, None, None)):  # of another plan it is not said
+    for epoch, reason, since_s in ((3, "period", 7.0), (2, None, None)):  # the report of another plan is not used
         described = {"epoch": epoch, "reason": "period", "in_force_since_s": 7.0, "tuning": tuning}
         state = plan_state(FACTS, [snapshot(9.0, ingress(), placed=promised, described=described)])
         assert (state["epoch"], state["reason"], state["since_s"]) == (3, reason, since_s)
@@ -151,7 +151,7 @@ def change(epoch: int, rate_per_s: float | None, *, outcome: str = "in force", *
     return {"epoch": epoch, "outcome": outcome, "placed": {"plan": {"predicted": predicted}}} | others | fields
 
 
-def test_changes_have_what_was_expected_and_what_was_measured() -> None:
+def test_changes_have_expected_and_measured_figures() -> None:
     gained = {"seconds": 60.0, "offered_rps": 90.0, "goodput_rps": 88.5, "dropped": 2}
     observed = {"seconds": 5.0, "rate_per_s": 50.0, "goodput_per_s": 49.0, "drops": {"deadline": 1, "admission": 2}}
     rows = [change(2, 500.0, outcome="proposed"), change(2, 125.0), change(1, None, gained=gained), change(0, 80.0)]
@@ -171,7 +171,7 @@ CPU, P100 = "split-cpu-0", "split-emulated-P100-0"
 
 
 def looks() -> list[Snapshot]:
-    """Two seconds: 3 batches of 8 and 1 of 4 in front, 2 of 3 behind; what ran before them does not count."""
+    """Two seconds: 3 batches of 8 and 1 of 4 in the first stage, 2 of 3 in the second; earlier ones do not count."""
     before = [replica("r", CPU, ran(FIRST, 8, 100, 50.0)), replica("s", P100, ran(REST, 1, 10, 1.0))]
     after = [
         replica("r", CPU, ran(FIRST, 8, 102, 51.0), waiting=5),
@@ -181,7 +181,7 @@ def looks() -> list[Snapshot]:
     return [snapshot(10.0, ingress(), replicas=before), snapshot(12.0, ingress(), replicas=after)]
 
 
-def test_stages_say_where_they_run_and_their_splits_the_mean_batch() -> None:
+def test_stages_have_their_device_and_splits_their_mean_batch() -> None:
     before, after = looks()
     first, rest = plan_state(FACTS, [before, after])["stages"]
     assert (first["device"], first["time_scale"], first["wanted"], first["running"]) == ("cpu", None, 2, 2)
@@ -198,7 +198,7 @@ def test_stages_say_where_they_run_and_their_splits_the_mean_batch() -> None:
     ]
 
 
-def test_replicas_say_how_busy_they_were_and_which_rest_and_some_of_many_are_listed() -> None:
+def test_replicas_have_their_utilization_and_only_some_of_many_are_listed() -> None:
     before, after = looks()
     resting = PlacedPlan(plan=placed().plan, avoided={"new": "cpu"})
     now = snapshot(12.0, ingress(), replicas=after.replicas, placed=resting)
@@ -209,7 +209,7 @@ def test_replicas_say_how_busy_they_were_and_which_rest_and_some_of_many_are_lis
     assert (len(first["replicas"]), first["running"]) == (MOST_REPLICAS, MOST_REPLICAS + 5)
 
 
-def test_fused_batches_are_those_that_ran_and_unfused_ones_what_would_be_left_of_the_first() -> None:
+def test_fused_batches_are_measured_and_unfused_ones_follow_from_survival() -> None:
     blocks = blocks_state(looks(), [1.0, 0.5, 0.25, 0.25])
     assert [block["fused"] for block in blocks] == [7.0, 3.5, 3.0, 3.0]
     assert [block["unfused"] for block in blocks] == [7.0, 3.5, 1.75, 1.75]
@@ -220,7 +220,7 @@ def test_fused_batches_are_those_that_ran_and_unfused_ones_what_would_be_left_of
     assert {block["unfused"] for block in blocks_state(looks()[:1], [1.0, 0.5, 0.25, 0.25])} == {None}
 
 
-def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_theirs() -> None:
+def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
     stays = PlacedPlan(plan=placed().plan.with_splits(after_answer="stay"))
     first, rest = stays.plan.splits
     now = [replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)), replica("s", P100, ran(rest, 3, 10))]
@@ -235,7 +235,7 @@ def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_t
 CASCADE = replace(FACTS, chain=Chain(names=("small", "large"), lengths=(2, 2), ramps=(0, 1)))
 
 
-def test_networks_of_a_chain_have_what_they_returned_and_what_going_on_to_them_took() -> None:
+def test_networks_of_a_chain_have_their_answers_and_crossing_times() -> None:
     both = placed(networks=(2, 4))
     crossed: dict[str, Any] = {"crossings": {2: 4}, "crossing_s": {2: 0.002}, "words": {2: 50}, "pruned_words": {2: 7}}
     after = snapshot(2.0, ingress(answered=10, exits={0: 2, 1: 6, 3: 2}, **crossed), placed=both)
@@ -247,7 +247,7 @@ def test_networks_of_a_chain_have_what_they_returned_and_what_going_on_to_them_t
     assert large["pruned_words"] == pytest.approx(0.14)
 
 
-def test_a_network_that_the_plan_leaves_out_returned_nothing_and_has_no_blocks() -> None:
+def test_a_skipped_network_has_no_answers_and_no_blocks() -> None:
     split = Split(first=2, end=4, batch=4)
     alone = PlacedPlan(plan=Plan(stages=(Stage(device="cpu", replicas=1, splits=(split,)),), networks=(2, 4)))
     after = snapshot(1.0, ingress(answered=5, exits={3: 5}), placed=alone)
@@ -259,7 +259,7 @@ def test_a_network_that_the_plan_leaves_out_returned_nothing_and_has_no_blocks()
     assert state["early"] == {"share": 0.0, "mean_blocks": 2.0}
 
 
-def test_a_scrape_finds_what_every_ingress_and_replica_counts() -> None:
+def test_a_scrape_returns_the_counts_of_every_ingress_and_replica() -> None:
     first = ingress("a", answered=9, arrived=10, exits={1: 5, 3: 4}, drops={"deadline": 1}, waiting=2)
     second = ingress('b"\\', answered=3, unanswered=7)
     times = ran(FIRST, 4, 10, 0.5), ran(FIRST, 8, 5, 0.25)
@@ -282,7 +282,7 @@ def test_a_scrape_finds_what_every_ingress_and_replica_counts() -> None:
 
 
 class Scene(IngressCore, ControllerLink):
-    """An ingress `a` that polls; what it asks is logged, what it is told may be changed."""
+    """An ingress `a` that polls. Its calls are logged, and the answers can be changed."""
 
     suspended = None
     agreement = None
@@ -324,7 +324,7 @@ class Scene(IngressCore, ControllerLink):
         return state
 
 
-async def test_each_event_asks_all_ingresses_and_replicas_also_of_types_where_some_rest() -> None:
+async def test_each_event_polls_all_ingresses_and_replicas() -> None:
     scene = Scene(has_controller=False)
     state = await scene.state()
     assert scene.asked == ["ingress peek", "split-cpu report", "split-emulated-P100 report"]
@@ -335,7 +335,7 @@ async def test_each_event_asks_all_ingresses_and_replicas_also_of_types_where_so
     assert scene.asked[4:] == ["split-V100 report", "split-cpu report", "split-emulated-P100 report"]
 
 
-async def test_the_controller_is_asked_less_often_and_what_it_said_last_is_kept_and_marked() -> None:
+async def test_the_controller_is_polled_less_often_and_its_last_report_is_kept() -> None:
     scene = Scene()
     for _ in range(int(CONTROLLER_S) + 1):
         assert (await scene.state())["plan"]["reason"] == "period"
@@ -347,7 +347,7 @@ async def test_the_controller_is_asked_less_often_and_what_it_said_last_is_kept_
     assert (state["service"]["controller"], state["plan"]["reason"]) == ("silent", "period")
 
 
-async def test_serials_and_times_go_up_rates_begin_at_the_second_event_and_a_pause_is_forgotten() -> None:
+async def test_serials_grow_and_rates_start_at_the_second_event() -> None:
     scene = Scene()
     states = [await scene.state()]
     scene.clock.advance(2.0)
@@ -360,21 +360,21 @@ async def test_serials_and_times_go_up_rates_begin_at_the_second_event_and_a_pau
     assert [each["now"]["answered_per_s"] for each in states] == [None, 5.0, None]
 
 
-async def test_replicas_are_those_that_answered_and_what_cannot_be_asked_is_left_out() -> None:
+async def test_only_replicas_that_answered_are_shown() -> None:
     scene = Scene()
-    scene.of_slots = [replica("r", "split-cpu-0")]  # from either slot, each report says whose it is
+    scene.of_slots = [replica("r", "split-cpu-0")]  # a report names its slot
     assert [stage["running"] for stage in (await scene.state())["plan"]["stages"]] == [2, 0]
     scene.ingresses, scene.of_slots = None, None
     state = await scene.state()
     assert (state["service"]["ingresses"], [stage["running"] for stage in state["plan"]["stages"]]) == (0, [0, 0])
 
 
-async def test_an_ingress_that_is_missing_from_the_running_ones_twice_in_a_row_ends_its_stream() -> None:
+async def test_an_ingress_that_serve_no_longer_lists_ends_its_stream() -> None:
     a, b = ingress("a"), ingress("b")
     for ingresses, ends in (
         ([[b]] * MAX_MISSED, True),
         ([[b], [a, b], [b]], False),
-        ([None] * 3 * MAX_MISSED, False),  # it is not known which run
+        ([None] * 3 * MAX_MISSED, False),  # unknown which ingresses run
     ):
         scene, events = Scene(), []
         for each in ingresses:

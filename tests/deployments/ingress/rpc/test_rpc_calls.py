@@ -1,4 +1,4 @@
-"""What only gRPC has, and its server; what it says as REST does is in `api/test_faces.py`."""
+"""Features of only gRPC, and its server. Common features of REST and gRPC are in `api/test_faces.py`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_every_rpc_of_the_service_is_answered(backend: FakeBackend) -> Non
         assert backend.counted[-1] == (f"/{RPC_SERVICE}/{name}", 200)
 
 
-async def test_every_rpc_but_health_is_behind_the_keys(backend: FakeBackend) -> None:
+async def test_every_rpc_except_health_needs_a_key(backend: FakeBackend) -> None:
     for name in OPERATION_BY_RPC:
         without, behind = FakeContext(), FakeContext(metadata=[("authorization", f"Bearer {KEY}")])
         for context in (without, behind):
@@ -48,14 +48,14 @@ async def test_every_rpc_but_health_is_behind_the_keys(backend: FakeBackend) -> 
         assert behind.code is not grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_the_requests_ids_come_back(backend: FakeBackend) -> None:
+async def test_the_request_ids_are_returned(backend: FakeBackend) -> None:
     response, context = await call(backend, "ModelInfer", infer_bytes("pay"), x_request_id="r-1")
     assert (response.id, context.trailing) == ("7", [("x-request-id", "r-1")])
     _, context = await call(backend, "ModelInfer", infer_bytes("pay"))
     assert context.trailing == [("x-request-id", backend.requests[1].request_id)]
 
 
-async def test_where_there_is_no_answer_the_message_is_empty(backend: FakeBackend) -> None:
+async def test_the_message_of_an_error_is_empty(backend: FakeBackend) -> None:
     for request in (b"\xff\xff", b"\xff" * 2001):
         response, context = await call(backend, "ModelInfer", request)
         assert response.SerializeToString() == b""
@@ -63,7 +63,7 @@ async def test_where_there_is_no_answer_the_message_is_empty(backend: FakeBacken
     assert backend.counted == [(INFER, 400), (INFER, 413)]
 
 
-async def test_a_caller_that_went_away_is_counted_and_the_cancelling_goes_on(backend: FakeBackend) -> None:
+async def test_a_cancelled_call_is_counted_and_the_cancellation_continues(backend: FakeBackend) -> None:
     backend.failure = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await call(backend, "ModelInfer", infer_bytes("pay"))
@@ -75,7 +75,7 @@ async def test_details_are_short_enough_for_trailers(backend: FakeBackend) -> No
     assert len(context.details) == MAX_DETAILS
 
 
-async def test_the_deadline_of_the_call_bounds_the_request(backend: FakeBackend) -> None:
+async def test_the_deadline_of_the_call_limits_the_request(backend: FakeBackend) -> None:
     await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: "1.5"})
     await call(backend, "ModelInfer", infer_bytes("pay", parameters={"timeout": 500_000}), **{REMAINING_KEY: "1.5"})
     _, passed = await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: "0.0"})
@@ -87,17 +87,17 @@ def test_the_sooner_of_timeout_and_deadline_counts() -> None:
     assert call_timeout(None, None, 60.0) is None
     assert call_timeout(2.0, None, 60.0) == 2.0
     assert call_timeout(None, 3.0, 60.0) == 3.0
-    assert call_timeout(None, 900.0, 60.0) == 60.0  # a deadline beyond what is taken is no error
+    assert call_timeout(None, 900.0, 60.0) == 60.0  # a later deadline than the maximum is not an error
     assert call_timeout(2.0, 3.0, 60.0) == 2.0
     assert call_timeout(4.0, 3.0, 60.0) == 3.0
-    assert call_timeout(61.0, 3.0, 60.0) == 61.0  # a timeout beyond what is taken stays, to be refused
+    assert call_timeout(61.0, 3.0, 60.0) == 61.0  # a timeout above the maximum is returned, and later refused
 
 
 LONG = 10_000
 
 
 class Echo:
-    """Answers every RPC with its name, what came, and the deadline that its metadata tells."""
+    """Answers every RPC with its name, the request, and the deadline in its metadata."""
 
     def __getattr__(self, name: str) -> Any:
         async def answer(request: bytes, context: Any) -> bytes:
@@ -142,7 +142,7 @@ async def test_every_rpc_reaches_its_method_as_bytes_and_others_are_unimplemente
     assert answers == [f"{name} pay".encode() for name in OPERATION_BY_RPC]
 
 
-async def test_the_deadline_of_a_call_is_told_and_none_where_there_is_none() -> None:
+async def test_the_deadline_of_a_call_is_in_its_metadata() -> None:
     async with channel_to_a_server() as channel:
         _, without = await ask(channel, "ModelInfer")
         _, with_one = await ask(channel, "ModelInfer", timeout=60.0)
@@ -152,7 +152,7 @@ async def test_the_deadline_of_a_call_is_told_and_none_where_there_is_none() -> 
 
 @asynccontextmanager
 async def counted(port: int) -> AsyncIterator[tuple[int, list[int]]]:
-    """A port in front of a server, and how many bytes come back from there, part by part."""
+    """A proxy in front of a server, which counts the bytes of each part of an answer."""
     sent: list[int] = []
     relays: list[asyncio.Task[None]] = []
 
@@ -191,7 +191,7 @@ async def counted(port: int) -> AsyncIterator[tuple[int, list[int]]]:
     ],
     ids=["gzip", "small", "another-encoding", "nothing-asked"],
 )
-async def test_a_large_answer_takes_few_bytes_where_it_is_asked_for_compressed(
+async def test_a_large_answer_is_compressed_on_request(
     asked: tuple[tuple[str, str], ...], request_: bytes, is_compressed: bool
 ) -> None:
     async with (

@@ -14,7 +14,7 @@ NESTED = {
     "InferRequestedOutputTensor": "ModelInferRequest",
     "InferOutputTensor": "ModelInferResponse",
 }
-"""Messages that the protocol defines inside others; on the wire that is the same."""
+"""Messages that the protocol nests in others, which makes no difference on the wire."""
 
 
 def tritons(name: str) -> Any:
@@ -47,14 +47,14 @@ def test_every_message_has_the_fields_that_tritons_client_sends() -> None:
         assert dict(fields(message_class(name).DESCRIPTOR)) == dict(fields(tritons(name)))
 
 
-def test_one_value_is_chosen_where_the_protocol_chooses_one() -> None:
+def test_parameters_have_one_value_as_in_the_protocol() -> None:
     for descriptor in (tritons("InferParameter"), message_class("InferParameter").DESCRIPTOR):
         [choice] = descriptor.oneofs
         assert choice.name == PARAMETER_CHOICE
         assert list(choice.fields) == list(descriptor.fields)
 
 
-def test_what_tritons_client_writes_is_read_and_the_other_way_round() -> None:
+def test_tritons_client_and_we_read_each_others_messages() -> None:
     sent = service_pb2.ModelInferRequest(model_name="intents", id="7", raw_input_contents=[b"\x03\0\0\0pay"])
     sent.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
     sent.parameters["timeout"].int64_param = 5

@@ -1,4 +1,4 @@
-"""A server in this process, callers that speak bytes, and an application that answers with what it was sent."""
+"""A server in this process, callers that send bytes, and an application that echoes requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def post(body: bytes, *lines: str, path: str = "/echo") -> bytes:
 
 
 class App:
-    """Answers with what it was sent; `gate` holds it back."""
+    """Echoes the request body; `gate` delays it."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -76,13 +76,13 @@ class Caller:
         self.writer.write(data)
 
     def reset(self) -> None:
-        """Go at once, and say so: a connection that is merely closed may have a half that still reads."""
+        """Resets the connection. After a plain close, the peer would have to assume that one half still reads."""
         linger = struct.pack("ii", 1, 0)
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.writer.transport.abort()
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next one; (0, {}, b"") where the connection is closed instead."""
+        """Returns the next response; (0, {}, b"") if the connection is closed."""
         async with asyncio.timeout(5):
             try:
                 head = await self.reader.readuntil(b"\r\n\r\n")
@@ -139,7 +139,7 @@ class Place:
 
 @asynccontextmanager
 async def running(server: HttpServer) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
-    """A server on a free port; yields the port, and the task that serves."""
+    """Runs a server on a free port; yields the port, and the server's task."""
     task = asyncio.create_task(server.serve([bound := socket.create_server(("127.0.0.1", 0))]))
     try:
         yield bound.getsockname()[1], task

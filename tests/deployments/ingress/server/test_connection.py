@@ -1,4 +1,4 @@
-"""Requests as bytes on real sockets of this process: what each gets, by the fast as by the router."""
+"""Requests as bytes on real sockets of this process, over fast paths and over the router."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_too_many_pipelined_requests_end_the_connection(place: Place) -> N
     assert await caller.is_closed()
 
 
-async def test_a_long_body_is_read_as_it_is_taken(place: Place) -> None:
+async def test_a_long_body_is_read_at_the_speed_of_the_application(place: Place) -> None:
     place.app.gate.clear()
     caller = await place.call(post(b"x" * 3_000_000))
     await asyncio.sleep(0.1)
@@ -76,7 +76,7 @@ async def test_a_long_body_is_read_as_it_is_taken(place: Place) -> None:
     assert (status, len(body)) == (200, 3_000_000)
 
 
-async def test_a_client_that_waits_to_be_told_is_told_to_send_its_body(place: Place) -> None:
+async def test_expect_100_continue_is_answered(place: Place) -> None:
     caller = await place.call(post(b"pay", "Expect: 100-continue")[:-3])
     assert await caller.status() == 100
     caller.send(b"pay")
@@ -114,7 +114,7 @@ async def test_an_application_that_fails_gets_500_and_half_an_answer_is_cut_off(
         await caller.answer()
 
 
-async def test_a_client_that_leaves_is_given_up(place: Place) -> None:
+async def test_the_request_of_a_disconnected_client_is_cancelled(place: Place) -> None:
     place.app.gate.clear()
     caller = await place.call(post(b"pay"))
     await asyncio.sleep(0.02)
@@ -124,11 +124,11 @@ async def test_a_client_that_leaves_is_given_up(place: Place) -> None:
     assert not place.server.server_state.connections
 
 
-async def test_a_client_that_closes_its_half_is_given_up_a_little_later(place: Place) -> None:
+async def test_the_request_of_a_half_closed_client_is_cancelled_later(place: Place) -> None:
     place.app.gate.clear()
     caller = await place.call(post(b"pay"))
     await asyncio.sleep(0.02)
-    caller.writer.close()  # or a half of it: nothing tells which
+    caller.writer.close()  # or only one half of it: the server cannot know
     await asyncio.sleep(0.02)
     begun_s = asyncio.get_running_loop().time()
     ended: list[str]
@@ -139,7 +139,7 @@ async def test_a_client_that_closes_its_half_is_given_up_a_little_later(place: P
     assert not place.server.server_state.connections
 
 
-async def test_serves_application_gives_ids_itself_and_is_told_which_client_left() -> None:
+async def test_serves_application_assigns_ids_and_is_notified_of_disconnects() -> None:
     async with serving(standalone=False) as place:
         caller = await place.call(post(b"pay", "X-Request-ID: r-1"))
         assert "x-request-id" not in (await caller.answer())[1]
@@ -177,7 +177,7 @@ async def test_slow_heads_and_bodies_get_408_and_idle_callers_are_closed() -> No
         assert [await caller.is_closed() for caller in callers] == [True] * 5
 
 
-async def test_a_client_that_takes_no_answers_is_cut_off_and_read_no_more() -> None:
+async def test_a_client_that_reads_no_answers_is_disconnected() -> None:
     async with serving(Limits(stalled_s=0.3)) as place:
         loop, big = asyncio.get_running_loop(), post(b"x" * 60_000)
         with socket.create_connection(("127.0.0.1", place.port)) as greedy:
@@ -193,12 +193,12 @@ async def test_a_client_that_takes_no_answers_is_cut_off_and_read_no_more() -> N
         assert not place.server.server_state.connections
 
 
-async def test_too_many_connections_are_told_so(place: Place) -> None:
+async def test_connections_beyond_the_limit_get_503(place: Place) -> None:
     callers = [await place.call(GET) for _ in range(9)]
     assert sorted([await caller.status() for caller in callers]) == [200] * 8 + [503]
 
 
-async def test_the_end_waits_for_answers_and_takes_no_new_client(place: Place) -> None:
+async def test_close_waits_for_answers_and_accepts_no_new_client(place: Place) -> None:
     place.app.gate.clear()
     idle, busy = await place.call(), await place.call(post(b"pay"))
     await asyncio.sleep(0.02)
@@ -259,7 +259,7 @@ async def asked(port: int, data: bytes) -> tuple[int, dict[str, str], bytes]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("keys", [False, True], ids=["open", "keys"])
-async def test_the_lane_answers_as_the_router_does(case: str, keys: bool) -> None:
+async def test_fast_paths_answer_like_the_router(case: str, keys: bool) -> None:
     path, body, lines = CASES[case]
     found: list[Any] = []
     for fast in (False, True):
@@ -273,7 +273,7 @@ async def test_the_lane_answers_as_the_router_does(case: str, keys: bool) -> Non
     assert found[1][0][1]["x-request-id"] == "r-1"
 
 
-async def test_what_fails_and_what_is_refused_later_is_said_alike() -> None:
+async def test_fast_paths_report_errors_like_the_router() -> None:
     for failure in (OverloadedError("full", retry_after_s=3.0), ValueError("words")):
         found = []
         for fast in (False, True):
@@ -282,7 +282,7 @@ async def test_what_fails_and_what_is_refused_later_is_said_alike() -> None:
         assert found[0] == found[1]
 
 
-async def test_the_rest_is_routed_below_the_prefix_and_serves_own_paths_are_there() -> None:
+async def test_other_paths_are_routed_below_the_prefix_and_serves_paths_exist() -> None:
     async with serving_app(FakeBackend(), prefix="/intents") as (_, port):
         for path, status, words in (
             ("/intents/v2/health/live", 200, b"live"),
@@ -310,7 +310,7 @@ async def test_the_access_log_has_a_line_per_request_with_its_id(caplog: pytest.
     assert getattr(lines[0], "request_id", "") == "r-7"
 
 
-async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
+async def test_serve_starts_and_stops_our_server_like_its_own() -> None:
     with warnings.catch_warnings():  # Serve's own, of pydantic
         warnings.simplefilter("ignore")
         from ray.serve.config import HTTPOptions

@@ -1,4 +1,4 @@
-"""Requests of a whole service, sampled, and what a real OTLP receiver gets of them."""
+"""Sampled requests of a whole service, and the spans that a real OTLP receiver gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def lasting(span: Received) -> float:
-    """The seconds of a request by its spans alone: those that have none inside, on the way of its slowest input."""
+    """Returns the seconds of a request as the sum of the leaf spans of its slowest input."""
     slowest = max(span.named("input"), key=lambda each: each.begin_s + each.seconds)
     aside = [child for child in span.children if child.name != "input"]
     return sum(leaf.seconds for top in (*aside, slowest) for leaf in leaves(top))
@@ -38,9 +38,7 @@ def leaves(span: Received) -> list[Received]:
     return [leaf for child in span.children for leaf in leaves(child)] if span.children else [span]
 
 
-async def test_the_spans_of_a_request_add_up_to_its_latency_and_say_which_inputs_ran_together(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_the_spans_of_a_request_add_up_to_its_latency(tmp_path: Path, receiver: Receiver) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         for ids in ("a", "b", "c", "d", "abcd"):
             assert (await service.ask(*ids)).status_code == 200
@@ -54,9 +52,7 @@ async def test_the_spans_of_a_request_add_up_to_its_latency_and_say_which_inputs
     assert [root.seconds >= blocks * BLOCK_S for root, blocks in zip(roots, (1, 2, 3, 4, 4), strict=True)] == [True] * 5
 
 
-async def test_an_input_that_goes_to_the_end_shows_its_queue_stages_splits_and_hops(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_an_input_of_all_stages_has_spans_of_queues_splits_and_hops(tmp_path: Path, receiver: Receiver) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         await service.ask("d", headers={"x-request-id": "r-7"})
         await service.send_spans()
@@ -86,9 +82,7 @@ async def test_an_input_that_goes_to_the_end_shows_its_queue_stages_splits_and_h
     assert (split.attributes["offramp.batch"], split.attributes["offramp.target_batch"]) == (1, 4)
 
 
-async def test_an_rpc_is_traced_like_a_request_of_http_and_its_caller_is_told_which_trace_it_is(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_an_rpc_is_traced_like_an_http_request_and_returns_its_trace(tmp_path: Path, receiver: Receiver) -> None:
     context = FakeContext(metadata=[("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "r-7")])
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=0.0)) as service:
         message = message_class("ModelInferRequest").FromString(infer_bytes("pay", model=read_card(tmp_path).name))
@@ -120,7 +114,7 @@ async def test_an_rpc_that_is_refused_has_its_status_in_the_trace(tmp_path: Path
     assert (root.names, root.failed) == (["prepare"], False)
 
 
-async def test_a_callers_trace_is_continued_and_comes_back(tmp_path: Path, receiver: Receiver) -> None:
+async def test_a_callers_trace_is_continued_and_returned(tmp_path: Path, receiver: Receiver) -> None:
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=0.0)) as service:
         response = await service.ask("a", headers=headers)

@@ -1,4 +1,4 @@
-"""A tracer's settings, what it records of calls, and its spans; whole requests are in test_traced_requests.py."""
+"""A tracer's settings, recorded calls and spans; whole requests are in test_traced_requests.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Scene:
 
 
 class Followed(FakeServed):
-    """A version whose inputs a tracer follows, as those of this ingress."""
+    """A version whose inputs the tracer records, like this ingress's."""
 
     def __init__(self, scene: Scene, serial: int) -> None:
         super().__init__(version=str(serial))
@@ -80,14 +80,14 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     assert not scene.is_followed(FIRST, SECOND)
 
 
-def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
+def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
     call = call_of([FIRST, SECOND])
     sent, inputs = Scene(2).tracer.on_call("r1", call)
     assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
 
 
 def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
-    """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
+    """Returns the span names of an input. Each call takes a second (None: it fails), and so does each wait."""
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
         _, inputs = scene.tracer.on_call("r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
@@ -101,7 +101,7 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     return [span.name for span in of_input.children]
 
 
-def test_an_input_that_was_encoded_anew_has_a_span_for_that_and_one_that_starts_again_waited() -> None:
+def test_an_input_has_a_span_for_a_crossing_and_for_the_wait_of_a_retry() -> None:
     on, again = going_on([FIRST]), "a#i.1.1"
     names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])))
     assert names == ["queue", "stage split-cpu-0", "queue", "stage split-cpu-0", "crossing", "stage split-cpu-0"]
@@ -113,7 +113,7 @@ def test_an_input_that_was_encoded_anew_has_a_span_for_that_and_one_that_starts_
 
 
 def visited(stage_s: tuple[float, float], timing: Timing | None = None) -> InputSpan:
-    """An input that came at 11 s, and was answered by its first stage."""
+    """Returns the span of an input that arrived at 11 s and was answered by its first stage."""
     made = InputSpan(name="input", begin_s=11.0)
     made.enter(Span(name="stage cpu-0", begin_s=stage_s[0]))
     made.leave(stage_s[1], timing, exit_block=1)
@@ -130,7 +130,7 @@ def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
     assert [span.seconds for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
 
 
-def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them() -> None:
+def test_only_the_slowest_of_many_inputs_have_spans() -> None:
     inputs = [visited((11.0, 12.0 + k)) for k in range(MAX_INPUT_SPANS + 5)]
     _, *slowest, reply = spans_of(*inputs, ended_s=50.0)
     assert slowest == inputs[5:]
@@ -140,7 +140,7 @@ def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them()
 ROOT = Path(__file__).parents[4]
 
 
-def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
+def test_tracing_without_its_package_is_refused_with_a_hint() -> None:
     TracingSettings().check()
     code = (
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
@@ -153,14 +153,14 @@ def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
     assert "pip install '.[tracing]'" in said.stderr
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_tracing_settings_are_refused() -> None:
     wrong = [("endpoint", "collector:4318"), ("endpoint", "http://"), ("ratio", 1.1), ("headers", {})]
     for field, value in wrong:
         with pytest.raises(ValidationError, match=field):
             TracingSettings.model_validate({field: value})
 
 
-def test_spans_go_to_the_path_that_an_endpoint_names_or_the_usual_one() -> None:
+def test_spans_go_to_the_path_of_the_endpoint_or_the_default() -> None:
     assert traces_url(None) is None  # the SDK's own
     for endpoint in ("http://collector:4318", "http://collector:4318/"):
         assert traces_url(endpoint) == "http://collector:4318/v1/traces"

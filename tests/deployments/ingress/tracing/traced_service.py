@@ -48,7 +48,7 @@ def plan_of(folder: Path) -> Plan:
 
 
 def settings_of(folder: Path, **tracing: Any) -> ServeSettings:
-    """Of a model that lets a leave at ramp 0, b at 1, c at 2 and d at the end."""
+    """Returns settings of a model in which a leaves at ramp 0, b at 1, c at 2 and d at the end."""
     save_small_model(folder)
     Tokenizer(models.WordLevel({"[UNK]": 0, "pay": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
     save_records(folder, "confidence", [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
@@ -67,7 +67,7 @@ def settings_of(folder: Path, **tracing: Any) -> ServeSettings:
 
 @dataclass(kw_only=True)
 class Backend(FakeBackend):
-    """Answers by a service."""
+    """A backend that answers with a service."""
 
     service: InferService
 
@@ -86,12 +86,12 @@ class Traced:
     tracer: Tracer | None
 
     async def ask(self, *ids: str, **more: Any) -> httpx.Response:
-        """For the answers of these inputs."""
+        """Requests the answers of these inputs."""
         body = {"inputs": ["pay"] * len(ids), "ids": list(ids), **more.pop("body", {})}
         return await self.http.post("/predict", json=body, **more)
 
     async def send_spans(self) -> None:
-        """Everything that is not sent yet; afterwards there is no more."""
+        """Sends all remaining spans, and closes the tracer."""
         assert self.tracer is not None
         await asyncio.to_thread(self.tracer.close)
 

@@ -1,4 +1,4 @@
-"""Default version and canary by requests and orders over HTTP, links to other versions, and how answers compare."""
+"""Default version and canary over HTTP, links to other versions, and the comparison of answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_canary_answers_until_it_ends_and_a_default_answers_what_names_n
     assert world.store.of_models["intents"] == Traffic(default="2")
 
 
-async def test_a_canary_without_a_share_and_one_that_is_promoted_are_over(world: World) -> None:
+async def test_a_canary_ends_without_a_share_or_when_it_becomes_the_default(world: World) -> None:
     await world.set_canary()
     await world.set_canary(share=0.0)
     assert world.store.of_models["intents"] == Traffic()
@@ -69,14 +69,14 @@ async def test_a_canary_without_a_share_and_one_that_is_promoted_are_over(world:
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
-async def test_without_explicit_control_every_order_is_a_403(tmp_path: Path, order: Any) -> None:
+async def test_without_explicit_control_every_change_is_a_403(tmp_path: Path, order: Any) -> None:
     world = World(tmp_path, control="none")
     status, message = refused(await order(world))
     assert (status, "repository.control: explicit" in message) == (403, True)
     assert (world.store.of_models, world.cluster.put_last) == ({}, None)
 
 
-async def test_versions_that_cannot_be_are_refused(world: World) -> None:
+async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
     unknown = "unknown version '9' of 'intents'; there are '1', '2', '3'"
     assert refused(await world.set_canary("9")) == (404, unknown)
     assert refused(await world.set_canary("1")) == (400, "version '1' is the default version, and cannot be the canary")
@@ -90,7 +90,7 @@ async def test_versions_that_cannot_be_are_refused(world: World) -> None:
     assert world.store.of_models == {}
 
 
-async def test_another_models_canary_is_a_404_and_a_wrong_method_is_told_the_right_ones(world: World) -> None:
+async def test_another_models_canary_is_a_404_and_a_wrong_method_a_405(world: World) -> None:
     for method, path in (("GET", "canary"), ("PUT", "canary"), ("DELETE", "canary"), ("PUT", "default")):
         response = await world.http.request(method, f"/v2/models/other/{path}")
         assert refused(response) == (404, "unknown model 'other'; served is 'intents'")
@@ -110,7 +110,7 @@ def spectrum(size: int) -> dict[str, Any]:
     ],
     ids=["another size", "another codec"],
 )
-async def test_a_version_that_takes_other_rows_is_refused(world: World, codec: dict[str, Any], said: str) -> None:
+async def test_a_version_with_other_inputs_is_refused(world: World, codec: dict[str, Any], said: str) -> None:
     world.own.card = a_card(codec=spectrum(3))
     world.others["2"].card = a_card(codec=codec)
     status, message = refused(await world.set_canary())
@@ -142,14 +142,14 @@ async def test_a_canary_gets_the_requests_whose_draw_is_below_its_share(world: W
     assert world.others["2"].asked[-1] == THEIRS
 
 
-async def test_another_default_gets_all_that_the_canary_does_not(world: World) -> None:
+async def test_another_default_gets_all_requests_that_the_canary_does_not_get(world: World) -> None:
     for canary in ("3", "1"):
         world.store.of_models["intents"] = Traffic(default="2", canary=Canary(version=canary, share=SHARE))
         await world.look()
         assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("2", canary)
 
 
-def test_a_requests_draws_are_the_first_and_second_word_of_its_ids_hash() -> None:
+def test_hashed_draws_are_the_first_and_second_word_of_the_ids_hash() -> None:
     # printf r-1 | b2sum -l 64: 7d99a80e 76bbad0e, little-endian
     assert hashed_draws("r-1") == (0x0EA8997D / 2**32, 0x0EADBB76 / 2**32)
     drawn = [hashed_draws(f"request-{number}") for number in range(10_000)]
@@ -178,7 +178,7 @@ async def test_requests_are_timed_and_counted_by_version_until_the_versions_chan
     assert (sides["1"]["agreement"], sides["3"]["agreement"]) == (0.99, None)
 
 
-async def test_a_version_that_is_gone_costs_no_answer(world: World) -> None:
+async def test_our_version_answers_if_another_one_is_gone(world: World) -> None:
     await world.set_canary(share=1.0, compare_share=1.0)
     world.others["2"].failure = GONE
     assert await world.answered_by() == "1"
@@ -188,7 +188,7 @@ async def test_a_version_that_is_gone_costs_no_answer(world: World) -> None:
 
 
 @pytest.mark.parametrize("request_id", [OURS, THEIRS])
-async def test_compared_requests_are_asked_of_both_and_answered_by_one(world: World, request_id: str) -> None:
+async def test_compared_requests_are_sent_to_both_versions_and_answered_by_one(world: World, request_id: str) -> None:
     world.others["2"].card, world.others["2"].label = a_card(("card", "bill")), 0  # ours has "card" as number 1
     await world.set_canary(share=SHARE, compare_share=1.0)
     assert await world.answered_by(request_id) == ("1" if request_id == OURS else "2")
@@ -197,7 +197,7 @@ async def test_compared_requests_are_asked_of_both_and_answered_by_one(world: Wo
     assert (compared["inputs"], compared["agreement"]) == (1, 1.0)
 
 
-async def test_only_the_share_is_compared_and_a_comparison_that_fails_is_no_failure(world: World) -> None:
+async def test_only_the_share_is_compared_and_a_failed_comparison_fails_no_request(world: World) -> None:
     await world.set_canary(share=0.0, compare_share=0.2)
     for each in IDS:
         assert await world.answered_by(each) == "1"
@@ -210,7 +210,7 @@ async def test_only_the_share_is_compared_and_a_comparison_that_fails_is_no_fail
     assert (seen["compared"]["requests_failed"], seen["versions"]["2"]["errors"]) == (1, {})
 
 
-async def test_comparisons_do_not_pile_up(world: World) -> None:
+async def test_the_number_of_comparisons_is_limited(world: World) -> None:
     world.links["two"].is_silent = True
     await world.set_canary(share=0.0, compare_share=1.0)
     for each in IDS[: MAX_COMPARISONS + 3]:
@@ -238,14 +238,14 @@ async def test_an_ingress_announces_itself_and_follows_what_is_stored(world: Wor
     assert await world.answered_by() == "1"
 
 
-async def test_an_ingress_that_is_asked_by_version_never_looks(tmp_path: Path) -> None:
+async def test_an_ingress_of_one_version_does_not_read_the_store(tmp_path: Path) -> None:
     world = World(tmp_path, route_prefix="/v2/models/intents/versions/1")
     world.store.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
     await world.look()
     assert (world.slept, await world.answered_by()) == ([], "1")
 
 
-async def test_a_version_that_cannot_be_reached_is_left_out(world: World) -> None:
+async def test_an_unreachable_version_is_not_used(world: World) -> None:
     world.store.of_models["intents"] = Traffic(canary=Canary(version="9", share=1.0))
     await world.look()
     assert await world.answered_by() == "1"
@@ -273,7 +273,7 @@ async def test_requests_that_wait_for_an_application_that_is_gone_are_answered_b
     assert (await waiting, await world.answered_by()) == ("1", "1")
 
 
-async def test_a_look_that_began_before_an_order_does_not_undo_it(world: World) -> None:
+async def test_an_old_read_of_the_store_does_not_undo_a_change(world: World) -> None:
     await world.set_canary()
     held = world.store.held = Held()
     looking = asyncio.create_task(world.look())
@@ -293,7 +293,7 @@ async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: 
     assert found == [["1", "2", "3"], ["1"]]
 
 
-async def test_answers_and_errors_are_those_of_the_other_side_which_is_given_up_after_the_timeout(
+async def test_the_other_versions_answers_and_errors_are_returned_within_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = FakeServed(version="2", label=1)
@@ -319,9 +319,7 @@ async def test_answers_and_errors_are_those_of_the_other_side_which_is_given_up_
         pytest.param(FakeLink(served=FakeServed(version="3")), "two serves version '3' now", id="another"),
     ],
 )
-async def test_an_application_that_is_not_that_version_is_not_connected(
-    world: World, link: FakeLink, words: str
-) -> None:
+async def test_an_application_with_another_version_is_not_connected(world: World, link: FakeLink, words: str) -> None:
     world.links["two"] = link
     with pytest.raises(VersionUnavailableError, match=words):
         await world.versions._connect("2")
@@ -345,7 +343,7 @@ BODY = PoseTask(("head", "foot"), heatmap_side=4, image_side=8, tolerance=1.0)
     ],
     ids=["stride", "ignored", "pose", "regression"],
 )
-def test_versions_whose_answers_mean_the_same_differ_by_degrees(ours: Task, theirs: Task) -> None:
+def test_versions_with_comparable_answers_differ_by_the_loss(ours: Task, theirs: Task) -> None:
     one, another = {
         "segmentation": ([[0, 0], [0, 1]], [[0, 0], [0, 0]]),
         "pose": ([[1, 1, 0.5], [5, 5, 0.5]], [[1, 1, 0.25], [5, 7, 0.5]]),
@@ -369,6 +367,6 @@ def test_versions_whose_answers_mean_the_same_differ_by_degrees(ours: Task, thei
         (RegressionTask(scale=2.0), LabelTask(("a", "b"))),
     ],
 )
-def test_answers_that_mean_something_else_are_not_compared_by_loss(ours: Task, theirs: Task) -> None:
+def test_versions_with_different_labels_are_compared_by_their_json(ours: Task, theirs: Task) -> None:
     assert not ours.compares(theirs)
     assert ours.compares(ours)

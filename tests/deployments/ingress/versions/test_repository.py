@@ -49,7 +49,7 @@ async def index(world: World, body: bytes = b"") -> Any:
     return (await world.http.post("/v2/repository/index", content=body)).json()
 
 
-async def test_the_index_has_what_serve_runs_in_tritons_words(world: World) -> None:
+async def test_the_index_has_serves_applications_with_tritons_states(world: World) -> None:
     statuses = {"two": "DEPLOYING", "three": "DEPLOY_FAILED", "four": "DELETING"}
     for version, (app, status) in enumerate(statuses.items(), start=2):
         world.store.add(app, str(version), AppStatus(status=status, message="why" if app == "three" else ""))
@@ -64,7 +64,7 @@ async def test_the_index_has_what_serve_runs_in_tritons_words(world: World) -> N
     assert [row["version"] for row in await index(world, b'{"ready": true}')] == ["1"]
 
 
-async def test_of_two_applications_with_a_version_the_running_one_serves_it(world: World) -> None:
+async def test_the_running_application_of_a_version_is_preferred(world: World) -> None:
     world.store.add("two", "2", AppStatus(status="DEPLOYING"))
     world.store.add("three", "2")
     world.others["3"].version = "2"
@@ -73,7 +73,7 @@ async def test_of_two_applications_with_a_version_the_running_one_serves_it(worl
     assert (world.others["2"].asked, world.others["3"].asked) == ([], ["r-1"])
 
 
-async def test_a_loaded_version_is_put_beside_the_others_and_listed(world: World) -> None:
+async def test_a_loaded_version_is_added_to_the_others_and_announced(world: World) -> None:
     before = world.cluster.configs["one"]
     assert (await load(world, second(world))).json() == {}
     assert world.cluster.put_last is not None
@@ -84,7 +84,7 @@ async def test_a_loaded_version_is_put_beside_the_others_and_listed(world: World
     assert world.store.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
 
 
-async def test_a_version_of_the_folder_is_listed_and_loaded_by_its_name(world: World) -> None:
+async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World) -> None:
     missing = "the repository has no version '2' of 'intents'; it has none"
     assert refused(await order(world, "load", version="2")) == (404, missing)
     put_in_folder(world, second(world))
@@ -119,7 +119,7 @@ async def test_settings_that_cannot_run_beside_the_others_are_refused(
     assert (world.cluster.put_last, set(world.store.of_apps)) == (None, {"one"})
 
 
-async def test_accelerators_of_the_others_are_taken(world: World) -> None:
+async def test_accelerators_of_other_versions_are_not_available(world: World) -> None:
     world.cluster.cores = 3
     status, message = refused(await load(world, second(world)))
     assert (status, "cpu: 2 in the file, 2 of other services, 3 there" in message) == (400, True)
@@ -129,7 +129,7 @@ async def test_accelerators_of_the_others_are_taken(world: World) -> None:
     assert world.cluster.configs["two"]["args"]["max_queued"] == 7
 
 
-async def test_an_unloaded_version_is_left_out_of_what_serve_runs(world: World) -> None:
+async def test_an_unloaded_version_is_removed_from_serve(world: World) -> None:
     assert refused(await order(world, "unload", version="2"))[0] == 404
     world.run_on_cluster("two", "2", SECOND)
     world.store.add("two", "2")

@@ -47,7 +47,7 @@ def a_request(request_id: str = "r-1", *texts: str) -> InferRequest:
 
 @dataclass
 class FakeServed(Described):
-    """A version that gives every input one label, or fails."""
+    """A version that answers every input with one label, or fails."""
 
     version: str = "1"
     label: int = 0
@@ -117,13 +117,13 @@ class Held:
 
 @dataclass
 class FakeStore(RayStore):
-    """What Ray and Serve would know."""
+    """A store in memory."""
 
     of_models: dict[str, Traffic] = field(default_factory=dict)
     of_apps: dict[str, AnnouncedApp] = field(default_factory=dict)
     serving: dict[str, AppStatus] = field(default_factory=dict)
     failures: list[Exception] = field(default_factory=list)
-    """Raised one after the other, before anything is found again."""
+    """Errors that the next reads raise, one after the other."""
     held: Held | None = None
     """Delays the next read of the traffic."""
 
@@ -162,7 +162,7 @@ class FakeStore(RayStore):
 
 @dataclass
 class FakeCluster(RayCluster):
-    """A Serve that runs what it was put, on so many cores."""
+    """A Serve that runs the applications of the last PUT, on a number of cores."""
 
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     cores: int = 8
@@ -185,7 +185,7 @@ class FakeCluster(RayCluster):
 
 
 class World:
-    """Application `one` is asked and serves version 1; `two` and `three` serve versions 2 and 3 of the same model."""
+    """Application `one` gets the requests and serves version 1; `two` and `three` serve versions 2 and 3."""
 
     def __init__(self, folder: Path, *, control: str = "explicit", route_prefix: str = "/") -> None:
         self.folder = folder / "repository"
@@ -221,7 +221,7 @@ class World:
         self.cluster.configs[app] = application_config(args, name=app, environment=THROUGHPUT)
 
     async def look(self, times: int = 1) -> None:
-        """Runs the ingress's background work until it has looked so often."""
+        """Runs the ingress's background work until it has read the store so many times."""
         until = len(self.slept) + times
 
         async def sleep(seconds: float) -> None:
