@@ -40,8 +40,8 @@ from deployments.ops.dashboard import ServiceFacts, SnapshotPoller, ask_service,
 from deployments.ops.prometheus import metrics_text
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.settings import ServeSettings, initial_replicas
-from deployments.versions.choice import Tally
 from deployments.versions.repository import RayCluster, VersionRoutes
+from deployments.versions.traffic import Tally
 from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
 from deployments.wire.controller_link import ControllerLink, DeploymentHandles
 from deployments.wire.directory import directory_of

@@ -112,7 +112,7 @@ class ServeSettings(IngressSettings, ModelSettings):
     probe_share: float = Field(default=0.0, ge=0, le=1)
     """Share of first batches that are probes; for models that generate, share of sequences."""
     slo_s: float | None = Field(default=None, gt=0)
-    """Latency in wall-clock seconds within which an answer counts, and the longest timeout of any request."""
+    """Seconds of wall-clock time within which an answer counts, and the longest timeout. None: no SLO."""
     slack: float = Field(default=0.2, ge=0, lt=1)
     """Share of the SLO that plans, and stages that wait for full batches, keep in reserve (E3 section 4). Without an
     SLO, such a stage reserves this share of the time from an input's arrival to its deadline."""
@@ -120,8 +120,8 @@ class ServeSettings(IngressSettings, ModelSettings):
     listener: str | None = None
     """Path at which the only ingress receives its socket (`local_ray/ports.py`). None: Serve or its proxy listens."""
     calls_per_replica: int = Field(default=2, ge=1)
-    """Most calls in flight per replica of the first stage. The first call takes all waiting inputs. Further calls,
-    which queue at the replica, are sent only with a full batch, so that new inputs do not form small batches."""
+    """Most calls without a first reply per replica of the first stage. The first call takes all waiting inputs. Further
+    calls queue at the replica, and are sent only with a full batch, so that new inputs do not form small batches."""
     tracing: TracingSettings | None = None
     """None: requests are not traced, at no cost."""
     max_attempts: int = Field(default=8, ge=1)

@@ -15,7 +15,7 @@ from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
 from deployments.ingress_deployment import IngressMetrics, VersionMetrics, export_sequence_metrics
 from deployments.replica.replica import StageMetrics
-from deployments.versions.choice import Tally
+from deployments.versions.traffic import Tally
 from deployments.wire.messages import COUNT_FIELDS, IngressReport
 from earlyexit.engine.device import Answered, MemoryUse
 from earlyexit.engine.engine import Batch

@@ -17,7 +17,7 @@ from deployments.api.endpoint import ModelVersion
 from deployments.api.parsing import Canary, InferRequest
 from deployments.local_ray.private import kv_get, kv_keys, kv_put
 from deployments.settings import ServeSettings
-from deployments.versions.choice import Tally, Traffic, TrafficSplitter
+from deployments.versions.traffic import Tally, Traffic, TrafficSplitter
 from deployments.wire.controller_link import DeploymentHandles
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
@@ -135,7 +135,7 @@ class VersionFacts:
 class IngressLink:
     """Calls the ingresses of one application through Serve's handle.
 
-    In Serve, requests for an application that is gone wait forever. `waiting` therefore allows to cancel them.
+    In Serve, requests for an application that is gone wait forever, so `waiting` allows callers to cancel them.
     """
 
     def __init__(self, app: str) -> None:
@@ -321,7 +321,7 @@ class Versions:
                 await self._apply(traffic)
 
     async def _refresh(self) -> None:
-        async with self._lock:  # otherwise an old traffic might be applied after a new one
+        async with self._lock:  # otherwise an old division might replace a new one
             await self._apply(await self.store.traffic(self.own.card.name))
         if self._splitter is not None:
             self.export(self.tally)
@@ -333,15 +333,14 @@ class Versions:
         """
         self._splitter = await self._build_splitter(traffic)
         for app, link in list(self._links.items()):
-            if not link.waiting:
-                continue
             try:
-                [_, *_] = await link.facts()
+                is_gone = bool(link.waiting) and not await link.facts()
             except Exception as error:  # Ray raises different errors for an application that is gone
                 logger.warning("requests that wait for %s are cancelled: %r", app, error)
-                for timeout in link.waiting:
-                    if not timeout.expired():
-                        timeout.reschedule(CANCELLED_AT)
+                is_gone = True
+            for timeout in link.waiting if is_gone else ():
+                if not timeout.expired():
+                    timeout.reschedule(CANCELLED_AT)
 
     async def _build_splitter(self, traffic: Traffic) -> TrafficSplitter | None:
         """Returns the splitter between the available versions; a change of versions starts a new tally."""

@@ -147,7 +147,7 @@ class SplitRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireSurvivors:
-    """WireSurvivors for the next stage."""
+    """The survivors of a batch, for the next stage."""
 
     piece: WirePiece
     timings: tuple[Timing, ...]

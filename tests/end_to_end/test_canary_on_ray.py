@@ -14,7 +14,7 @@ import pytest
 
 from deployments.choices import VersionSettings
 from deployments.settings import ServeSettings
-from deployments.versions.choice import hashed_draws
+from deployments.versions.traffic import hashed_draws
 from offramp import Client
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay
 from tests.end_to_end.tiny_service import Tiny, make_tiny, one_stage, text_service

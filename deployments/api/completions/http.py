@@ -108,7 +108,7 @@ def _bounded(log_probability: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """The next text of an answer, and its tokens, of which earlier ones may have held back text."""
+    """The next text of an answer and its tokens. There are several tokens if text was held back."""
 
     text: str
     results: tuple[StepResult, ...]

@@ -21,8 +21,8 @@ from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
 from deployments.keys import AccessSettings
-from deployments.versions.choice import TrafficSplitter
 from deployments.versions.repository import RayCluster, VersionRoutes
+from deployments.versions.traffic import TrafficSplitter
 from deployments.versions.versions import IndexRow, Versions
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard

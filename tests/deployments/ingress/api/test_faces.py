@@ -10,7 +10,7 @@ import pytest
 
 from deployments.api.access import RateLimits
 from deployments.api.grpc.server import Rpcs, message_class
-from deployments.versions.choice import Tally, TrafficSplitter
+from deployments.versions.traffic import Tally, TrafficSplitter
 from earlyexit.errors import (
     AdmissionError,
     ControllerUnavailableError,

@@ -20,7 +20,7 @@ from deployments.api.parsing import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
-from deployments.versions.choice import Tally, TrafficSplitter
+from deployments.versions.traffic import Tally, TrafficSplitter
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock

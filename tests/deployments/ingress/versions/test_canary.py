@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.api.parsing import Canary
-from deployments.versions.choice import MAX_COMPARISONS, Traffic, hashed_draws, losses_between
+from deployments.versions.traffic import MAX_COMPARISONS, Traffic, hashed_draws, losses_between
 from deployments.versions.versions import REFRESH_S, AppStatus, OtherVersion
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, Value, values_of

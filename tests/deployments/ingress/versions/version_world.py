@@ -20,8 +20,8 @@ from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.local_ray.applications import THROUGHPUT
 from deployments.settings import ServeSettings
-from deployments.versions.choice import Tally, Traffic
 from deployments.versions.repository import RayCluster, VersionRoutes
+from deployments.versions.traffic import Tally, Traffic
 from deployments.versions.versions import AnnouncedApp, AppStatus, IngressLink, RayStore, VersionFacts, Versions
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
