@@ -23,7 +23,7 @@ from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replica
 from optimizer.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, PlanProblem
-from optimizer.scale.bound import Bounded, Relaxation, relaxed
+from optimizer.scale.bound import DualBound, Relaxation, solve_relaxation
 from optimizer.space import Space, payable_names
 from optimizer.step import FloatArray, Labels
 from optimizer.walks import Prices
@@ -196,7 +196,7 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
 def _search_of(problem: PlanProblem, space: Space) -> ChainSearch | None:
     """Returns None if the problem is proven to have no plan."""
     names = payable_names(problem)
-    relaxation = relaxed(problem, space, names) if names else None
+    relaxation = solve_relaxation(problem, space, names) if names else None
     return None if relaxation is None else ChainSearch(problem=problem, space=space, names=names, relaxation=relaxation)
 
 
@@ -215,7 +215,7 @@ class ChainSearch:
     """The best chain of each accelerator type, which is a candidate of every master problem."""
 
     @property
-    def bounded(self) -> Bounded:
+    def bounded(self) -> DualBound:
         """The bound on all plans."""
         return self.relaxation.bound
 
@@ -251,7 +251,7 @@ class ChainSearch:
         for names in self._sets_of_types():
             is_whole = names == self.names
             faster = replace(self.problem, objective=MaximizeRate())
-            alone = self.relaxation if is_whole else relaxed(faster, self.space, names)
+            alone = self.relaxation if is_whole else solve_relaxation(faster, self.space, names)
             if alone is None:
                 continue
             bounded = alone.bound

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, milliseconds, objective_value
-from optimizer.generation.steps import demand_of
-from optimizer.networks import subproblem_of, survival_with
+from optimizer.evaluate import Evaluation, milliseconds, sought
+from optimizer.generation.steps import generation_of
+from optimizer.networks import part_of, survival_with
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
 
@@ -178,9 +178,9 @@ def _binding_text(problem: PlanProblem, decision: NoPlan) -> str:
         case "budget":
             return f"the budget of {problem.budget_usd_per_hour or 0:.2f} USD/h is too small{_for_rate(problem)}"
         case "ttft":
-            return f"the TTFT of {milliseconds(demand_of(problem).ttft_s or 0)} binds"
+            return f"the TTFT of {milliseconds(generation_of(problem).ttft_s or 0)} binds"
         case "sequences":
-            return f"{demand_of(problem).most_running} sequences at a time are too few for any measured batches"
+            return f"{generation_of(problem).most_running} sequences at a time are too few for any measured batches"
         case "memory":
             return "the memory of the accelerators is too small for keys and values"
         case "ramps":

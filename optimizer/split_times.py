@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.generation.steps import ramps_of, step_table
+from optimizer.generation.steps import ramp_seconds_of, step_table
 from optimizer.problem import PlanProblem
 from optimizer.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
 
@@ -51,7 +51,7 @@ class Ranks(NamedTuple):
     after_Q: IntArray
     rows_Q: FloatArray
     """Rows that blocks compute after the ramp, per input of the service: inputs that remain, and tokens whose keys and
-    values are filled in (`Generation.rows`)."""
+    values are filled in (`Generation.tokens_per_step`)."""
 
 
 def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
@@ -62,7 +62,7 @@ def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
     ramp_s_EB, late_head = table.ramp_s_EB, False
     if generation is not None:
         steps, late_head = step_table(problem, device), generation.late_head
-        body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, ramps_of(table, steps, generation)
+        body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, ramp_seconds_of(table, steps, generation)
         np.cumsum(steps.prompt_s_N / generation.num_steps, out=beside_K[1:])
         begin_s, most_batch = float(generation.regroup_s), float(generation.batch_limit)
     sums_GK = np.zeros((len(table.batches), len(body.block_s_NB) + 1))
@@ -76,7 +76,7 @@ def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
 def ranks_of(problem: PlanProblem) -> Ranks:
     """Returns the problem's ramps by rank."""
     shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
-    rows = shares if problem.generation is None else [problem.generation.rows(share) for share in shares]
+    rows = shares if problem.generation is None else [problem.generation.tokens_per_step(share) for share in shares]
     after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
     return Ranks(np.array(shares), after_Q, np.array(rows))
 

@@ -29,7 +29,7 @@ from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_f
 from optimizer.evaluate import Evaluation, step_figures
 from optimizer.explain import Comparison, answered_by
 from optimizer.generation.figures import sequence_figures
-from optimizer.generation.steps import demand_of
+from optimizer.generation.steps import generation_of
 from optimizer.plan import Stage, chains_of
 from optimizer.plan_file import write_plan
 from optimizer.planner import solve
@@ -93,7 +93,7 @@ def _counts(text: str) -> Axis:
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
     """Returns the table of a plan for generation."""
-    said, generation = sequence_figures(problem, stages, **step_figures(figures)), demand_of(problem)
+    said, generation = sequence_figures(problem, stages, **step_figures(figures)), generation_of(problem)
     table = make_table("", "value", title="Generation")
     table.add_row("tokens", f"{said.tokens_per_s:.1f}/s, of {said.sequences_per_s:.2f} sequences/s")
     table.add_row(

@@ -1,1 +1,1 @@
-"""Plans that are proven best: shortest paths over splits, with labels pruned by prices."""
+"""Exact search for plans of the highest rate or the lowest cost: label setting, pruned by Lagrangian bounds."""

@@ -1,4 +1,4 @@
-"""The best plan of a space, proven so, or what keeps it from having one."""
+"""Solves a problem exactly: the best plan of a space with proof, or the promise that no plan can keep."""
 
 from __future__ import annotations
 
@@ -11,108 +11,112 @@ import numpy as np
 
 from optimizer.decision import Decision, FeasiblePlan, nearest_slo_s, rate_of, why_infeasible
 from optimizer.evaluate import merit, objective_value
-from optimizer.exact.intervals import MOST_LABELS, ExactSearch, Searched
+from optimizer.exact.intervals import MOST_LABELS, ExactSearch, SearchResult
 from optimizer.moves import build_graph, end_nodes
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.space import Space, parts_of, payable_names
 
-# Beyond these the search would take minutes, or more bits for a set of devices than an integer has.
+# With more splits the search would take minutes. More sets of devices in use do not fit the bits of an integer.
 MOST_SPLITS = 2_000_000
 MOST_SETS = 2**58
 
 
 def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST_LABELS) -> Decision | None:
-    """A plan, with a gap of 0 where it is proven best, or proof that there is none; None where it gives up before."""
+    """Returns the best plan (gap 0 if it is proven optimal), or a proof that no plan exists.
+
+    Returns None if the problem is too large, or if the search gave up without a plan.
+    """
     if is_too_big(problem, space):
         return None
-    answer, met = best_of(problem, space, most_labels=most_labels)
-    found = answer.found
-    if found is None and not answer.proven:
+    result, plans = search_space(problem, space, most_labels=most_labels)
+    if result.found is not None:
+        candidates = (plan.stages for plan in reversed(plans))
+        return result.found.planned(problem, space.strategy, result.bound, candidates)
+    if not result.proven:
         return None
-    if found is None:
-        return why_infeasible(
-            problem,
-            space.strategy,
-            possible=partial(_any_plan, space=space),
-            nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
-            highest_rate_per_s=lambda other: rate_of(best_of(replace(other, objective=MaximizeRate()), space)[0].found),
-        )
-    return found.planned(problem, space.strategy, answer.bound, (each.stages for each in reversed(met)))
+    return why_infeasible(
+        problem,
+        space.strategy,
+        possible=partial(_any_plan, space=space),
+        nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
+        highest_rate_per_s=lambda other: rate_of(
+            search_space(replace(other, objective=MaximizeRate()), space)[0].found
+        ),
+    )
 
 
 def is_too_big(problem: PlanProblem, space: Space) -> bool:
-    """Whether an exact search is out of reach, by the splits to choose from, or the sets of devices in use."""
+    """Returns whether the splits, or the sets of devices in use, are too many for an exact search."""
     counts = [problem.devices[name].count + 1 for name in device_names(problem)]
     num_sets = math.prod(counts) if space.several_stages else max(counts, default=1)
     return num_sets > MOST_SETS or num_splits(problem, space) > MOST_SPLITS
 
 
 def num_splits(problem: PlanProblem, space: Space) -> int:
-    """At most so many, over all devices and batch sizes."""
+    """Returns an upper bound on the number of splits, over all devices and batch sizes."""
     num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
     if not space.several_stages and not space.splits_per_stage:
         return num_sizes
     pairs = problem.num_blocks * (problem.num_blocks + 1) // 2
     if space.ramps in ("choose", "split-ends"):
-        # A split leads from (first, entry) to (end, last): both ranks are of ramps before their boundary.
+        # A split leads from (first, entry) to (end, last). Entry and last are ranks of ramps before these boundaries.
         after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
         num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
         pairs = 0
         for first in range(problem.num_blocks):
-            here, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
-            pairs += int((here * later_K).sum()) - len(later_K) * here * (here - 1) // 2
+            num_entries, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
+            pairs += int((num_entries * later_K).sum()) - len(later_K) * num_entries * (num_entries - 1) // 2
     return pairs * num_sizes
 
 
-def best_of(
+def search_space(
     problem: PlanProblem, space: Space, *, any_plan: bool = False, most_labels: int = MOST_LABELS
-) -> tuple[Searched, list[FeasiblePlan]]:
-    """The best plan of all searches with what they prove together, and the good plans met on the way."""
-    cheapest = isinstance(problem.objective, MinimizeCost)
+) -> tuple[SearchResult, list[FeasiblePlan]]:
+    """Returns the best plan of all parts of a space with their joint bound, and all plans found on the way."""
+    is_cost = isinstance(problem.objective, MinimizeCost)
     best: FeasiblePlan | None = None
     open_bounds: list[float] = []
-    met: list[FeasiblePlan] = []
+    plans: list[FeasiblePlan] = []
     for search in _searches(problem, space, most_labels):
-        answer = _asked(search, problem, any_plan=any_plan)
-        met.extend(search.met)
-        if not answer.proven:
-            open_bounds.append(answer.bound)
-        if answer.found is not None and (
-            best is None or merit(problem, answer.found.figures) > merit(problem, best.figures)
+        result = _run_or_simplify(search, problem, any_plan=any_plan)
+        plans.extend(search.plans)
+        if not result.proven:
+            open_bounds.append(result.bound)
+        if result.found is not None and (
+            best is None or merit(problem, result.found.figures) > merit(problem, best.figures)
         ):
-            best = answer.found
-    value = objective_value(problem, best.figures) if best else math.inf if cheapest else 0.0
-    better = [bound for bound in open_bounds if (bound < value if cheapest else bound > value)]
-    bound = (min if cheapest else max)(better, default=value)
-    return Searched(found=best, bound=bound, proven=not better), met
+            best = result.found
+    value = objective_value(problem, best.figures) if best else math.inf if is_cost else 0.0
+    better = [bound for bound in open_bounds if (bound < value if is_cost else bound > value)]
+    bound = (min if is_cost else max)(better, default=value)
+    return SearchResult(found=best, bound=bound, proven=not better), plans
 
 
-def one_better(problem: PlanProblem, space: Space, value: float) -> FeasiblePlan | None:
-    """The best plan of one chain, if it is better than a rate or a cost that several chains have; it may be missed."""
+def better_plan(problem: PlanProblem, space: Space, incumbent: float) -> FeasiblePlan | None:
+    """Returns the best plan of one chain that is better than an incumbent rate or cost. It may miss such a plan."""
     if is_too_big(problem, space):
         return None
-    searches = (replace(each, known=value) for each in _searches(problem, space, MOST_LABELS))
-    found = [answer.found for each in searches if (answer := _ask(each, problem, any_plan=False)).found is not None]
-    return max(found, key=lambda each: merit(problem, each.figures), default=None)
+    searches = (replace(search, incumbent=incumbent) for search in _searches(problem, space, MOST_LABELS))
+    plans = [result.found for search in searches if (result := _run(search, problem)).found is not None]
+    return max(plans, key=lambda plan: merit(problem, plan.figures), default=None)
 
 
-def _asked(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Searched:
-    """One search; where it gives up without a plan, one of the plans with one split per stage."""
-    ask = partial(_ask, problem=problem, any_plan=any_plan)
-    answer = ask(search)
-    if answer.found is None and not answer.proven and search.may_split:
-        return replace(answer, found=ask(replace(search, may_split=False)).found)
-    return answer
+def _run_or_simplify(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> SearchResult:
+    """Runs a search. If it gives up without a plan, takes a plan with one split per stage."""
+    result = _run(search, problem, any_plan=any_plan)
+    if result.found is None and not result.proven and search.may_split:
+        return replace(result, found=_run(replace(search, may_split=False), problem, any_plan=any_plan).found)
+    return result
 
 
-def _ask(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Searched:
+def _run(search: ExactSearch, problem: PlanProblem, *, any_plan: bool = False) -> SearchResult:
     if isinstance(problem.objective, MinimizeCost):
         return search.least_cost(problem.objective.rate_per_s)
     return search.highest_rate(any_plan=any_plan)
 
 
 def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
-    """One per part of the space, or one per batch size where all splits share it."""
+    """Yields one search per part of the space, or one per batch size if all splits must share it."""
     for part in parts_of(problem, space, payable_names(problem)):
         nodes = None if space.splits_per_stage or space.several_stages else end_nodes(problem)
         graph = build_graph(part, space.ramps, every_batch=space.one_batch, nodes=nodes)
@@ -126,4 +130,4 @@ def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    return best_of(problem, space, any_plan=True)[0].found
+    return search_space(problem, space, any_plan=True)[0].found

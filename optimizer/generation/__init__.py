@@ -1,1 +1,1 @@
-"""Plans of decoders, whose inputs are the steps of sequences: what a sequence asks, and what bounds its plans."""
+"""Plans for text generation, where an input is one step of a sequence: its demand, cost model and promises."""

@@ -1,14 +1,15 @@
-"""What generation asks of a plan: sequences, each a prompt and so many steps, and where keys and values are kept.
+"""The demand of text generation: sequences, each a prompt and a number of steps, and memory for keys and values.
 
-A step is an input like any other, whose answer is a token; the first token of an answer comes of the prompt. A token
-that leaves early has no keys and values in the blocks behind its ramp, and later tokens of its sequence attend to them.
-`earlyexit.sequences.kv_memory` fills them in when the next token of the sequence comes by. So with u the share of
-steps that reach a block:
+A step is an input like any other, and its answer is a token. The first token of an answer comes from the prompt. A
+token that leaves early has no keys and values in the blocks behind its ramp, but later tokens of its sequence attend to
+them. So `earlyexit.sequences.kv_memory` fills them in with a later token of the sequence. Let u be the share of steps
+that reach a block:
 
-- *compute* runs all that were skipped there as well, with the next that survives. Of a sequence of n steps only those
-  are never run that no survivor follows, (1-u)(1-(1-u)^n)/u of them where every step leaves by itself: an exit saves
-  time, hardly any work;
-- *copy* (Schuster et al. 2022, CALM: state propagation) makes keys and values alone of them, `copy_share` of a block.
+- *compute* runs all skipped tokens there, together with the next token that survives. In a sequence of n steps, only
+  those without a later survivor are never run: (1-u)(1-(1-u)^n)/u of them if steps leave independently. So an exit
+  saves time, but hardly any work.
+- *copy* (state propagation: CALM, Schuster et al. 2022) computes only their keys and values, which takes `copy_share`
+  of a block's time.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ FILLS: tuple[Fill, ...] = get_args(Fill)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvMemory:
-    """What keys and values take, and where they may be."""
+    """The memory for keys and values."""
 
     bytes_per_token: float
-    """Of all blocks."""
+    """Keys and values of one token in all blocks."""
     memory_bytes: Mapping[str, float]
-    """Of one accelerator, by type: for weights and for keys and values."""
+    """By accelerator type: memory of one accelerator for weights, keys and values."""
     weights_bytes: float = 0.0
-    """Of the whole model; a stage has those of its blocks."""
+    """Weights of the whole model. A stage needs those of its blocks."""
     page_tokens: int = PAGE_TOKENS
     reserved_tokens: float | None = None
-    """For a sequence, on average: its prompt and all that it may produce. None: what it comes to."""
+    """Mean tokens reserved for a sequence: its prompt and all that it may produce. None: its actual mean length."""
 
     def __post_init__(self) -> None:
         check_number("kv bytes_per_token", self.bytes_per_token, above_zero=True)
@@ -54,42 +55,42 @@ class KvMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Sequences of a service; refuses what is none."""
+    """The sequences of a service. Raises PlanError for contradictory values."""
 
     prompt: Lengths
-    """Tokens of prompts."""
+    """Lengths of prompts in tokens."""
     output: Lengths
-    """Tokens of answers."""
+    """Lengths of answers in tokens."""
     ttft_s: float | None = None
-    """Within which the first token is promised, of a prompt of mean length; None: nothing is."""
+    """Promised time to the first token of a prompt of mean length. None: no promise."""
     fill: str = "compute"
     copy_share: float = 1.0
-    """Of a block's time for a token, what its keys and values alone take."""
+    """Share of a block's time for a token that its keys and values alone take."""
     chunk: int | None = None
-    """The most tokens of a prompt in one batch; None: as many as the largest batch that was measured."""
+    """Largest number of a prompt's tokens in one batch. None: as many as the largest measured batch."""
     prefill: Mapping[str, LatencyTable] | None = None
-    """What prompts take, by accelerator type; None: what batches of as many steps take."""
+    """Latency of prompts by accelerator type. None: a prompt takes as long as a batch of as many steps."""
     regroup_s: float = 0.0
-    """What each batch costs that begins behind the first block: states are gathered and put together anew."""
+    """Time to gather the states of a batch that begins behind the first block."""
     late_head: bool = False
-    """Whether tokens that leave are answered at the end of the batch, by one call of the vocabulary head for all.
-    Policies that need no head to decide do so. Else every ramp has a call of its own, which its seconds contain."""
+    """Whether one call of the vocabulary head, at the end of the batch, answers all tokens that leave. The exit policy
+    must decide without the head. Otherwise every ramp calls the head, and its seconds include that call."""
     most_running: int | None = None
-    """Sequences at a time; None: as many as there is memory for."""
+    """Largest number of concurrent sequences. None: as many as fit into memory."""
     kv: KvMemory | None = None
-    """None: there is memory enough."""
+    """None: memory is not limited."""
     batch_limit: float = math.inf
-    """The largest batch that a plan may have; larger ones that were measured hold the skipped tokens too."""
+    """Largest batch of a plan. Larger measured batches are still used, because skipped tokens enlarge a batch."""
     recorded: Pairs | None = None
-    """What sequences came to, in turn, where that is known: what is simulated. Plans go by `prompt` and `output`."""
+    """Recorded lengths of sequences in order, for the simulator. Plans use `prompt` and `output`."""
 
     def __post_init__(self) -> None:
         if self.output.mean <= 1:
-            raise PlanError("output_tokens must be above 1: where a prompt's answer is one token, there are no steps")
+            raise PlanError("output_tokens must be above 1: an answer of one token has no steps")
         if self.fill not in FILLS:
             raise PlanError(f"fill must be one of {', '.join(FILLS)}, not {self.fill!r}")
         if not 0 <= self.copy_share <= 1:
-            raise PlanError(f"copy_share is a share, from 0 to 1, not {self.copy_share}")
+            raise PlanError(f"copy_share must be from 0 to 1, not {self.copy_share}")
         if self.ttft_s is not None:
             check_number("ttft_s", self.ttft_s, above_zero=True)
         if self.chunk is not None and self.chunk < 1:
@@ -100,34 +101,34 @@ class Generation:
 
     @property
     def num_steps(self) -> float:
-        """Of a sequence, on average."""
+        """The mean number of steps of a sequence."""
         return self.output.mean - 1
 
     @property
     def mean_context(self) -> float:
-        """Tokens that a step's sequence has come to before it: a long answer has more steps, and longer contexts."""
+        """The mean number of tokens before a step. Long answers have more steps, so they count more."""
         lengths = self.output.shares or ((self.output.mean, 1.0),)
         before = sum(share * (length - 1) * max(0.0, length - 2) / 2 for length, share in lengths)
         return self.prompt.mean + before / self.num_steps
 
-    def rows(self, share: float) -> float:
-        """Tokens per step of the service that are run at a block which `share` of the steps reach.
+    def tokens_per_step(self, share: float) -> float:
+        """Returns the tokens that a block runs per step of the service, if `share` of the steps reach it.
 
-        Those that are filled in by `copy` count as the part of a token that they take.
+        With `copy`, a token that is filled in counts as `copy_share` of a token.
         """
-        filled = self.reached_in_time(share) - share
-        return share + max(0.0, filled) * (1.0 if self.fill == "compute" else self.copy_share)
+        filled_in = self.eventually_run(share) - share
+        return share + max(0.0, filled_in) * (1.0 if self.fill == "compute" else self.copy_share)
 
-    def reached_in_time(self, share: float) -> float:
-        """Of the steps, those that survive where `share` does, or that a survivor of their sequence follows."""
+    def eventually_run(self, share: float) -> float:
+        """Returns the share of steps that survive (`share` of them do) or that precede a survivor of their sequence."""
         if self.output.shares is None:
-            return 1 - _never(share, self.num_steps) / self.num_steps
-        never = sum(part * _never(share, length - 1) for length, part in self.output.shares)
-        return 1 - never / self.num_steps
+            return 1 - _never_run(share, self.num_steps) / self.num_steps
+        never_run = sum(part * _never_run(share, length - 1) for length, part in self.output.shares)
+        return 1 - never_run / self.num_steps
 
     @property
     def held_tokens(self) -> float:
-        """The mean number of tokens that a running sequence has room for: half of its last page is unused."""
+        """The mean number of tokens for which a sequence holds memory, including the unused half of its last page."""
         if self.kv is None or self.kv.reserved_tokens is None:
             tokens = self.prompt.mean + self.output.mean
         else:
@@ -135,8 +136,8 @@ class Generation:
         return tokens + (0.0 if self.kv is None else (self.kv.page_tokens - 1) / 2)
 
 
-def _never(share: float, num_steps: float) -> float:
-    """Of a sequence's steps, how many no survivor follows, themselves among them."""
+def _never_run(share: float, num_steps: float) -> float:
+    """Returns the mean number of a sequence's steps that are no survivors and precede none."""
     if share <= 0:
         return num_steps
     left: float = 1 - share
@@ -145,6 +146,6 @@ def _never(share: float, num_steps: float) -> float:
 
 
 def check_number(name: str, value: float, *, above_zero: bool = False) -> None:
-    """Raise PlanError for what is no amount."""
+    """Raises PlanError if a value is infinite, NaN or negative or, with `above_zero`, 0."""
     if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
         raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")

@@ -1,11 +1,11 @@
-"""What one batch of a decoder takes: steps, prompts beside them, tokens that are filled in, contexts, the head.
+"""Seconds of one batch of a decoder: steps, prompts beside them, tokens filled in, contexts, and the vocabulary head.
 
-The simulator asks it of every batch. Of a batch whose block runs r tokens that are no prompt's, and p of prompts:
+The simulator computes them for every batch. A block runs r tokens that are not from prompts, and p prompt tokens:
 
-- r alone take what was measured of as many steps, p alone what was measured of prompts;
-- steps beside a prompt add what as many more steps add to a batch: both share the reading of the weights;
-- every token that a step's sequence has come to, beyond the context that was measured, costs the same once more;
-- the vocabulary head, and ramps, look at one token of every input.
+- r alone take the measured time of as many steps, and p alone take the measured time of a prompt;
+- steps beside a prompt add the time that as many further steps add to a batch: both share the reading of the weights;
+- each token of a step's context beyond the measured context adds a measured constant;
+- the vocabulary head and the ramps run on one token of every input.
 """
 
 from __future__ import annotations
@@ -18,64 +18,64 @@ from profiles.table import FloatArray, LatencyTable
 
 
 class DecoderSeconds:
-    """Of one kind of accelerator; seconds of blocks are (N,)."""
+    """Seconds of batches on one accelerator type. Seconds of blocks have the shape (N,)."""
 
     def __init__(self, steps: LatencyTable, prefill: LatencyTable | None = None, slowness: float = 1.0) -> None:
-        """`steps`: by inputs of one token; `prefill`: prompts, by the tokens of a batch; None: as so many steps."""
+        """`steps` is a table of inputs of one token, `prefill` one of prompts; None: prompts take as long as steps."""
         body, head_s_B = without_head(steps)
         prompts = body if prefill is None else without_head(prefill)[0]
         self.largest = steps.batches[-1]
-        """Steps at once that were measured."""
+        """Largest measured batch of steps."""
         self._most_prompt = prompts.batches[-1] * (prompts.length or 1)
         self._context = steps.context
         self._context_s = steps.context_s * slowness
         sizes_X = np.arange(1, self.largest + 1, dtype=np.float64)
-        self._steps_s_XN = _from_none(body.blocks_at(sizes_X)) * slowness
-        self._head_s_X = _from_none(np.interp(sizes_X, steps.batches, head_s_B)[None]) * slowness
-        self._ramp_s_XE = _from_none(steps.ramps_at(sizes_X)) * slowness
+        self._steps_s_XN = _with_zero(body.blocks_at(sizes_X)) * slowness
+        self._head_s_X = _with_zero(np.interp(sizes_X, steps.batches, head_s_B)[None]) * slowness
+        self._ramp_s_XE = _with_zero(steps.ramps_at(sizes_X)) * slowness
         tokens_X = np.arange(1, self._most_prompt + 1, dtype=np.float64)
-        self._prompts_s_XN = _from_none(prompts.blocks_at(tokens_X / (prompts.length or 1))) * slowness
+        self._prompts_s_XN = _with_zero(prompts.blocks_at(tokens_X / (prompts.length or 1))) * slowness
         self._blocks = np.arange(len(body.block_s_NB))
 
     def blocks(self, rows_N: FloatArray, prompt: int = 0, *, steps: int = 0, context: int = 0) -> FloatArray:
-        """Of every block, without head and ramps.
+        """Returns the seconds of every block, without the head and ramps.
 
-        `rows_N`: tokens there that are no prompt's, filled-in ones among them; `prompt`: tokens of prompts; `context`:
-        tokens that the sequences of its `steps` steps have come to, all together.
+        `rows_N` are the tokens that are not from prompts, including those filled in. `prompt` is the number of prompt
+        tokens, and `context` the total context of the batch's `steps` steps, in tokens.
         """
-        alone_s_N = self._steps_s(rows_N)
+        seconds_N = self._steps_s(rows_N)
         if prompt:
-            above_N = np.minimum(prompt, np.maximum(self.largest - rows_N, 0.0))
-            beside_s_N = self._steps_s(rows_N + above_N) - self._steps_s(above_N)
-            alone_s_N = np.maximum(alone_s_N, self._prompt_s(prompt) + beside_s_N)
+            further_N = np.minimum(prompt, np.maximum(self.largest - rows_N, 0.0))
+            added_s_N = self._steps_s(rows_N + further_N) - self._steps_s(further_N)
+            seconds_N = np.maximum(seconds_N, self._prompt_s(prompt) + added_s_N)
         if self._context is None or not steps:
-            return alone_s_N
-        least_s_N: FloatArray = np.maximum(alone_s_N + self._context_s * (context - steps * self._context), 0.0)
-        return least_s_N
+            return seconds_N
+        in_context_s_N: FloatArray = np.maximum(seconds_N + self._context_s * (context - steps * self._context), 0.0)
+        return in_context_s_N
 
     def head(self, inputs: int) -> float:
-        """Of the vocabulary head, asked once for so many tokens."""
-        return float(_beyond(self._head_s_X, inputs)[0])
+        """Returns the seconds of one call of the vocabulary head."""
+        return float(_at_size(self._head_s_X, inputs)[0])
 
     def ramp(self, position: int, inputs: int) -> float:
-        """Of the ramp that has this position among the model's."""
-        return float(_beyond(self._ramp_s_XE, inputs)[position])
+        """Returns the seconds of a ramp, given by its position among the model's ramps."""
+        return float(_at_size(self._ramp_s_XE, inputs)[position])
 
     def _steps_s(self, rows_N: FloatArray) -> FloatArray:
-        """Linear between whole numbers; beyond what was measured, as many times that."""
+        """Interpolates between whole numbers of tokens. Beyond the largest batch, seconds grow in proportion."""
         measured_N = np.minimum(rows_N, self.largest)
         below_N = measured_N.astype(np.int64)
-        above_N = np.minimum(below_N + 1, self.largest)
-        low_s_N, high_s_N = self._steps_s_XN[below_N, self._blocks], self._steps_s_XN[above_N, self._blocks]
-        seconds_s_N: FloatArray = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
-        return seconds_s_N * np.maximum(rows_N / self.largest, 1.0)
+        further_N = np.minimum(below_N + 1, self.largest)
+        low_s_N, high_s_N = self._steps_s_XN[below_N, self._blocks], self._steps_s_XN[further_N, self._blocks]
+        measured_s_N: FloatArray = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
+        return measured_s_N * np.maximum(rows_N / self.largest, 1.0)
 
     def _prompt_s(self, tokens: int) -> FloatArray:
-        return _beyond(self._prompts_s_XN, tokens)
+        return _at_size(self._prompts_s_XN, tokens)
 
 
 def at_context(table: LatencyTable, context: float) -> LatencyTable:
-    """A table of steps whose sequences have come to so many tokens; as it is where it does not say its own context."""
+    """Returns a table of steps at another context length. A table without a context length is returned unchanged."""
     if table.context is None:
         return table
     longer_s_B = table.context_s * (context - table.context) * np.array(table.batches)
@@ -83,7 +83,7 @@ def at_context(table: LatencyTable, context: float) -> LatencyTable:
 
 
 def without_head(table: LatencyTable) -> tuple[LatencyTable, FloatArray]:
-    """A table whose last block takes no longer than the one before it, and what it takes longer."""
+    """Returns a table whose last block takes no longer than the one before it, and the excess seconds: the head's."""
     if len(table.block_s_NB) == 1:
         return table, np.zeros(len(table.batches))
     block_s_NB = table.block_s_NB.copy()
@@ -91,13 +91,13 @@ def without_head(table: LatencyTable) -> tuple[LatencyTable, FloatArray]:
     return replace(table, block_s_NB=block_s_NB), table.block_s_NB[-1] - block_s_NB[-1]
 
 
-def _from_none(seconds_NX: FloatArray) -> FloatArray:
-    """By whole numbers from 0, of which nothing takes any time."""
+def _with_zero(seconds_NX: FloatArray) -> FloatArray:
+    """Returns a table by whole numbers from 0 on, where 0 takes no time."""
     return np.vstack([np.zeros(len(seconds_NX)), seconds_NX.T])
 
 
-def _beyond(seconds_XN: FloatArray, number: int) -> FloatArray:
-    """At a whole number; beyond the last, as many times that."""
+def _at_size(seconds_XN: FloatArray, number: int) -> FloatArray:
+    """Returns the seconds at a whole number. Beyond the end of the table, seconds grow in proportion."""
     last = len(seconds_XN) - 1
     found: FloatArray = seconds_XN[min(number, last)] * max(1.0, number / last)
     return found

@@ -1,8 +1,8 @@
-"""Plans of steps whose sequences have to find room, and get their first tokens in time.
+"""Plans for text generation that keep the promises to sequences: time to the first token, concurrency, and memory.
 
-Without these promises the planner is exact. A plan of it that keeps them is best. Where it does not, they are kept by
-smaller batches: the planner is asked again at every limit of the batch, for its own space and for the parts of it, and
-the best of all plans that it has met is taken; how far that may be from the best the gap says.
+Without these promises the planner is exact. If its plan keeps them anyway, it is the best one. If not, smaller batches
+keep them. So the planner runs again for every limit of the batch size, on the space and on parts of it, and the best
+plan found is taken. The gap bounds how far it may be from the optimum.
 """
 
 from __future__ import annotations
@@ -15,84 +15,88 @@ import numpy as np
 from optimizer.decision import Binding, Decision, FeasiblePlan, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, merit, step_figures, violations
 from optimizer.generation.figures import broken_promises, running_sequences
-from optimizer.generation.steps import demand_of, num_chunks, step_table
+from optimizer.generation.steps import generation_of, num_chunks, step_table
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import SPACES, Space
 
-Exactly = Callable[[PlanProblem, Space], Decision]
+ExactPlanner = Callable[[PlanProblem, Space], Decision]
 PARTS: Mapping[Strategy, tuple[Strategy, ...]] = {
     "best": ("stock", "early-exit", "serial"),
     "serial": ("stock", "early-exit"),
     "e3": ("early-exit",),
 }
-"""Of a space: where full batches behind ramps need more sequences than there are, plans of fewer splits."""
+"""Strategies whose plans a space contains. They have fewer splits, so fewer sequences keep their batches full."""
 
 
-def solve_generation(problem: PlanProblem, space: Space, exactly: Exactly) -> Decision:
-    """The best plan that is met, with its gap to what is possible without sequences' promises, or why there is none."""
-    easier = _without_promises(problem)
-    if easier is None:
+def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPlanner) -> Decision:
+    """Returns the best plan found and its gap to the optimum of the relaxed problem, or why there is none."""
+    relaxed = _without_promises(problem)
+    if relaxed is None:
         return NoPlan(strategy=space.strategy, binding="ttft")
-    first = exactly(easier, space)
+    first = solve_exactly(relaxed, space)
     if isinstance(first, NoPlan):
-        return _by_first_token(problem, first)
-    figures = evaluate(problem, first.stages)
-    if not violations(problem, first.stages, figures):
+        return _blame_first_token(problem, first)
+    if not violations(problem, first.stages, evaluate(problem, first.stages)):
         return first
-    met = [first]
+    decisions = [first]
     for limit in sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches}):
         for part in (space, *(SPACES[name] for name in PARTS.get(space.strategy, ()))):
-            decision = exactly(_limited(easier, limit), part)
-            met += [decision] if isinstance(decision, Planned) else []
+            decision = solve_exactly(_with_batch_limit(relaxed, limit), part)
+            if isinstance(decision, Planned):
+                decisions.append(decision)
     plans = dict.fromkeys(
-        fewer for each in met for stages in (each.stages, *each.candidates) for fewer in _fewer(problem, stages)
+        variant
+        for decision in decisions
+        for stages in (decision.stages, *decision.candidates)
+        for variant in _with_fewer_replicas(problem, stages)
     )
-    kept = [(stages, each) for stages in plans if not violations(problem, stages, each := evaluate(problem, stages))]
+    scored = [(stages, evaluate(problem, stages)) for stages in plans]
+    kept = [(stages, figures) for stages, figures in scored if not violations(problem, stages, figures)]
     if not kept:
         return NoPlan(strategy=space.strategy, binding=_binding(problem, first))
-    stages, best = max(kept, key=lambda each: merit(problem, each[1]))
-    found = FeasiblePlan(stages=stages, figures=best)
-    return found.planned(problem, space.strategy, first.bound, (each for each, _ in kept))
+    stages, best = max(kept, key=lambda plan: merit(problem, plan[1]))
+    candidates = (other for other, _ in kept)
+    return FeasiblePlan(stages=stages, figures=best).planned(problem, space.strategy, first.bound, candidates)
 
 
-def _by_first_token(problem: PlanProblem, none: NoPlan) -> NoPlan:
-    """What the tighter SLO of `_without_promises` has no plan for, said of the first token where that is why."""
-    nearest_s = none.nearest_slo_s
-    if none.binding != "latency" or nearest_s is None or nearest_s > problem.slo.latency_s:
-        return none
-    return replace(none, binding="ttft", nearest_slo_s=None)
+def _blame_first_token(problem: PlanProblem, no_plan: NoPlan) -> NoPlan:
+    """Reports the first token as the reason if only the tighter SLO of `_without_promises` has no plan."""
+    nearest_s = no_plan.nearest_slo_s
+    if no_plan.binding != "latency" or nearest_s is None or nearest_s > problem.slo.latency_s:
+        return no_plan
+    return replace(no_plan, binding="ttft", nearest_slo_s=None)
 
 
 def _without_promises(problem: PlanProblem) -> PlanProblem | None:
-    """The problem with no more promised than that steps are in time; None where the first token is not, by any plan.
+    """Returns the problem with an SLO for steps alone. Returns None if no plan can keep the time to the first token.
 
-    A prompt takes at least what it takes alone on the quickest device, and each of its chunks as long as a step.
+    A prompt takes at least its own time on the fastest device, and each of its chunks takes as long as a step.
     """
-    generation, slo = demand_of(problem), problem.slo
-    easier = replace(generation, ttft_s=None, most_running=None, kv=None)
+    generation, slo = generation_of(problem), problem.slo
+    relaxed = replace(generation, ttft_s=None, most_running=None, kv=None)
     if generation.ttft_s is None:
-        return replace(problem, generation=easier)
+        return replace(problem, generation=relaxed)
     names = device_names(problem) or tuple(problem.devices)
-    alone_s = float(np.min([step_table(problem, name).prompt_s_N for name in names], axis=0).sum())
+    prompt_s = float(np.min([step_table(problem, name).prompt_s_N for name in names], axis=0).sum())
     chunks = min(num_chunks(problem, name) for name in names)
-    left_s = (generation.ttft_s * (1 - slo.slack) - alone_s) / chunks
-    if left_s <= 0:
+    step_s = (generation.ttft_s * (1 - slo.slack) - prompt_s) / chunks
+    if step_s <= 0:
         return None
-    tighter = replace(slo, latency_s=min(slo.latency_s, left_s / (1 - slo.slack)))
-    return replace(problem, generation=easier, slo=tighter)
+    tighter = replace(slo, latency_s=min(slo.latency_s, step_s / (1 - slo.slack)))
+    return replace(problem, generation=relaxed, slo=tighter)
 
 
-def _limited(problem: PlanProblem, limit: int) -> PlanProblem:
-    """With smaller batches; what is measured of larger ones is still known, for they hold skipped tokens as well."""
-    generation = demand_of(problem)
+def _with_batch_limit(problem: PlanProblem, limit: int) -> PlanProblem:
+    """Returns the problem with smaller batches. Larger measured ones stay, because skipped tokens enlarge a batch."""
+    generation = generation_of(problem)
     return replace(problem, generation=replace(generation, batch_limit=min(limit, generation.batch_limit)))
 
 
-def _fewer(problem: PlanProblem, stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
-    """A plan, and where it is one stage that needs too many sequences, as many replicas as they are enough for."""
+def _with_fewer_replicas(problem: PlanProblem, stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
+    """Yields a plan and, if it is one stage that needs too many sequences, the plan with only as many full replicas."""
     yield stages
-    most = demand_of(problem).most_running
+    most = generation_of(problem).most_running
     if most is not None and len(stages) == 1:
         per_replica = running_sequences((replace(stages[0], replicas=1),))
         if per_replica <= most < per_replica * stages[0].replicas:
@@ -100,6 +104,6 @@ def _fewer(problem: PlanProblem, stages: tuple[Stage, ...]) -> Iterator[tuple[St
 
 
 def _binding(problem: PlanProblem, first: Planned) -> Binding:
-    """Which promise the best plan without them does not keep, of several the last."""
+    """Returns the last of the promises that the best plan of the relaxed problem breaks."""
     broken = broken_promises(problem, first.stages, **step_figures(evaluate(problem, first.stages)))
-    return [kind for kind, _ in broken][-1]
+    return [promise for promise, _ in broken][-1]

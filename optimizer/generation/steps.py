@@ -1,17 +1,17 @@
-"""What batches of steps take, block by block: their own tokens, those that are filled in, and their share of prompts.
+"""Seconds of batches of steps, block by block: their own tokens, the tokens filled in, and a share of the prompts.
 
-Of a batch of b steps that enters a split where the share u(i) of all steps comes by, b/u(i) steps of the service are
-answered. So much of everything that a step asks falls on the batch:
+Let u(k) be the share of all steps that reach block k. A batch of b steps that enters a split at block i stands for
+b/u(i) steps of the service, and it carries the work of all of them:
 
-- block k runs b/u(i) times `Generation.rows` tokens: u(k) survive, the rest was skipped and is filled in now;
-- ramps, and the vocabulary head behind the last block, look at survivors alone, b*u(k)/u(i);
-- where none of the b survives, the batch is over. Each leaves by itself, so at least one stays with the chance
-  1-(1-u(k)/u(i))^b, and then there are that many times more. Of large batches that is nothing, of single steps all;
-- with a late head (`Generation.late_head`) ramps take so much less, and a split has one call for all that leave;
-- prompts are run by all blocks, as if alone, one for so many steps as an answer has;
-- steps look at as many tokens as their sequences have come to on average.
+- Block k runs b/u(i) times `Generation.tokens_per_step` tokens: those that survive, and skipped ones, filled in now.
+- Ramps, and the vocabulary head behind the last block, run on survivors alone, b*u(k)/u(i).
+- A batch without survivors ends. Steps leave independently, so a survivor remains with probability
+  1-(1-u(k)/u(i))^b, and on that condition there are more of them. This matters for small batches.
+- With a late head (`Generation.late_head`), ramps take less by the head's time, and a split has one call of the head.
+- Prompts run through all blocks, as if alone. There is one prompt per answer.
+- Steps attend to contexts of mean length.
 
-The blocks of a decoder are alike, so what the last takes beyond the one before it is taken for the head.
+All blocks of a decoder are alike, so the excess of the last block over the one before it is the time of the head.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
-    """Of one accelerator type."""
+    """Latency of steps on one accelerator type."""
 
     body: LatencyTable
-    """Of steps, without the vocabulary head."""
+    """Steps, without the vocabulary head."""
     head_s_B: FloatArray
     prompt_s_N: FloatArray
-    """Of a prompt, per block."""
+    """Mean seconds of a prompt, per block."""
 
 
 def step_table(problem: PlanProblem, device: str) -> StepTable:
-    """See above; the problem is one of generation."""
-    generation, whole = demand_of(problem), problem.latency[device]
+    """Returns the latency of steps on a device, for a problem of generation."""
+    generation, whole = generation_of(problem), problem.latency[device]
     body, head_s_B = without_head(whole)
     prompts = (body, head_s_B) if generation.prefill is None else without_head(generation.prefill[device])
     return StepTable(
@@ -56,33 +56,33 @@ def step_table(problem: PlanProblem, device: str) -> StepTable:
     )
 
 
-def demand_of(problem: PlanProblem) -> Generation:
-    """What the sequences of a problem of generation ask."""
-    assert problem.generation is not None, "inputs of other problems are no steps"
+def generation_of(problem: PlanProblem) -> Generation:
+    """Returns the demand of a problem of generation."""
+    assert problem.generation is not None, "only problems of generation have steps"
     return problem.generation
 
 
 def chunk_of(table: LatencyTable, chunk: int | None) -> int:
-    """The most tokens of a prompt in one batch: as asked, and as measured."""
+    """Returns the largest number of a prompt's tokens in one batch: the requested one, within what was measured."""
     measured = table.batches[-1] * (table.length or 1)
     return measured if chunk is None else min(chunk, measured)
 
 
 def num_chunks(problem: PlanProblem, device: str) -> int:
-    """In how many batches a prompt of mean length is run on a device."""
-    generation = demand_of(problem)
+    """Returns the number of batches that a prompt of mean length takes on a device."""
+    generation = generation_of(problem)
     table = problem.latency[device] if generation.prefill is None else generation.prefill[device]
     return max(1, int(np.ceil(generation.prompt.mean / chunk_of(table, generation.chunk))))
 
 
 def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk: int | None) -> FloatArray:
-    """Mean seconds of a prompt per block, in chunks, the vocabulary head for its last token alone."""
+    """Returns the mean seconds of a prompt per block, in chunks. The head runs on its last token alone."""
     size, length = chunk_of(body, chunk), body.length or 1
     seconds_N = np.zeros(len(body.block_s_NB))
-    whole_s_N = body.blocks_at(np.array([size / length]))[:, 0]
+    chunk_s_N = body.blocks_at(np.array([size / length]))[:, 0]
     for tokens, share in prompt.shares or ((prompt.mean, 1.0),):
         chunks, rest = divmod(tokens, size)
-        seconds_N += share * chunks * whole_s_N
+        seconds_N += share * chunks * chunk_s_N
         if rest:
             seconds_N += share * body.blocks_at(np.array([rest / length]))[:, 0]
     seconds_N[-1] += head_s_B[0]
@@ -92,53 +92,57 @@ def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk
 def seconds_of_steps(
     problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """What a full batch of a split takes in every block, and in its ramp where it is active: of any problem.
+    """Returns the seconds of a full batch in every block of a split, and in its ramp if it is active, for any problem.
 
-    Raises PlanError for batches of steps that fill in more tokens than were measured together.
+    Raises PlanError if a batch of steps fills in more tokens than the largest measured batch holds.
     """
     whole = problem.latency[device]
     if problem.generation is None:
         return step_seconds(whole, problem.ramps, split, share_N)
     if split.stays:
-        raise PlanError("a step whose token is said does not stay in a batch: what it skipped is filled in later")
+        raise PlanError("steps cannot stay after their answer: blocks that a token skips run later, with another token")
     generation, table = problem.generation, step_table(problem, device)
     enters = share_N[split.first] or 1.0
-    answered = split.batch / enters  # steps of the service, per batch
-    own = expected_batches(split, share_N, split.batch)
-    rows = [answered * generation.rows(share_N[block]) for block in range(split.first, split.end)]
-    if rows[0] > whole.batches[-1] * (1 + ROUNDING):
+    answered = split.batch / enters  # steps of the service per batch
+    survivors = expected_batches(split, share_N, split.batch)
+    tokens = [answered * generation.tokens_per_step(share_N[block]) for block in range(split.first, split.end)]
+    if tokens[0] > whole.batches[-1] * (1 + ROUNDING):
         raise PlanError(
-            f"blocks {split.first} to {split.end - 1} run {rows[0]:.6g} tokens at once at batch {split.batch}, those "
-            f"that were skipped among them; measured on {device} are at most {whole.batches[-1]}"
+            f"blocks {split.first} to {split.end - 1} run {tokens[0]:.6g} tokens at once at batch {split.batch}, "
+            f"including skipped ones; the largest measured batch on {device} is {whole.batches[-1]}"
         )
-    ramp_s_EB = ramps_of(whole, table, generation)
-    found = []
-    for block, inside, tokens in zip(range(split.first, split.end), own, rows, strict=True):
-        block_s = _by_chance(inside, tokens, split.batch, table.body.block_s_NB[block], whole.batches)
+    ramp_s_EB = ramp_seconds_of(whole, table, generation)
+    steps = []
+    for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
+        block_s = _expected_seconds(inside, num_tokens, split.batch, table.body.block_s_NB[block], whole.batches)
         block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
         if block == split.first and block > 0:
             block_s += generation.regroup_s
         ramp_s = 0.0
         if block in split.ramps:
             ramp_s_B = ramp_s_EB[problem.ramps.index(block)]
-            ramp_s = _by_chance(inside, inside, split.batch, ramp_s_B, whole.batches)
-        found.append((block_s, ramp_s))
+            ramp_s = _expected_seconds(inside, inside, split.batch, ramp_s_B, whole.batches)
+        steps.append((block_s, ramp_s))
     is_last = split.end == problem.num_blocks
-    goes_on = 0.0 if is_last else split.batch * share_N[split.end] / enters
-    asked = split.batch - goes_on if generation.late_head else own[-1] if is_last else 0.0
-    head_s = _by_chance(asked, asked, split.batch, table.head_s_B, whole.batches)
-    found[-1] = found[-1][0] + head_s, found[-1][1]
-    return found
+    if generation.late_head:
+        head_tokens = split.batch - (0.0 if is_last else split.batch * share_N[split.end] / enters)
+    else:
+        head_tokens = survivors[-1] if is_last else 0.0
+    head_s = _expected_seconds(head_tokens, head_tokens, split.batch, table.head_s_B, whole.batches)
+    steps[-1] = steps[-1][0] + head_s, steps[-1][1]
+    return steps
 
 
-def ramps_of(whole: LatencyTable, table: StepTable, generation: Generation) -> FloatArray:
-    """Seconds of ramps by batch (E, B), without the vocabulary head where leaving tokens wait for its one call."""
+def ramp_seconds_of(whole: LatencyTable, table: StepTable, generation: Generation) -> FloatArray:
+    """Returns the seconds of ramps by batch (E, B). With a late head, they do not include the head's time."""
     if not generation.late_head:
         return whole.ramp_s_EB
     return np.asarray(np.maximum(whole.ramp_s_EB - table.head_s_B, 0.0))
 
 
-def _by_chance(inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]) -> float:
-    """The mean seconds of a run that takes place if any of a batch is inside; `inside` and `tokens` are means."""
-    chance = 1 - max(0.0, 1 - inside / batch) ** batch
-    return chance * float(np.interp(tokens / chance, batches, seconds_B)) if chance else 0.0
+def _expected_seconds(
+    inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]
+) -> float:
+    """Returns the mean seconds of a run that is skipped if no input is inside. `inside` and `tokens` are means."""
+    probability = 1 - max(0.0, 1 - inside / batch) ** batch
+    return probability * float(np.interp(tokens / probability, batches, seconds_B)) if probability else 0.0

@@ -1,1 +1,1 @@
-"""Plans for problems too big to search exactly: a good one, and a bound on all."""
+"""Plans for problems that are too big for an exact search: a good plan, and a bound on all plans."""

@@ -1,7 +1,8 @@
-"""A bound on every plan: the best prices of the walks that plans are.
+"""An upper bound on the rate, or a lower bound on the cost, of every plan of a problem, by Lagrangian duality.
 
-Prices are found by cutting planes: the cheapest walk at the last prices joins the mixture, whose linear program gives
-the next prices (Kelley's method, steps halved towards the best prices so far).
+Plans are relaxed to walks (`optimizer.walks`). Kelley's cutting-plane method finds the prices: the cheapest walk at the
+current prices joins the mixture, and the dual of the mixture's linear program gives the next prices. Each step is
+halved towards the best prices so far.
 """
 
 from __future__ import annotations
@@ -19,33 +20,34 @@ from optimizer.tables import tables_of
 from optimizer.walks import Oracle, Prices, Walk, WalkRelaxation
 
 ITERATIONS = 80
+# Relative gap between the linear program and the bound at which the method stops.
 CLOSE = 2e-4
 # Above any price.
 FORBIDDEN = 1e30
-# Of the linear program's objective, whose own values are about 1: keeping the latency limit goes first.
+# Price of exceeding the latency limit in the linear program, whose other values are about 1: the limit has priority.
 BROKEN_LIMIT_PRICE = 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded:
-    """What prices prove."""
+class DualBound:
+    """A proven bound, and the prices that prove it."""
 
     value: float
-    """No plan has a higher rate, or costs less."""
+    """No plan has a higher rate, or a lower cost."""
     prices: Prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """What the relaxation proves of the plans of a problem that may have some."""
+    """The solved relaxation of a problem that may have plans."""
 
     planes: CuttingPlanes
-    bound: Bounded
+    bound: DualBound
     ramps: tuple[int, ...]
-    """The ramps that the best walk activates."""
+    """The active ramps of the cheapest walk."""
 
 
-def relaxed(
+def solve_relaxation(
     problem: PlanProblem,
     space: Space,
     names: tuple[str, ...],
@@ -53,9 +55,9 @@ def relaxed(
     batch: int | None = None,
     iterations: int = ITERATIONS,
 ) -> Relaxation | None:
-    """The bound on the rate or the cost of plans on these accelerator types; None: proven to have no plan.
+    """Returns the bound on plans of these accelerator types, or None if it proves that no plan exists.
 
-    `batch`: the only batch size; None: any.
+    With `batch`, all splits have this batch size.
     """
     walks = WalkRelaxation.of(tables_of(problem, space, batch=batch, names=names))
     planes = CuttingPlanes(problem=problem, names=names, oracle=walks.cheapest, iterations=iterations)
@@ -75,13 +77,13 @@ def relaxed(
 
 @dataclass(slots=True, kw_only=True)
 class CuttingPlanes:
-    """The linear program over mixtures of walks, in the units of its limits."""
+    """The restricted master problem: a linear program over mixtures of the walks found so far."""
 
     problem: PlanProblem
     names: tuple[str, ...]
     oracle: Oracle
     needed: tuple[int, ...] = ()
-    """Devices that the plans of interest have a stage on."""
+    """Devices on which every plan of interest has a stage."""
     iterations: int = ITERATIONS
     walks: list[Walk] = field(default_factory=list)
 
@@ -94,80 +96,82 @@ class CuttingPlanes:
         return np.array([self.problem.devices[name].usd_per_hour for name in self.names], dtype=float)
 
     def least_latency_s(self) -> float:
-        """Of all plans, batches full at once."""
+        """Returns a lower bound on the latency of all plans, in seconds. Batches are full at once."""
         nothing_C = np.zeros(len(self.names))
         return self.oracle(Prices(nothing_C, nothing_C, 1.0, 0.0, nothing_C), math.inf)[0]
 
-    def highest_rate(self, *, enough: float = math.inf) -> Bounded:
-        """An upper bound on the rate; stops where mixtures do `enough`."""
+    def highest_rate(self, *, enough: float = math.inf) -> DualBound:
+        """Returns an upper bound on the rate. Stops early once a mixture of walks reaches `enough`."""
         start_C = 1 / (self.count_C * len(self.names))
         prices = Prices(start_C, np.zeros_like(start_C), 0.0, 0.0, np.zeros_like(start_C))
-        bound = self._improved(prices, math.inf, None, enough)
-        if bound.value < enough and math.isfinite(bound.value):  # no plan is faster, so nor do batches fill
-            bound = self._improved(bound.prices, bound.value * (1 + 1e-9), None, enough)
+        bound = self._maximized(prices, math.inf, None, enough)
+        if bound.value < enough and math.isfinite(bound.value):  # no plan is faster, so batches fill no faster either
+            bound = self._maximized(bound.prices, bound.value * (1 + 1e-9), None, enough)
         return bound
 
-    def least_cost(self, rate_per_s: float, start: Prices) -> Bounded:
-        """A lower bound on the cost of a rate that `highest_rate` does not rule out."""
-        return self._improved(start, rate_per_s, rate_per_s, math.inf)
+    def least_cost(self, rate_per_s: float, start: Prices) -> DualBound:
+        """Returns a lower bound on the cost of a rate that `highest_rate` does not exclude, in USD per hour."""
+        return self._maximized(start, rate_per_s, rate_per_s, math.inf)
 
-    def tightened(self, start: Bounded) -> Bounded:
-        """An upper bound on the rate, from the prices of another one that holds too."""
-        return self._improved(start.prices, start.value * (1 + 1e-9), None, math.inf)
+    def tightened(self, start: DualBound) -> DualBound:
+        """Returns an upper bound on the rate, from the prices of another valid bound."""
+        return self._maximized(start.prices, start.value * (1 + 1e-9), None, math.inf)
 
-    def needed_for(self, rate_per_s: float, bound: Bounded) -> tuple[int, ...]:
-        """Devices without which no plan has this rate."""
+    def needed_for(self, rate_per_s: float, bound: DualBound) -> tuple[int, ...]:
+        """Returns the devices without which no plan reaches a rate."""
         needed = []
         for device in range(len(self.names)):
             without_C = bound.prices.work_C.copy()
             without_C[device] = FORBIDDEN
             least, _ = self.oracle(bound.prices._replace(work_C=without_C), bound.value)
             scarcity_C = np.maximum(bound.prices.work_C + bound.prices.hop_C - bound.prices.usd * self.usd_C, 0)
-            scale = self.scale_of(bound.prices) - float(scarcity_C[device] * self.count_C[device])
+            scale = self._price_of_everything(bound.prices) - float(scarcity_C[device] * self.count_C[device])
             least -= bound.prices.latency * self.problem.slo.limit_s
             if least > 0 and scale < rate_per_s * least * (1 - 1e-6):
                 needed.append(device)
         return tuple(needed)
 
-    def _improved(self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float) -> Bounded:
+    def _maximized(self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float) -> DualBound:
+        """Runs the cutting-plane method from the given prices."""
         best_value, best = -math.inf, prices
         for _ in range(self.iterations):
             least, walk = self.oracle(prices, fill_rate)
-            value = self._proven(prices, least, rate_per_s)
+            value = self._dual_value(prices, least, rate_per_s)
             if value > best_value:
                 best_value, best = value, prices
             if math.isinf(least):
                 break
             self.walks.append(walk)
-            optimum, kept, dual = self._mixture(fill_rate, rate_per_s, best_value)
-            if kept and (optimum - best_value <= CLOSE * abs(optimum) or optimum * enough <= 1):
+            optimum, is_in_time, dual = self._solve_master(fill_rate, rate_per_s)
+            if is_in_time and (optimum - best_value <= CLOSE * abs(optimum) or optimum * enough <= 1):
                 break
             prices = dual.between(best)
         if rate_per_s is not None:
-            return Bounded(value=max(best_value, 0.0), prices=best)
+            return DualBound(value=max(best_value, 0.0), prices=best)
         highest = 1 / best_value if best_value > 0 else math.inf
-        return Bounded(value=highest, prices=best)
+        return DualBound(value=highest, prices=best)
 
-    def _proven(self, prices: Prices, least: float, rate_per_s: float | None) -> float:
-        """A lower bound on seconds per input of the service, or on USD per hour, by weak duality."""
+    def _dual_value(self, prices: Prices, least: float, rate_per_s: float | None) -> float:
+        """Returns a lower bound on the service's seconds per input, or on USD per hour, by weak duality."""
         least += float(prices.stage_C.sum()) - prices.latency * self.problem.slo.limit_s
         if rate_per_s is None:
-            scale = self.scale_of(prices)
+            scale = self._price_of_everything(prices)
             return least / scale if scale > 0 else -math.inf
         scarcity_C = np.maximum(prices.work_C + prices.hop_C - rate_per_s * self.usd_C, 0)
         return least - float(scarcity_C @ self.count_C) / rate_per_s
 
-    def scale_of(self, prices: Prices) -> float:
-        """What all there is costs."""
+    def _price_of_everything(self, prices: Prices) -> float:
+        """Returns the price of all devices and of the budget together."""
         scarcity_C = np.maximum(prices.work_C + prices.hop_C - prices.usd * self.usd_C, 0)
         budget = self.problem.budget_usd_per_hour
         return float(scarcity_C @ self.count_C) + (0.0 if budget is None else prices.usd * budget)
 
-    def _mixture(self, fill_rate: float, rate_per_s: float | None, about: float) -> tuple[float, bool, Prices]:
-        """The best mixture of walks so far: its value, whether it keeps the latency limit, and its prices.
+    def _solve_master(self, fill_rate: float, rate_per_s: float | None) -> tuple[float, bool, Prices]:
+        """Returns the value of the best mixture of walks, whether it keeps the latency limit, and its dual prices.
 
-        Columns: seconds per input of the service (or nothing), latency above the limit, shares of the devices, shares
-        of the load. Rows: per device work, hops, count; latency; budget.
+        Columns: seconds per input of the service (unused if the cost is minimized), latency above the limit, share of
+        each device, share of the load of each walk. Rows: work, hops and count per device; latency; budget; stages on
+        needed devices.
         """
         from scipy.optimize import linprog
 
@@ -180,32 +184,29 @@ class CuttingPlanes:
         usd_C = self.usd_C * self.count_C
         rows = np.zeros((4 * count + 2, 2 + count + num_walks))
         limits = np.zeros(4 * count + 2)
-        one_C, share = np.arange(count), slice(2, 2 + count)
-        rows[:count, 2 + count :], rows[one_C, 2 + one_C] = work_CW / unit, -1.0
-        rows[count : 2 * count, 2 + count :], rows[count + one_C, 2 + one_C] = hop_CW / unit, -1.0
-        rows[2 * count + one_C, 2 + one_C] = 1.0
-        rows[3 * count, 2 + count :], rows[3 * count, 1], limits[3 * count] = latency_W, -1.0, 1.0
+        devices, shares, loads = np.arange(count), slice(2, 2 + count), slice(2 + count, None)
+        rows[:count, loads], rows[devices, 2 + devices] = work_CW / unit, -1.0
+        rows[count : 2 * count, loads], rows[count + devices, 2 + devices] = hop_CW / unit, -1.0
+        rows[2 * count + devices, 2 + devices] = 1.0
+        rows[3 * count, loads], rows[3 * count, 1], limits[3 * count] = latency_W, -1.0, 1.0
         objective = np.zeros(2 + count + num_walks)
         objective[1] = BROKEN_LIMIT_PRICE
         value_unit = unit
         if rate_per_s is None:
             rows[2 * count : 3 * count, 0], objective[0] = -1.0, 1.0
             if budget is not None:
-                rows[3 * count + 1, share], rows[3 * count + 1, 0] = usd_C / max(budget, 1e-9), -1.0
+                rows[3 * count + 1, shares], rows[3 * count + 1, 0] = usd_C / max(budget, 1e-9), -1.0
         else:
             limits[2 * count : 3 * count] = 1.0
             value_unit = max(float(usd_C.max()), 1e-9)
-            objective[share] = usd_C / value_unit
+            objective[shares] = usd_C / value_unit
             rows[2 * count : 3 * count, 1] = -1.0
         for device in self.needed:
             row = 3 * count + 2 + device
-            rows[row, 2 + count :], rows[row, 1], limits[row] = (
-                [-walk.stages_C[device] for walk in self.walks],
-                -1.0,
-                -1.0,
-            )
+            rows[row, loads] = [-walk.stages_C[device] for walk in self.walks]
+            rows[row, 1], limits[row] = -1.0, -1.0
         all_load = np.zeros((1, 2 + count + num_walks))
-        all_load[0, 2 + count :] = 1.0
+        all_load[0, loads] = 1.0
         solved = linprog(objective, A_ub=rows, b_ub=limits, A_eq=all_load, b_eq=[1.0], method="highs")
         dual = np.maximum(-solved.ineqlin.marginals, 0.0) * value_unit
         prices = Prices(

@@ -1,9 +1,10 @@
-"""Plans for problems too big to search exactly: a good plan, a proven bound, and the gap between them.
+"""Solves problems that are too big for an exact search: a good plan, a proven bound, and the gap between them.
 
-The bound is that of `optimizer.scale.bound`; its best walk says which ramps are worth having. On the splits between
-these (`optimizer.moves.nodes_around`) prices are found once more, with hops and stages as they are, and a beam search
-(`optimizer.scale.beam`) seeks plans at one rate, or within one cost, after another: first of stages with one split
-each, then, near the best of these, of stages with several. What it finds is evaluated like every plan.
+The bound comes from `optimizer.scale.bound`. The active ramps of its best walk show which ramps are worthwhile. On the
+graph of the splits between these ramps (`optimizer.moves.nodes_around`), prices are computed again, now with exact hops
+and stages. They guide a beam search (`optimizer.scale.beam`) that seeks plans of a given rate, or within a given cost,
+ever closer to the bound. It first seeks plans of one split per stage, then plans of several splits near the best of
+these. `optimizer.evaluate` scores every plan that it finds.
 """
 
 from __future__ import annotations
@@ -18,57 +19,55 @@ from earlyexit.errors import PlanError
 from optimizer.decision import Decision, FeasiblePlan, NoPlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
 from optimizer.evaluate import evaluate, merit, objective_value
 from optimizer.exact.prices import Limits
-from optimizer.exact.solve import best_of
-from optimizer.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
+from optimizer.exact.solve import search_space
+from optimizer.moves import Graph, build_graph, nodes_around, single_split_stages, near_stages
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.scale.beam import Steer, beam_search, incoming_moves, least_devices
-from optimizer.scale.bound import Bounded, CuttingPlanes, Relaxation, relaxed
-from optimizer.scale.stages import cheapest_ways, stages_of
+from optimizer.scale.beam import BeamPrices, beam_search, incoming_moves, least_devices
+from optimizer.scale.bound import CuttingPlanes, DualBound, Relaxation, solve_relaxation
+from optimizer.scale.stages import cheapest_paths, stage_oracle
 from optimizer.space import Space, parts_of
 from optimizer.walks import Prices
 
-# Shares of the bound that are tried until one has a plan.
+# Shares of the bound that are tried until one of them has a plan.
 FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
-# Labels per node: of the beams for stages of one split each, one after the other, and of the beam near a plan.
+# Beam widths in labels per node: of the successive searches for stages of one split, and of the search near a plan.
 WIDTHS = (300, 2000)
 WIDE = 1000
-# Differences below this are not sought any more.
+# Relative improvements below this are not sought.
 COARSE, FINE = 2e-3, 4e-4
-# How near a plan others are sought, in blocks; and in the end with how many last ramps per boundary.
+# Distances in blocks within which plans near a plan are sought, and the last ramps per boundary in the final search.
 WINDOWS = (3, 5)
 RANKS_NEAR = 3
-# Cutting planes that tighten the bound once a plan is known; it holds after any number.
+# Iterations of the cutting-plane method before a plan is known. The bound is valid after any number of them.
 TIGHTENINGS = 20
-# Graphs up to this are searched whole for stages of several splits.
+# Graphs with at most this many moves are searched as a whole for stages of several splits.
 FEW_MOVES = 5000
 SLO_RESOLUTION = 0.05
 
 
 def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
-    """What the beam finds, or the best of a single split where that is better: those are few, so it is known."""
+    """Returns the beam search's plan, or the best plan of one split, which is found exactly, if that is better."""
     decision = solve_by_beam(problem, space)
-    found = best_of(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
-    if (
-        found is None
-        or isinstance(decision, NoPlan)
-        or merit(problem, found.figures) <= merit(problem, decision.figures)
-    ):
+    single = search_space(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
+    if single is None or isinstance(decision, NoPlan):
         return decision
-    return found.planned(problem, space.strategy, decision.bound, decision.candidates)
+    if merit(problem, single.figures) <= merit(problem, decision.figures):
+        return decision
+    return single.planned(problem, space.strategy, decision.bound, decision.candidates)
 
 
 def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
-    """What no plan of a space is better than, a rate or a cost; None: proven to have none."""
+    """Returns a bound on the rate, or on the cost, of all plans of a space; None if no plan exists."""
     bounds = [search.bound.value for search in _searches(problem, space)]
-    return _best_of(problem, bounds) if bounds else None
+    return _best_value(problem, bounds) if bounds else None
 
 
 def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
-    """A plan within a told gap of the best of a space, or proof that there is none.
+    """Returns a plan with its gap to a proven bound, or a proof that no plan exists.
 
-    Where there is none, the nearest SLO and the highest rate are ones that have a plan, not proven to be the limits.
-    Raises PlanError where no plan was found although some might exist.
+    If there is no plan, the reported SLO and rate have a plan, but they are not proven to be the closest ones. Raises
+    PlanError if no plan was found although one may exist.
     """
     searches = list(_searches(problem, space))
     if not searches:
@@ -79,41 +78,41 @@ def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
             nearest_slo_s=lambda _: _near_slo_s(problem, space),
             highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
         )
-    found = [each for search in searches for each in search.plans()]
-    if not found:
+    plans = [plan for search in searches for plan in search.plans()]
+    if not plans:
         kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
-        bound = _best_of(problem, [search.bound.value for search in searches])
+        bound = _best_value(problem, [search.bound.value for search in searches])
         raise PlanError(f"no plan was found, though there may be one: plans {kind} {bound:.6g}")
-    found.sort(key=lambda each: merit(problem, each.figures), reverse=True)
-    best = found[0]
+    plans.sort(key=lambda plan: merit(problem, plan.figures), reverse=True)
+    best = plans[0]
     value = objective_value(problem, best.figures)
-    bound = _best_of(problem, [*(search.tightened(value) for search in searches), value])
-    return best.planned(problem, space.strategy, bound, (each.stages for each in found))
+    bound = _best_value(problem, [*(search.tightened(value) for search in searches), value])
+    return best.planned(problem, space.strategy, bound, (plan.stages for plan in plans))
 
 
-def _best_of(problem: PlanProblem, values: list[float]) -> float:
+def _best_value(problem: PlanProblem, values: list[float]) -> float:
     return min(values) if isinstance(problem.objective, MinimizeCost) else max(values)
 
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
-    """One per part of the space that may have plans, or one per batch size where all splits share it."""
+    """Yields a search for each part of the space that may have plans, per batch size if all splits must share it."""
     for part in parts_of(problem, space, device_names(problem)):
         batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
         for batch in batches if space.one_batch else [None]:
-            relaxation = relaxed(part, space, tuple(part.devices), batch=batch, iterations=TIGHTENINGS)
+            relaxation = solve_relaxation(part, space, tuple(part.devices), batch=batch, iterations=TIGHTENINGS)
             if relaxation is not None:
                 yield ScaleSearch(problem=part, space=space, batch=batch, relaxation=relaxation)
 
 
 @dataclass(slots=True, kw_only=True)
 class ScaleSearch:
-    """The plans of one part of a space."""
+    """A search for good plans in one part of a space."""
 
     problem: PlanProblem
     space: Space
     batch: int | None
     relaxation: Relaxation
-    _met: list[FeasiblePlan] = field(default_factory=list)
+    _plans: list[FeasiblePlan] = field(default_factory=list)
 
     @property
     def _rate_per_s(self) -> float | None:
@@ -121,12 +120,12 @@ class ScaleSearch:
         return float(objective.rate_per_s) if isinstance(objective, MinimizeCost) else None
 
     @property
-    def bound(self) -> Bounded:
-        """On the objective."""
+    def bound(self) -> DualBound:
+        """The bound on the objective."""
         return self.relaxation.bound
 
     def tightened(self, value: float) -> float:
-        """The bound on plans better than `value`: of each device that they cannot do without, they have a stage."""
+        """Returns a bound that uses that plans better than `value` must have stages on certain devices."""
         if self._rate_per_s is not None or not self.space.several_stages:
             return self.bound.value
         needed = self.relaxation.planes.needed_for(value, self.bound)
@@ -136,36 +135,36 @@ class ScaleSearch:
         return min(self.bound.value, max(planes.tightened(self.bound).value, value))
 
     def plans(self) -> list[FeasiblePlan]:
-        """Plans that keep every promise; none where none was found."""
+        """Returns all plans found that keep every promise; none if none was found."""
         if (graph := self._graph(1)).num_moves == 0:
             return []
         singles = single_split_stages(graph, self._rate_per_s or self.bound.value)
-        alone = self._prices(singles, may_split=False)
-        several = self._prices(graph, may_split=True) if self.space.splits_per_stage else alone
-        best = self._first(singles, alone, may_split=False)
+        single_prices = self._prices(singles, may_split=False)
+        prices = self._prices(graph, may_split=True) if self.space.splits_per_stage else single_prices
+        best = self._first(singles, single_prices, may_split=False)
         if best is None and self.space.splits_per_stage:
-            best = self._first(graph, several, may_split=True)
+            best = self._first(graph, prices, may_split=True)
         if best is None:
             return []
         if graph.num_moves <= FEW_MOVES:
-            best = self._climb(graph, several, WIDE, best, COARSE)
+            best = self._climb(graph, prices, WIDE, best, COARSE)
         single = best
         for width in WIDTHS:
-            single = self._climb(singles, alone, width, single, COARSE, may_split=False)
-        best = max(best, self._polished(graph, (several, alone), single), key=self._merit)
+            single = self._climb(singles, single_prices, width, single, COARSE, may_split=False)
+        best = max(best, self._improved_nearby(graph, (prices, single_prices), single), key=self._merit)
         around = self._graph(RANKS_NEAR)
-        self._climb(near_stages(around, best.stages, 2), several, WIDE, best, FINE)
-        return self._met
+        self._climb(near_stages(around, best.stages, 2), prices, WIDE, best, FINE)
+        return self._plans
 
-    def _polished(self, graph: Graph, prices: tuple[Prices, Prices], start: FeasiblePlan) -> FeasiblePlan:
-        """The best plan near one that has other stages' bounds, batches or splits."""
+    def _improved_nearby(self, graph: Graph, price_sets: tuple[Prices, Prices], best: FeasiblePlan) -> FeasiblePlan:
+        """Returns the best plan near a plan: with stage boundaries, batch sizes or splits that differ a little."""
         for distance in WINDOWS:
-            for each in prices:
-                start = self._climb(near_stages(graph, start.stages, distance), each, WIDE, start, FINE)
-        return start
+            for prices in price_sets:
+                best = self._climb(near_stages(graph, best.stages, distance), prices, WIDE, best, FINE)
+        return best
 
-    def _merit(self, found: FeasiblePlan) -> tuple[float, ...]:
-        return merit(self.problem, found.figures)
+    def _merit(self, plan: FeasiblePlan) -> tuple[float, ...]:
+        return merit(self.problem, plan.figures)
 
     def _graph(self, width: int) -> Graph:
         nodes = nodes_around(self.problem, self.relaxation.ramps, width)
@@ -173,7 +172,7 @@ class ScaleSearch:
         return graph if self.batch is None else graph.with_batch(self.batch)
 
     def _prices(self, graph: Graph, *, may_split: bool) -> Prices:
-        oracle = stages_of(graph, may_split=may_split, may_hop=self.space.several_stages)
+        oracle = stage_oracle(graph, may_split=may_split, may_hop=self.space.several_stages)
         planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=oracle)
         rate = self._rate_per_s
         if rate is None:
@@ -181,41 +180,38 @@ class ScaleSearch:
         return planes.least_cost(rate, self.bound.prices).prices
 
     def _first(self, graph: Graph, prices: Prices, *, may_split: bool) -> FeasiblePlan | None:
+        """Returns the first plan found at decreasing shares of the bound."""
         for share in FIRST_SHARES:
             level = self.bound.value * share
             if self._rate_per_s is not None:
                 level = min(self.bound.value / share, self.problem.max_usd_per_hour)
-            found = self._seek(graph, prices, level, WIDTHS[0], may_split=may_split)
-            if found is not None:
-                return found
+            plan = self._search_at(graph, prices, level, WIDTHS[0], may_split=may_split)
+            if plan is not None:
+                return plan
         return None
 
     def _climb(
         self, graph: Graph, prices: Prices, width: int, best: FeasiblePlan, resolution: float, *, may_split: bool = True
     ) -> FeasiblePlan:
-        """From a plan towards the bound, in steps halved where they find nothing."""
+        """Improves a plan in steps towards the bound. A step that finds nothing halves the next one."""
         bound, share = self.bound.value, 0.5
+        may_split = may_split and self.space.splits_per_stage
         while True:
-            step = (bound - objective_value(self.problem, best.figures)) * share
+            value = objective_value(self.problem, best.figures)
+            step = (bound - value) * share
             if abs(step) <= resolution * abs(bound):
                 return best
-            found = self._seek(
-                graph,
-                prices,
-                objective_value(self.problem, best.figures) + step,
-                width,
-                may_split=may_split and self.space.splits_per_stage,
-            )
-            if found is None or self._merit(found) <= self._merit(best):
+            plan = self._search_at(graph, prices, value + step, width, may_split=may_split)
+            if plan is None or self._merit(plan) <= self._merit(best):
                 share /= 2
             else:
-                best = found
+                best = plan
 
-    def _seek(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> FeasiblePlan | None:
-        """A plan at a rate, or within a cost."""
+    def _search_at(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> FeasiblePlan | None:
+        """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
         if graph.num_moves == 0:
             return None
-        rate, steer = self._rate_per_s or level, self._steer(prices, level)
+        rate, beam_prices = self._rate_per_s or level, self._beam_prices(prices, level)
         limits = Limits(
             count_C=self.relaxation.planes.count_C.astype(np.int64),
             usd_C=self.relaxation.planes.usd_C,
@@ -226,18 +222,19 @@ class ScaleSearch:
             may_split=may_split,
             may_hop=self.space.several_stages,
         )
-        ways = cheapest_ways(graph.moves, steer.used_C * rate, steer.latency, rate, may_split, limits.may_hop)
+        price_C = beam_prices.used_C * rate
+        paths = cheapest_paths(graph.moves, price_C, beam_prices.latency, rate, may_split, limits.may_hop)
         least_PC = least_devices(graph.moves, len(limits.count_C))
         incoming = incoming_moves(graph.moves)
-        way = beam_search(graph.moves, incoming, ways, least_PC, limits, steer, width, width // 2)
-        steps = zip(*(each.tolist() for each in way), strict=True)
-        found = self._scored(graph.stages_of(steps), rate)
-        if found is not None:
-            self._met.append(found)
-        return found
+        path = beam_search(graph.moves, incoming, paths, least_PC, limits, beam_prices, width, width // 2)
+        steps = zip(*(values_S.tolist() for values_S in path), strict=True)
+        plan = self._scored(graph.stages_of(steps), rate)
+        if plan is not None:
+            self._plans.append(plan)
+        return plan
 
-    def _steer(self, prices: Prices, level: float) -> Steer:
-        """Prices at a rate, or within a cost."""
+    def _beam_prices(self, prices: Prices, level: float) -> BeamPrices:
+        """Returns the prices of replicas at a given rate or, if the cost is minimized, within a given cost."""
         count_C, usd_C = self.relaxation.planes.count_C, self.relaxation.planes.usd_C
         rate = self._rate_per_s
         work_C = prices.work_C + prices.hop_C
@@ -245,60 +242,61 @@ class ScaleSearch:
             used_C = np.maximum(work_C / rate, usd_C)
             idle_C = used_C - usd_C
             most = level + float(idle_C @ count_C)
-            return Steer(used_C, idle_C, prices.latency, most)
+            return BeamPrices(used_C, idle_C, prices.latency, most)
         budget = self.problem.budget_usd_per_hour
         idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
         most = float(idle_C @ count_C) + (0.0 if budget is None else prices.usd * budget)
-        return Steer(work_C, idle_C, prices.latency * level, most)
+        return BeamPrices(work_C, idle_C, prices.latency * level, most)
 
     def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
-        """The plan with as many replicas as the rate needs; with more where what is left allows a higher rate."""
+        """Returns the plan with the replicas that the rate needs, or with more if the remaining devices allow it."""
         if not stages:
             return None
-        chain = _at_rate(self.problem, stages, rate_per_s)
-        faster = None
+        chain = _with_replicas_for(self.problem, stages, rate_per_s)
         if self._rate_per_s is None:
             faster = if_feasible(self.problem, _fastest(self.problem, chain, rate_per_s))
-        return faster or if_feasible(self.problem, chain)
+            if faster is not None:
+                return faster
+        return if_feasible(self.problem, chain)
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    found = [each for search in _searches(problem, space) for each in search.plans()]
-    return max(found, key=lambda each: merit(problem, each.figures), default=None)
+    plans = [plan for search in _searches(problem, space) for plan in search.plans()]
+    return max(plans, key=lambda plan: merit(problem, plan.figures), default=None)
 
 
 def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
-    """An SLO latency that has a plan, none a twentieth below it having been found; None where none was found."""
+    """Returns an SLO latency for which a plan was found, but none at 5 % less; None if no latency had a plan."""
     patient = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S)), space)
     if patient is None:
         return None
     return nearest_slo_s(problem, patient, lambda other: _any_plan(other, space), SLO_RESOLUTION)
 
 
-def _needed(problem: PlanProblem, stages: Sequence[Stage]) -> list[float]:
-    """Replicas per input a second, by stage."""
+def _replicas_per_rate(problem: PlanProblem, stages: Sequence[Stage]) -> list[float]:
+    """Returns the replicas that each stage needs for a rate of one input per second."""
     figures = evaluate(problem, stages)
     return [
-        stage.replicas / min(each.rate_per_s, each.hop_rate_per_s)
-        for stage, each in zip(stages, figures.stages, strict=True)
+        stage.replicas / min(scored.rate_per_s, scored.hop_rate_per_s)
+        for stage, scored in zip(stages, figures.stages, strict=True)
     ]
 
 
-def _at_rate(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
-    """The same stages with as many replicas as a rate needs, by work and by hops."""
+def _with_replicas_for(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
+    """Returns the same stages with the replicas that a rate needs, for their work and their hops."""
     return tuple(
         replace(stage, replicas=max(1, math.ceil(rate_per_s * needed * (1 - 1e-9))))
-        for stage, needed in zip(stages, _needed(problem, stages), strict=True)
+        for stage, needed in zip(stages, _replicas_per_rate(problem, stages), strict=True)
     )
 
 
 def _fastest(problem: PlanProblem, chain: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
-    """The same stages at the highest rate that the devices and the budget allow."""
+    """Returns the same stages at the highest rate that the devices and the budget allow, by bisection."""
     low, high = rate_per_s, 2 * rate_per_s
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if _fits(problem, _at_rate(problem, chain, middle)) else (low, middle)
-    return _at_rate(problem, chain, low)
+        low, high = (middle, high) if _fits(problem, _with_replicas_for(problem, chain, middle)) else (low, middle)
+    return _with_replicas_for(problem, chain, low)
 
 
 def _fits(problem: PlanProblem, chain: Sequence[Stage]) -> bool:

@@ -1,1 +1,1 @@
-"""Plans of the least mean answer time: labels block by block, pruned by prices."""
+"""Plans of the least mean answer time: label setting block by block, pruned by Lagrangian bounds."""

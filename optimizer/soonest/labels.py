@@ -1,7 +1,7 @@
-"""Labels of the search: partial plans up to a block, inside an open split of an open stage: kernels.
+"""Labels of the search: beginnings of plans up to a block, inside an open split of an open stage: kernels.
 
-The replicas of the open stage are not counted yet: its work so far says how many it needs at least, and the waits of
-its further splits are kept in inputs, which the replicas multiply in the end.
+The replicas of the open stage are not counted yet. Its work so far gives a lower bound on them. The waits of its
+further splits are kept as inputs, and they are multiplied by the replicas when the stage closes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.step import FloatArray, IntArray, Labels
+from optimizer.action import FloatArray, IntArray, Labels
 from optimizer.tables import (
     RunTables,
     after_split_s,
@@ -28,202 +28,214 @@ from optimizer.tables import (
 )
 from optimizer.walks import CUT, GO_ON, HOP
 
-RUN, ENTRY, RANK, PARENT, HOW, ACTIVE, USED = 0, 1, 2, 3, 4, 5, 6
-"""Columns of `int_LI`: the open split's run and entry; the rank now; the label before, in its own layer; what follows
-the block between them, and whether its ramp is active; from there on the replicas of closed stages, per device."""
+RUN, ENTRY, RANK, PARENT, ACTION, IS_ACTIVE, USED = 0, 1, 2, 3, 4, 5, 6
+"""Columns of `int_LI`: run and entry of the open split; current rank; parent label in the layer before; what follows
+the parent's block (GO_ON, CUT or HOP); whether its ramp is active; from USED on, replicas of closed stages per device.
+"""
 MEAN, LATENCY, RAMPS, WORK, MEAN_INPUTS, INPUTS, BOUND = 0, 1, 2, 3, 4, 5, 6
-"""Columns of `float_LF`: seconds of the mean answer time and of the worst case, without the waits of the open stage's
-further splits; seconds of ramps beyond their budget; the open stage's device seconds per input; inputs that it waits
-for, those without an answer and all; what no plan that begins so is better than."""
-NUM_REALS = 7
-# Sums of the same numbers in another order may differ by this; far below what plans are told apart by.
+"""Columns of `float_LF`: seconds of the mean answer time; seconds of the worst case (both without the waits of the open
+stage's further splits); seconds of ramps beyond their budget; device seconds per input of the open stage; inputs that
+each of its replicas waits for, weighted by the share without an answer; the same unweighted; lower bound on the value.
+"""
+NUM_FLOATS = 7
+# Relative difference that the order of a sum may cause. It is far below the differences between plans.
 ROUNDING = 1e-13
-SLACK = 5e-10
-ENDLESS = 1e15
+TOLERANCE = 5e-10
+# More replicas than any cluster has, but still exact as an integer.
+MOST_REPLICAS = 1e15
 
 
-class Rows(NamedTuple):
-    """Several rows of prices (V), each a proof of its own."""
+class PriceRows(NamedTuple):
+    """Several rows of prices (V). Each row alone is a valid bound."""
 
     mean_V: FloatArray
     latency_V: FloatArray
     ramps_V: FloatArray
     device_VC: FloatArray
-    allowed_V: FloatArray
-    counts_V: IntArray
-    """1 where what is sought is in the row, else 0."""
-    inside_VNREQ: FloatArray
+    limit_V: FloatArray
+    """Price of everything that a plan may use."""
+    has_objective_V: IntArray
+    """1 if the row's price includes the objective, else 0."""
+    bound_VNREQ: FloatArray
+    """Completion bound: the least price from a block to the end."""
 
 
 class Cutoffs(NamedTuple):
-    """What ends a label."""
+    """Values beyond which a label is dropped."""
 
     latency_s: float
     usd_per_hour: float
     ramps: float
-    """Seconds of ramps beyond their budget that rounding may make."""
+    """Seconds of ramps beyond their budget that rounding may cause."""
     value: float
-    """Of the best plan so far."""
-    seeks_worst: bool
+    """Objective of the incumbent."""
+    minimizes_worst_case: bool
 
 
 @compiled
-def replicas_for(tables: RunTables, work_s: float) -> int:
-    """The fewest that do the rate."""
-    return max(1, int(min(np.ceil(work_s * tables.rate_per_s * (1 - ROUNDING)), ENDLESS)))
+def least_replicas(tables: RunTables, work_s: float) -> int:
+    """Returns the smallest number of replicas that reaches the rate."""
+    return max(1, int(min(np.ceil(work_s * tables.rate_per_s * (1 - ROUNDING)), MOST_REPLICAS)))
 
 
 @compiled
-def extended(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: Labels, first: int, room: Labels
+def extend_labels(
+    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, first: int, output: Labels
 ) -> tuple[int, int]:
-    """Write what follows a block, for labels from `first` on while there is room; returns how many, and the next."""
+    """Writes the successors of labels behind a block, from label `first` on, until `output` is full.
+
+    Returns the number of successors and the first label that was not extended.
+    """
     most = 2 * (1 + 2 * tables.device_R.size)
     free_C, count, label = np.empty(tables.count_C.size, dtype=np.int64), 0, first
-    now, then = np.empty(NUM_REALS), np.empty(NUM_REALS)
-    while label < labels.int_LI.shape[0] and count + most <= room.int_LI.shape[0]:
+    sums_F, next_F = np.empty(NUM_FLOATS), np.empty(NUM_FLOATS)
+    while label < labels.int_LI.shape[0] and count + most <= output.int_LI.shape[0]:
         run, entry, rank = labels.int_LI[label, RUN], labels.int_LI[label, ENTRY], labels.int_LI[label, RANK]
         spent_usd = 0.0
         for device in range(free_C.size):
             used = labels.int_LI[label, USED + device]
             free_C[device] = tables.count_C[device] - used
             spent_usd += used * tables.usd_C[device]
-        now[:] = labels.float_LF[label]
-        for active in range(2):
-            seconds, ramp = block_seconds(tables, block, run, entry, rank), rank
-            if active == 1:
+        sums_F[:] = labels.float_LF[label]
+        for is_active in range(2):
+            seconds, rank_after = block_seconds(tables, block, run, entry, rank), rank
+            if is_active == 1:  # adds the ramp to the sums, which hold the block already
                 if not may_be_on(tables, block, rank):
                     continue
-                seconds, ramp = ramp_seconds(tables, block, run, entry, rank), tables.rank_N[block]
-            _pass(tables, now, run, entry, rank, seconds, active)
-            if active == 1 or may_be_off(tables, block):
-                count = _branch(
-                    tables, rows, cutoffs, block, labels, label, now, then, run, entry, ramp, active, free_C, spent_usd,
-                    room, count,
+                seconds, rank_after = ramp_seconds(tables, block, run, entry, rank), tables.rank_N[block]
+            _add_seconds(tables, sums_F, run, entry, rank, seconds, is_active)
+            if is_active == 1 or may_be_off(tables, block):
+                count = _write_successors(
+                    tables, rows, cutoffs, block, labels, label, sums_F, next_F, run, entry, rank_after, is_active,
+                    free_C, spent_usd, output, count,
                 )  # fmt: skip
         label += 1
     return count, label
 
 
 @compiled
-def _pass(tables: RunTables, now: FloatArray, run: int, entry: int, rank: int, seconds: float, in_ramp: int) -> None:
-    now[MEAN] += tables.unanswered_Q[rank] * seconds
-    now[LATENCY] += seconds
+def _add_seconds(
+    tables: RunTables, sums_F: FloatArray, run: int, entry: int, rank: int, seconds: float, in_ramp: int
+) -> None:
+    sums_F[MEAN] += tables.unanswered_Q[rank] * seconds
+    sums_F[LATENCY] += seconds
     if tables.ramp_budget > 0.0:
-        now[RAMPS] += in_ramp * seconds - (1 - in_ramp) * tables.ramp_budget * seconds
-    now[WORK] += tables.enters_E[entry] * seconds / tables.batch_R[run]
+        sums_F[RAMPS] += in_ramp * seconds - (1 - in_ramp) * tables.ramp_budget * seconds
+    sums_F[WORK] += tables.enters_E[entry] * seconds / tables.batch_R[run]
 
 
 @compiled
-def _branch(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, now: FloatArray,
-    then: FloatArray, run: int, entry: int, rank: int, active: int, free_C: IntArray, spent_usd: float,
-    room: Labels, count: int,
+def _write_successors(
+    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, sums_F: FloatArray,
+    next_F: FloatArray, run: int, entry: int, rank: int, is_active: int, free_C: IntArray, spent_usd: float,
+    output: Labels, count: int,
 ) -> int:  # fmt: skip
-    """All that may follow a block once its ramp is on or off."""
-    device, end = tables.device_R[run], block + 1 == tables.rank_N.size
-    after_s, last = 0.0, HOP if tables.may_hop or end else CUT
-    for how in range(last + 1):
-        if (end and how != HOP) or (how == GO_ON and not may_go_on(tables, block, active)) or (
-            how == CUT and not tables.may_split
-        ):  # fmt: skip
+    """Writes all successors of a label for one state of the block's ramp, and returns their number."""
+    device, is_end = tables.device_R[run], block + 1 == tables.rank_N.size
+    after_s, last = 0.0, HOP if tables.may_hop or is_end else CUT
+    for action in range(last + 1):
+        if is_end and action != HOP:
             continue
-        work_s = now[WORK]
-        if how == HOP and not end:
+        if (action == GO_ON and not may_go_on(tables, block, is_active)) or (action == CUT and not tables.may_split):
+            continue
+        work_s = sums_F[WORK]
+        if action == HOP and not is_end:
             hop_s = hop_seconds(tables, block, run, entry, rank)
             after_s = after_stage_s(tables, block, run, entry, rank)
             work_s = max(work_s, tables.enters_E[entry] * hop_s / tables.batch_R[run])
-        replicas = replicas_for(tables, work_s)
+        replicas = least_replicas(tables, work_s)
         usd = spent_usd + replicas * tables.usd_C[device]
-        if replicas > free_C[device] or usd > cutoffs.usd_per_hour * (1 + SLACK):
+        if replicas > free_C[device] or usd > cutoffs.usd_per_hour * (1 + TOLERANCE):
             continue
-        then[:] = now
-        if how == HOP:
-            _close(tables, then, replicas, after_s, tables.unanswered_Q[rank])
-        elif how == CUT:
+        next_F[:] = sums_F
+        if action == HOP:
+            _close_stage(tables, next_F, replicas, after_s, tables.unanswered_Q[rank])
+        elif action == CUT:
             crossing_s = after_split_s(tables, block, run, entry, rank)
-            then[MEAN] += tables.unanswered_Q[rank] * crossing_s
-            then[LATENCY] += crossing_s
-        count = _write_ways(
-            tables, rows, cutoffs, block, labels, label, then, run, entry, rank, active, how, replicas, room, count
-        )
+            next_F[MEAN] += tables.unanswered_Q[rank] * crossing_s
+            next_F[LATENCY] += crossing_s
+        count = _write_labels(
+            tables, rows, cutoffs, block, labels, label, next_F, run, entry, rank, is_active, action, replicas, output,
+            count,
+        )  # fmt: skip
     return count
 
 
 @compiled
-def _write_ways(
-    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, now: FloatArray,
-    run: int, entry: int, rank: int, active: int, how: int, replicas: int, room: Labels, count: int,
+def _write_labels(
+    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, sums_F: FloatArray,
+    run: int, entry: int, rank: int, is_active: int, action: int, replicas: int, output: Labels, count: int,
 ) -> int:  # fmt: skip
-    """One label where the plan ends or the split goes on; else one for every split that may begin."""
-    device, end = tables.device_R[run], block + 1 == tables.rank_N.size
-    starts = how != GO_ON and not end
-    first_run, end_run = (0, tables.device_R.size) if starts else (run, run + 1)
-    entered = entry_of(tables, rank) if starts else entry
-    if tables.enters_E[entered] == 0.0:
+    """Writes one label for every split that may begin, or a single one if the plan ends or its split goes on."""
+    device, is_end = tables.device_R[run], block + 1 == tables.rank_N.size
+    begins_split = action != GO_ON and not is_end
+    first_run, end_run = (0, tables.device_R.size) if begins_split else (run, run + 1)
+    next_entry = entry_of(tables, rank) if begins_split else entry
+    if tables.enters_E[next_entry] == 0.0:
         return count
-    for other in range(first_run, end_run):
-        on = tables.device_R[other]
-        if how == CUT and on != device:
+    for next_run in range(first_run, end_run):
+        if action == CUT and tables.device_R[next_run] != device:
             continue
-        real_F, whole_I = room.float_LF[count], room.int_LI[count]
-        real_F[:] = now
-        whole_I[USED:] = labels.int_LI[label, USED:]
-        if how == HOP:
-            whole_I[USED + device] += replicas
-        whole_I[PARENT], whole_I[HOW], whole_I[ACTIVE] = label, how, active
-        whole_I[RUN], whole_I[ENTRY], whole_I[RANK] = (0, 0, 0) if end else (other, entered, rank)
-        if end:
-            count += _ends_well(cutoffs, real_F)
+        float_F, int_I = output.float_LF[count], output.int_LI[count]
+        float_F[:] = sums_F
+        int_I[USED:] = labels.int_LI[label, USED:]
+        if action == HOP:
+            int_I[USED + device] += replicas
+        int_I[PARENT], int_I[ACTION], int_I[IS_ACTIVE] = label, action, is_active
+        int_I[RUN], int_I[ENTRY], int_I[RANK] = (0, 0, 0) if is_end else (next_run, next_entry, rank)
+        if is_end:
+            count += _is_feasible(cutoffs, float_F)
             continue
-        if starts:
-            inputs = wait_inputs(tables, other, entered)
-            if how == CUT and not crosses_after(tables, block):
-                real_F[MEAN_INPUTS] += tables.unanswered_Q[rank] * inputs / 2
-                real_F[INPUTS] += inputs
+        if begins_split:
+            inputs = wait_inputs(tables, next_run, next_entry)
+            if action == CUT and not crosses_after(tables, block):
+                float_F[MEAN_INPUTS] += tables.unanswered_Q[rank] * inputs / 2
+                float_F[INPUTS] += inputs
             else:
-                real_F[MEAN] += tables.unanswered_Q[rank] * inputs / 2 / tables.rate_per_s
-                real_F[LATENCY] += inputs / tables.rate_per_s
-        count += _kept(tables, rows, cutoffs, block + 1, 1 if how == HOP else replicas, room, count)
+                float_F[MEAN] += tables.unanswered_Q[rank] * inputs / 2 / tables.rate_per_s
+                float_F[LATENCY] += inputs / tables.rate_per_s
+        count += _can_complete(tables, rows, cutoffs, block + 1, 1 if action == HOP else replicas, output, count)
     return count
 
 
 @compiled
-def _close(tables: RunTables, now: FloatArray, replicas: int, hop_s: float, unanswered: float) -> None:
-    """The open stage ends: its replicas multiply the waits of further splits, and what is left hops."""
-    now[MEAN] += replicas * now[MEAN_INPUTS] / tables.rate_per_s + unanswered * hop_s
-    now[LATENCY] += replicas * now[INPUTS] / tables.rate_per_s + hop_s
-    now[WORK] = now[MEAN_INPUTS] = now[INPUTS] = 0.0
+def _close_stage(tables: RunTables, sums_F: FloatArray, replicas: int, hop_s: float, unanswered: float) -> None:
+    """Adds the waits of the open stage's further splits, now that its replicas are known, and the hop behind it."""
+    sums_F[MEAN] += replicas * sums_F[MEAN_INPUTS] / tables.rate_per_s + unanswered * hop_s
+    sums_F[LATENCY] += replicas * sums_F[INPUTS] / tables.rate_per_s + hop_s
+    sums_F[WORK] = sums_F[MEAN_INPUTS] = sums_F[INPUTS] = 0.0
 
 
 @compiled
-def _ends_well(cutoffs: Cutoffs, real_F: FloatArray) -> int:
-    """1 where a whole plan keeps its limits and is no worse than the best so far; fills its value."""
-    real_F[BOUND] = real_F[LATENCY] if cutoffs.seeks_worst else real_F[MEAN]
-    in_time = real_F[LATENCY] <= cutoffs.latency_s * (1 + SLACK)
-    return int(in_time and real_F[RAMPS] <= cutoffs.ramps and real_F[BOUND] <= cutoffs.value)
+def _is_feasible(cutoffs: Cutoffs, float_F: FloatArray) -> int:
+    """Fills the value of a complete plan. Returns 1 if it keeps its limits and is no worse than the incumbent."""
+    float_F[BOUND] = float_F[LATENCY] if cutoffs.minimizes_worst_case else float_F[MEAN]
+    is_in_time = float_F[LATENCY] <= cutoffs.latency_s * (1 + TOLERANCE)
+    return int(is_in_time and float_F[RAMPS] <= cutoffs.ramps and float_F[BOUND] <= cutoffs.value)
 
 
 @compiled
-def _kept(tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, replicas: int, room: Labels, label: int) -> int:
-    """1 unless some row of prices rules a label out, of whose open stage `replicas` are needed at least."""
-    real_F, whole_I = room.float_LF[label], room.int_LI[label]
-    run, device = whole_I[RUN], tables.device_R[whole_I[RUN]]
-    mean_s = real_F[MEAN] + replicas * real_F[MEAN_INPUTS] / tables.rate_per_s
-    latency_s = real_F[LATENCY] + replicas * real_F[INPUTS] / tables.rate_per_s
-    if whole_I[USED + device] + replicas > tables.count_C[device]:
+def _can_complete(
+    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, replicas: int, output: Labels, label: int
+) -> int:
+    """Fills the bound of a label whose open stage needs `replicas` at least. Returns 0 if the bound excludes it."""
+    float_F, int_I = output.float_LF[label], output.int_LI[label]
+    run, device = int_I[RUN], tables.device_R[int_I[RUN]]
+    mean_s = float_F[MEAN] + replicas * float_F[MEAN_INPUTS] / tables.rate_per_s
+    latency_s = float_F[LATENCY] + replicas * float_F[INPUTS] / tables.rate_per_s
+    if int_I[USED + device] + replicas > tables.count_C[device]:
         return 0
     bound = 0.0
     for row in range(rows.mean_V.size):
-        price = rows.mean_V[row] * mean_s + rows.latency_V[row] * latency_s + rows.ramps_V[row] * real_F[RAMPS]
-        price += rows.device_VC[row, device] * tables.rate_per_s * real_F[WORK]
+        price = rows.mean_V[row] * mean_s + rows.latency_V[row] * latency_s + rows.ramps_V[row] * float_F[RAMPS]
+        price += rows.device_VC[row, device] * tables.rate_per_s * float_F[WORK]
         for used in range(tables.count_C.size):
-            price += rows.device_VC[row, used] * whole_I[USED + used]
-        price += rows.inside_VNREQ[row, block, run, whole_I[ENTRY], whole_I[RANK]]
-        over = price - rows.allowed_V[row]
-        if rows.counts_V[row]:
-            bound = max(bound, over)
-        elif over > SLACK * rows.allowed_V[row] + rows.ramps_V[row] * cutoffs.ramps:
+            price += rows.device_VC[row, used] * int_I[USED + used]
+        price += rows.bound_VNREQ[row, block, run, int_I[ENTRY], int_I[RANK]]
+        excess = price - rows.limit_V[row]
+        if rows.has_objective_V[row]:
+            bound = max(bound, excess)
+        elif excess > TOLERANCE * rows.limit_V[row] + rows.ramps_V[row] * cutoffs.ramps:
             return 0
-    real_F[BOUND] = bound
+    float_F[BOUND] = bound
     return int(bound <= cutoffs.value)

@@ -1,4 +1,4 @@
-"""The plan of a space that answers soonest on average at a rate, proven so or with a gap, or why there is none."""
+"""Solves for the least mean answer time at a rate: the best plan with proof or a gap, or why there is none."""
 
 from __future__ import annotations
 
@@ -12,75 +12,77 @@ from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem
 from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.bound import Allowance, best_row
-from optimizer.soonest.search import SAME, WIDTHS, Soonest, SoonestSearch, best_first, num_states
+from optimizer.soonest.bound import ResourceLimits, best_price_row
+from optimizer.soonest.search import TIE_TOLERANCE, WIDTHS, LatencyResult, LatencySearch, num_states, ranked
 from optimizer.space import Space, parts_of, payable_names
 from optimizer.tables import tables_of
 
-# How exactly the highest rate inside a ramp budget is told, and how far below the highest at any it is sought.
 RATE_RESOLUTION = 0.01
+"""Relative resolution of the highest rate within a ramp budget."""
 LEAST_RATE = 1e-3
+"""Lowest rate that is tried for a ramp budget, relative to the highest rate without one."""
 MOST_STATES = 40_000_000
-"""Of a table with a number for every block and state of a split: a third of a gigabyte."""
+"""Size of a table with a number for every block and state of a split: a third of a gigabyte."""
 NARROW = WIDTHS[:2]
-"""Of searches that only say why there is no plan: seconds, not minutes."""
+"""Widths of searches that only explain why there is no plan. They take seconds, not minutes."""
 
 
 def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...] = WIDTHS) -> Decision:
-    """A plan of the least mean answer time; of equal ones the cheaper, then the quicker, then one that stops.
+    """Returns a plan of the least mean answer time, or why there is none; see `ranked` for ties.
 
-    Raises PlanError where none was found and none is ruled out, and for problems that are too large.
+    Raises PlanError if no plan was found although one may exist, and for problems that are too large.
     """
-    answer = _best_of(problem, space, Allowance.of(problem), widths)
-    if not answer.found:
-        if math.isfinite(answer.bound):
-            raise PlanError(f"no plan was found, though there may be one: none answers before {answer.bound:.6g} s")
+    result = _best_of_parts(problem, space, ResourceLimits.of(problem), widths)
+    if not result.plans:
+        if math.isfinite(result.bound):
+            raise PlanError(f"no plan was found, though there may be one: none answers before {result.bound:.6g} s")
         return _why_none(problem, space)
-    return answer.found[0].planned(problem, space.strategy, answer.bound, (each.stages for each in answer.found))
+    return result.plans[0].planned(problem, space.strategy, result.bound, (plan.stages for plan in result.plans))
 
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
-    """What no plan of a space answers before; None: proven to have none."""
-    limits = Allowance.of(problem)
-    least_s = min(
-        (best_row(each.tables, limits).least for each in _searches(problem, space, limits, ())), default=math.inf
-    )
+    """Returns a lower bound on the mean answer time of all plans of a space; None if no plan exists."""
+    limits = ResourceLimits.of(problem)
+    searches = _searches(problem, space, limits, ())
+    least_s = min((best_price_row(search.tables, limits).bound for search in searches), default=math.inf)
     return None if math.isinf(least_s) else least_s
 
 
-def _best_of(problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]) -> Soonest:
-    """All parts of the space together: what one finds, the next has to match."""
-    met: list[FeasiblePlan] = []
-    bound = known = math.inf
+def _best_of_parts(
+    problem: PlanProblem, space: Space, limits: ResourceLimits, widths: tuple[int, ...]
+) -> LatencyResult:
+    """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part."""
+    plans: list[FeasiblePlan] = []
+    bound = incumbent = math.inf
     for search in _searches(problem, space, limits, widths):
-        answer = search.best(known)
-        met, bound = [*met, *answer.found], min(bound, answer.bound)
-        known = min([known, *(limits.value_of(each) for each in answer.found)])
-    found = best_first(met, limits)
-    proven = known <= bound * (1 + SAME)
-    return Soonest(found=found, bound=limits.value_of(found[0]) if found and proven else bound)
+        result = search.best(incumbent)
+        plans, bound = [*plans, *result.plans], min(bound, result.bound)
+        incumbent = min([incumbent, *(limits.value_of(plan) for plan in result.plans)])
+    best_first = ranked(plans, limits)
+    is_proven = incumbent <= bound * (1 + TIE_TOLERANCE)
+    return LatencyResult(plans=best_first, bound=limits.value_of(best_first[0]) if best_first and is_proven else bound)
 
 
-def _any_of(problem: PlanProblem, space: Space, limits: Allowance) -> FeasiblePlan | None:
-    """The first plan that is met; None where narrow searches meet none."""
+def _any_plan(problem: PlanProblem, space: Space, limits: ResourceLimits) -> FeasiblePlan | None:
+    """Returns the first plan that narrow searches find; None if they find none."""
     for search in _searches(problem, space, limits, NARROW):
-        found = search.best(any_will_do=True).found
-        if found:
-            return found[0]
+        plans = search.best(any_plan=True).plans
+        if plans:
+            return plans[0]
     return None
 
 
 def _searches(
-    problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]
-) -> Iterator[SoonestSearch]:
-    """One per part of the space, those that stop first; or one per batch size where all splits share it."""
+    problem: PlanProblem, space: Space, limits: ResourceLimits, widths: tuple[int, ...]
+) -> Iterator[LatencySearch]:
+    """Yields one search per mode and part of the space, or one per batch size if all splits must share it."""
     for after_answer in space.after_answer:
         for part in parts_of(problem, space, payable_names(problem)):
             batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
             for batch in batches if space.one_batch else [None]:
                 tables = tables_of(part, space, after_answer, batch)
                 _check_size(num_states(tables))
-                yield SoonestSearch(
+                yield LatencySearch(
                     problem=part, tables=tables, after_answer=after_answer, limits=limits, widths=widths
                 )
 
@@ -94,22 +96,22 @@ def _check_size(size: int) -> None:
 
 
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
-    """See `why_infeasible`; ramps are given up before money is."""
+    """Returns which promise cannot be kept (see `why_infeasible`). The ramp budget is dropped before the money budget."""
     return why_infeasible(
         problem,
         space.strategy,
-        possible=lambda other: _quickest(other, space),
-        nearest_slo_s=lambda found: found.figures.latency_s / (1 - problem.slo.slack),
+        possible=lambda other: _lowest_latency_plan(other, space),
+        nearest_slo_s=lambda plan: plan.figures.latency_s / (1 - problem.slo.slack),
         highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
         relaxed=(("ramps", _without_ramp_budget), ("budget", without_budget)),
     )
 
 
-def _quickest(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    """The plan of the shortest worst case, at any SLO."""
-    limits = replace(Allowance.of(problem), latency_s=math.inf, seeks_worst=True)
-    found = _best_of(problem, space, limits, NARROW).found
-    return found[0] if found else None
+def _lowest_latency_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
+    """Returns the plan of the lowest worst-case latency, whatever the SLO."""
+    limits = replace(ResourceLimits.of(problem), latency_s=math.inf, minimizes_worst_case=True)
+    plans = _best_of_parts(problem, space, limits, NARROW).plans
+    return plans[0] if plans else None
 
 
 def _without_ramp_budget(problem: PlanProblem) -> PlanProblem:
@@ -118,33 +120,36 @@ def _without_ramp_budget(problem: PlanProblem) -> PlanProblem:
 
 
 def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
-    """The highest rate that has a plan; where the ramp budget lowers it, one that has.
+    """Returns the highest rate that has a plan; None if there is none. With a ramp budget, finds it by bisection.
 
-    It may be some per cent below the highest: narrow searches miss plans. A plan whose inputs stay
-    does the most without ramps, and then as much as if they stopped.
+    With a ramp budget the result may be a few per cent too low, because narrow searches miss plans. Plans whose inputs
+    stay reach their highest rate without ramps, and then as much as if the inputs stopped.
     """
-    without = replace(space, ramps="none")
-    fastest = _fastest(problem, space if "stop" in space.after_answer else without)
-    budget = math.inf if problem.ramp_budget is None else problem.ramp_budget * (1 + TOLERANCE)
-    if fastest is None or fastest.figures.ramp_overhead <= budget:
-        return None if fastest is None else fastest.figures.rate_per_s
+    no_ramps = replace(space, ramps="none")
+    fastest = _fastest(problem, space if "stop" in space.after_answer else no_ramps)
+    if fastest is None:
+        return None
     high = fastest.figures.rate_per_s
-    plain = _fastest(problem, without) if space.ramps in ("choose", "split-ends") else None
+    budget = math.inf if problem.ramp_budget is None else problem.ramp_budget * (1 + TOLERANCE)
+    if fastest.figures.ramp_overhead <= budget:
+        return high
+    limits, least = ResourceLimits.of(problem), high * LEAST_RATE
+    plain = _fastest(problem, no_ramps) if space.ramps in ("choose", "split-ends") else None
     low = plain.figures.rate_per_s if plain is not None else None
-    if low is None and _any_of(problem.with_rate(high * LEAST_RATE), space, Allowance.of(problem)) is None:
-        return None  # not even at leisure do ramps keep their budget
+    if low is None and _any_plan(problem.with_rate(least), space, limits) is None:
+        return None
     while low is None or high > low * (1 + RATE_RESOLUTION):
-        tried = (low * high) ** 0.5 if low is not None else high / 2
-        if _any_of(problem.with_rate(tried), space, Allowance.of(problem)) is not None:
-            low = tried
+        middle = (low * high) ** 0.5 if low is not None else high / 2
+        if _any_plan(problem.with_rate(middle), space, limits) is not None:
+            low = middle
         else:
-            high = tried
-        if low is None and high < fastest.figures.rate_per_s * LEAST_RATE:
+            high = middle
+        if low is None and high < least:
             return None
     return low
 
 
 def _fastest(problem: PlanProblem, space: Space) -> Planned | None:
-    rate = replace(problem, objective=MaximizeRate())
-    decision = solve_exactly(rate, space) or solve_at_scale(rate, space)
+    unlimited = replace(problem, objective=MaximizeRate())
+    decision = solve_exactly(unlimited, space) or solve_at_scale(unlimited, space)
     return decision if isinstance(decision, Planned) else None

@@ -60,7 +60,7 @@ def every_plan(problem: PlanProblem, strategy: Strategy) -> Iterator[tuple[tuple
 def _figures(problem: PlanProblem, stages: tuple[Stage, ...]) -> Evaluation | None:
     """None where a batch holds more tokens than were measured at once: the tests of `evaluate` see that refused."""
     tokens = [
-        split.batch * problem.generation.rows(share) / share
+        split.batch * problem.generation.tokens_per_step(share) / share
         for stage in stages
         for split in stage.splits
         if problem.generation is not None and (share := _enters(problem, stages, split.first)) > 0

@@ -48,13 +48,15 @@ def test_of_a_sequence_only_tokens_that_no_survivor_follows_are_never_filled_in(
         [survivors] = np.nonzero(rng.random(steps) < share)
         reached.append(survivors[-1] + 1 if len(survivors) else 0)
     generation = Generation(prompt=Lengths(mean=1), output=Lengths(mean=steps + 1))
-    assert generation.rows(share) == pytest.approx(np.mean(reached) / steps, rel=0.01)
-    assert generation.rows(1.0) == 1.0
-    assert generation.rows(0.0) == 0.0
+    assert generation.tokens_per_step(share) == pytest.approx(np.mean(reached) / steps, rel=0.01)
+    assert generation.tokens_per_step(1.0) == 1.0
+    assert generation.tokens_per_step(0.0) == 0.0
     mixed = replace(GENERATION, output=Lengths.weighted({2: 0.5, 4: 0.5}))
     short, long = (replace(GENERATION, output=Lengths(mean=mean)) for mean in (2, 4))
     assert mixed.num_steps == 2
-    assert mixed.rows(0.4) == pytest.approx((1 * short.rows(0.4) + 3 * long.rows(0.4)) / 4)
+    assert mixed.tokens_per_step(0.4) == pytest.approx(
+        (1 * short.tokens_per_step(0.4) + 3 * long.tokens_per_step(0.4)) / 4
+    )
 
 
 def test_an_exit_saves_work_where_batches_have_room_and_else_none() -> None:
@@ -127,7 +129,7 @@ def test_prompts_are_cut_into_chunks_and_unmeasured_batches_refused() -> None:
     own = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.007), ramp_s_EB=np.zeros((1, 1)), length=64)
     assert step_table(asking(problem, prefill={"gpu": own}), "gpu").prompt_s_N == pytest.approx([0.007, 0.007])
     problem = asking(two_blocks(), output=Lengths(mean=1001))
-    with pytest.raises(PlanError, match=r"blocks 1 to 1 run 31\.9\d+ tokens at once at batch 16, .* are at most 16"):
+    with pytest.raises(PlanError, match=r"blocks 1 to 1 run 31\.9\d+ tokens at once at batch 16, .* is 16"):
         evaluate(problem, two_splits(16, 16))
 
 
