@@ -13,8 +13,8 @@ from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
 from optimizer.pame.batches import Batching, BatchTimes, Seconds, seconds_of
-from optimizer.pame.checks import TEN_CONFIDENCES, Checks, given_checks, normalised, searched_checks
-from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from optimizer.pame.checks import TEN_CONFIDENCES, Checks, fixed_checks, grid_checks, relative_precision
+from optimizer.pame.search import ExitSearchResult, SearchOptions, find_exits
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.catalogue import published_profile
@@ -99,14 +99,14 @@ class Case:
         """
         tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
         grid = TEN_CONFIDENCES if self.search.zero_one else tenths
-        return searched_checks({None: self.search}, by_truth=True, grid=grid)
+        return grid_checks({None: self.search}, by_truth=True, grid=grid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluation:
     """The effect of found exits on inputs that the search did not see."""
 
-    found: FoundExits
+    found: ExitSearchResult
     times: BatchTimes
     precision: float
     """Relative to the full model's precision."""
@@ -152,23 +152,23 @@ def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluat
         return None
     if not thresholds:
         return None
-    checks = given_checks(recorded_batches(case.search, thresholds, batch))
+    checks = fixed_checks(recorded_batches(case.search, thresholds, batch))
     found = find_exits(case.seconds, checks, batch, SearchOptions(kept=None))
     return evaluate_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
 
 
-def evaluate_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Evaluation:
+def evaluate_exits(case: Case, found: ExitSearchResult, ramps: Sequence[int]) -> Evaluation:
     """Evaluates some of the exits that a search found."""
     return evaluate_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
 
 
-def evaluate_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Evaluation:
+def evaluate_thresholds(case: Case, found: ExitSearchResult, thresholds: Mapping[int, float]) -> Evaluation:
     """Evaluates exits with the given thresholds."""
     outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
     return Evaluation(
         found=found,
         times=Batching(seconds=case.seconds, size=found.batch).times(outcome.exits_N, ramps),
-        precision=normalised(outcome),
+        precision=relative_precision(outcome),
         moving=tuple(float((outcome.exits_N > ramp).mean()) for ramp in ramps),
     )
 

@@ -14,8 +14,8 @@ from experiments.apparate.recording import KINDS, Kind, Stream, streams
 from experiments.studies.study import Effort
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramps import PERIOD as MOVES_EVERY
-from optimizer.live.ramps import best_ramps, greedily, move, of_ramps, spread_out
-from optimizer.live.tuning.base import Question, Tuned, Tuner, never
+from optimizer.live.ramps import adjust_ramps, best_ramps, evenly_spaced, greedy_tuner, of_ramps
+from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee
 from profiles.catalogue import published_profile
@@ -119,7 +119,7 @@ def greedy_thresholds(
     records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]
 ) -> dict[int, float]:
     """Returns one threshold per ramp, by Apparate's greedy search on these inputs."""
-    return dict(greedily(times, budget)(of_ramps(records, ramps)))
+    return dict(greedy_tuner(times, budget)(of_ramps(records, ramps)))
 
 
 # Random streams for quick runs and tests. Ramps are more confident if they are right, until inputs drift.
@@ -260,7 +260,7 @@ class TunedThresholds:
     def __init__(self, tuner: Tuner, thresholds: Mapping[int, float]) -> None:
         """Starts the tuner with the thresholds of the active ramps."""
         self.thresholds = thresholds
-        self.changes: list[Tuned] = []
+        self.changes: list[NewThresholds] = []
         """The tuner's changes; times are positions in the stream."""
         self._tuner = tuner
         tuner.follow(thresholds, 0.0)
@@ -423,14 +423,14 @@ class PlannedRamps(TunedThresholds):
             self._plan(after(seen))
 
     def _plan(self, since_s: float) -> None:
-        question = self._tuner.question
+        settings = self._tuner.settings
         records = self._known.records(self._known.shape.ramps)
         replayed = best_ramps(
-            records, question.times, self._budgets.ramps, greedily(question.times, self._budgets.loss)
+            records, settings.times, self._budgets.ramps, greedy_tuner(settings.times, self._budgets.loss)
         ).ramps
         if set(replayed) != set(self.thresholds):
             kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in replayed}
-            self.set(never(question.score, replayed) | kept, since_s)
+            self.set(never(settings.score, replayed) | kept, since_s)
 
 
 class MovedRamps(TunedThresholds):
@@ -449,9 +449,9 @@ class MovedRamps(TunedThresholds):
         if sum(map(len, self._window)) < MOVES_EVERY:
             return
         window = Observations.join(seen.shape, self._window).records(ramps)
-        question = self._tuner.question
-        tune = greedily(question.times, self._budgets.loss)
-        moved = move(window, self.thresholds, question.times, tune, self._budgets.ramps)
+        settings = self._tuner.settings
+        tune = greedy_tuner(settings.times, self._budgets.loss)
+        moved = adjust_ramps(window, self.thresholds, settings.times, tune, self._budgets.ramps)
         self._window = []
         if moved.thresholds != self.thresholds:
             self.set(moved.thresholds, after(seen))
@@ -460,12 +460,12 @@ class MovedRamps(TunedThresholds):
 def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
     """Returns a new tuner for a stream."""
     score = case.stream.records.score
-    return make_tuner(name, Question(score=score, guarantee=budgets.guarantee, times=case.times))
+    return make_tuner(name, TunerSettings(score=score, guarantee=budgets.guarantee, times=case.times))
 
 
 def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Serves with the ramps with which Apparate begins; a tuner sets their thresholds."""
-    return with_ramps(case, spread_out(case.times, budgets.ramps), name, budgets)
+    return with_ramps(case, evenly_spaced(case.times, budgets.ramps), name, budgets)
 
 
 def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
@@ -477,7 +477,7 @@ def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Bud
 def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Serves with ramps that are planned on the beginning, and again every period from probes."""
     initial = case.stream.initial
-    ramps = best_ramps(initial, case.times, budgets.ramps, greedily(case.times, budgets.loss)).ramps
+    ramps = best_ramps(initial, case.times, budgets.ramps, greedy_tuner(case.times, budgets.loss)).ramps
     known = observed(initial, {}, np.ones(len(initial), dtype=bool), first=-len(initial))
     thresholds = never(case.stream.records.score, ramps)
     controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
@@ -486,7 +486,7 @@ def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()
 
 def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Serves with evenly spaced ramps that are moved every 128 inputs."""
-    ramps = spread_out(case.times, budgets.ramps)
+    ramps = evenly_spaced(case.times, budgets.ramps)
     thresholds = never(case.stream.records.score, ramps)
     controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)
     return timed_replay(case, controller)

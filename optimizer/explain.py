@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, milliseconds, sought
+from optimizer.evaluate import Evaluation, milliseconds, objective_value
 from optimizer.generation.steps import generation_of
-from optimizer.networks import part_of, survival_with
+from optimizer.networks import subproblem_of, survival_with
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
 

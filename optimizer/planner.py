@@ -10,7 +10,7 @@ from functools import partial
 from earlyexit.errors import PlanError
 from optimizer.chains import solve_chains
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import evaluate, merit, sought
+from optimizer.evaluate import evaluate, merit, objective_value
 from optimizer.exact.solve import better_plan, solve_exactly
 from optimizer.generation.solve import solve_generation
 from optimizer.in_time import solve_in_time
@@ -126,7 +126,7 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     """Returns the plan of several chains, or a better one of a single chain: the search for several is not exact."""
     if isinstance(several, NoPlan) or several.gap == 0:
         return several
-    one = better_plan(problem, space, sought(problem, several.figures))
+    one = better_plan(problem, space, objective_value(problem, several.figures))
     if one is None or merit(problem, one.figures) <= merit(problem, several.figures):
         return several
     return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))

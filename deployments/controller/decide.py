@@ -26,9 +26,9 @@ from optimizer.evaluate import Evaluation, evaluate, objective_value, prediction
 from optimizer.live.changeover import num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
-from optimizer.live.stragglers import ReplicaTimes, Rest, Straggler, avoided_by, find
-from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
-from optimizer.live.tuning.base import Tuned
+from optimizer.live.stragglers import ReplicaTimes, RestingReplica, Straggler, avoided_replicas, find_stragglers
+from optimizer.live.trial import Delivered, FailedPlan, Trial, has_failed, judge
+from optimizer.live.tuning.base import NewThresholds
 from optimizer.placement import PlacedPlan, divide_replicas
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import MaximizeRate, PlanProblem, Reach, nested_reach
@@ -87,7 +87,7 @@ class PutInForce:
 class GoBy:
     """Put thresholds in force that the tuner has found."""
 
-    said: Tuned
+    said: NewThresholds
     reason: str
 
 
@@ -220,12 +220,12 @@ class View:
         foreign = plan.policy is not None and plan.policy.name != self.policy.name
         return plan if foreign or self.state.thresholds is None else replace(plan, policy=self.policy)
 
-    def place(self, plan: Plan, resting: Sequence[Rest] | None = None) -> PlacedPlan:
+    def place(self, plan: Plan, resting: Sequence[RestingReplica] | None = None) -> PlacedPlan:
         """Returns the plan as the next one, on replicas that stay where they are if they can.
 
         `resting`: the replicas that get no work; None for those that the state has.
         """
-        avoided = avoided_by(self.state.resting if resting is None else resting)
+        avoided = avoided_replicas(self.state.resting if resting is None else resting)
         return PlacedPlan(plan=replace(plan, epoch=self.next_epoch), avoided=avoided, hosted=self.hosted)
 
     def completed(self, plan: Plan) -> Plan:
@@ -345,7 +345,7 @@ def change_failed(view: View) -> Actions:
 def _blame(view: View) -> Become:
     """Has the plan in force not be chosen again for a while."""
     stages = tuple(view.state.placed.plan.planned_stages)
-    new = Blame(stages=stages, problem=view.problem, until=view.period + BLAME_PERIODS)
+    new = FailedPlan(stages=stages, problem=view.problem, until=view.period + BLAME_PERIODS)
     return Become({"blamed": (*(each for each in view.state.blamed if each.stages != stages), new)})
 
 
@@ -385,7 +385,7 @@ def slow_replicas(view: View) -> Actions:
     if not slow:
         return ()
     until = view.period + REST_PERIODS
-    new = [Rest(replica=each.replica, device=each.device, until=until) for each in slow]
+    new = [RestingReplica(replica=each.replica, device=each.device, until=until) for each in slow]
     names = {each.replica for each in new}
     resting = (*(rest for rest in state.resting if rest.replica not in names), *new)
     placed = _without(slow, view, resting)
@@ -397,7 +397,7 @@ def slow_replicas(view: View) -> Actions:
     )
 
 
-def _without(slow: Iterable[Straggler], view: View, resting: Sequence[Rest]) -> PlacedPlan | None:
+def _without(slow: Iterable[Straggler], view: View, resting: Sequence[RestingReplica]) -> PlacedPlan | None:
     """The plan in force with new replicas for slow ones, where accelerators are free, else with fewer replicas.
 
     None where a stage would have none.
@@ -522,7 +522,7 @@ def _stragglers(view: View) -> tuple[Straggler, ...]:
     """Replicas slower than their peers, by the problem that the plan in force was weighed on."""
     share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
     times = [_times(each, view, share_N) for each in view.seen.replicas if each.device in view.problem.latency]
-    return find(times, view.settings.straggler_ratio, resting=frozenset(avoided_by(view.state.resting)))
+    return find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
 
 
 def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> ReplicaTimes:
@@ -634,7 +634,7 @@ async def propose(
     solve: Solve,
     strategy: Strategy,
     *,
-    blamed: Sequence[Blame],
+    blamed: Sequence[FailedPlan],
     reach: Reach | None,
 ) -> Proposal | NoPlan:
     """Answers the first question that has an answer; where none has, says what the first one lacks.
@@ -655,10 +655,10 @@ async def propose(
     return refusals[0]
 
 
-def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[Blame]) -> Planned | None:
+def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[FailedPlan]) -> Planned | None:
     """Returns the best plan that is not blamed; None where all are."""
     stages = [
-        each for each in dict.fromkeys((planned.stages, *planned.candidates)) if not is_blamed(blamed, each, problem)
+        each for each in dict.fromkeys((planned.stages, *planned.candidates)) if not has_failed(blamed, each, problem)
     ]
     kept = [each for each in stages if each == planned.stages or not violations(problem, each, evaluate(problem, each))]
     if not kept:
@@ -726,7 +726,7 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
             trial=_trial(view, found, placed) if _stands(view) else None,
         )
         return (change,), verdict.words
-    if avoided_by(state.resting) != state.placed.avoided:
+    if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
         return (view.same_rate(same, "straggler", "other replicas rest now"),), verdict.words
     if not view.goes_by_ours(state.placed):

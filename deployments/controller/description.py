@@ -11,7 +11,7 @@ from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
 from earlyexit.network.chain import Chain
-from optimizer.live.stragglers import avoided_by
+from optimizer.live.stragglers import avoided_replicas
 from optimizer.placement import placed_document
 
 LAST_EVENTS = 20
@@ -38,7 +38,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, chain
         "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
         "fill": _fill(view),
         "accelerators": _accelerators(view, settings),
-        "stragglers": dict(avoided_by(state.resting)),
+        "stragglers": dict(avoided_replicas(state.resting)),
         "phases_s": dict(loop.phases_s),
         "plan_changes": dict(loop.changes),
         "tuning": _tuning(view, loop.changes["alarm"]),

@@ -21,7 +21,7 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.errors import DataError, PlanError
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, no_input_leaves
+from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.networks import Used, network_sets, ramps_of, survival_with
 from optimizer.pame.batches import Batching, seconds_of
@@ -355,7 +355,7 @@ class Tuning:
         """The batches in which inputs enter the model; None before any plan is served."""
         self._since_s = 0.0
         """Inputs that arrived earlier were answered under an unknown plan."""
-        self.said: Tuned | None = None
+        self.said: NewThresholds | None = None
         """The last thresholds that are still to be put in force."""
 
     @property
@@ -363,7 +363,7 @@ class Tuning:
         return self._make is not None
 
     @property
-    def alarm(self) -> Tuned | None:
+    def alarm(self) -> NewThresholds | None:
         """What was said last, if it must not wait."""
         return self.said if self.said is not None and self.said.why == "alarm" else None
 
@@ -389,7 +389,7 @@ class Tuning:
             self._shape, self._tuner = seen.shape, self._make(seen.shape)
             self._tuner.follow(*self._followed)
             if self._batching is not None:
-                self._tuner.serve(self._batching)
+                self._tuner.set_batching(self._batching)
         said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
         if said is not None:
             if self.alarm is not None and said.why != "alarm":  # it is as urgent as the alarm before it
@@ -412,7 +412,7 @@ class Tuning:
         if entry != self._entry:
             self._entry, self._batching = entry, batching_of(self._problem, *entry)
             if self._tuner is not None:
-                self._tuner.serve(self._batching)
+                self._tuner.set_batching(self._batching)
 
     def pause(self) -> None:
         """Observes nothing until it is told what to follow; what was said before is void by then."""
@@ -439,7 +439,7 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
     batching = batching_of(problem, device, table.batches[-1])
     name = settings.tuning
     return lambda shape: make_tuner(
-        name, Question(score=shape.score, guarantee=guarantee, times=times, batching=batching)
+        name, TunerSettings(score=shape.score, guarantee=guarantee, times=times, batching=batching)
     )
 
 

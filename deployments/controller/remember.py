@@ -18,8 +18,8 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from deployments.controller.intake import Interval
 from earlyexit.errors import DataError
-from optimizer.live.stragglers import Rest
-from optimizer.live.trial import Blame, Trial
+from optimizer.live.stragglers import RestingReplica
+from optimizer.live.trial import FailedPlan, Trial
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, chains_of
 from optimizer.plan_file import parse_plan, plan_document
@@ -29,7 +29,7 @@ from profiles.stream import Observations, StreamShape
 Placed = Annotated[PlacedPlan, PlainValidator(parse_placed), PlainSerializer(placed_document)]
 
 
-def _blame_document(blame: Blame) -> dict[str, Any]:
+def _blame_document(blame: FailedPlan) -> dict[str, Any]:
     """The stages are written as a plan, whose policy and shares do not matter."""
     num_chains = len(chains_of(blame.stages, blame.problem.num_blocks))
     plan = Plan(
@@ -41,9 +41,9 @@ def _blame_document(blame: Blame) -> dict[str, Any]:
     return {"stages": plan_document(plan), "problem": problem_document(blame.problem), "until": blame.until}
 
 
-def _parse_blame(document: Mapping[str, Any]) -> Blame:
+def _parse_blame(document: Mapping[str, Any]) -> FailedPlan:
     stages, problem = parse_plan(document["stages"]).stages, parse_problem(document["problem"]).problem
-    return Blame(stages=stages, problem=problem, until=document["until"])
+    return FailedPlan(stages=stages, problem=problem, until=document["until"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class State:
     trial: Trial | None = None
     previous: Placed | None = None
     """The plan that a rollback returns to while the present plan is on trial."""
-    resting: tuple[Rest, ...] = ()
-    blamed: tuple[Annotated[Blame, PlainValidator(_parse_blame), PlainSerializer(_blame_document)], ...] = ()
+    resting: tuple[RestingReplica, ...] = ()
+    blamed: tuple[Annotated[FailedPlan, PlainValidator(_parse_blame), PlainSerializer(_blame_document)], ...] = ()
     thresholds: Mapping[int, float] | None = None
     """Thresholds of all ramps that tuning has found; None: those of the settings."""
 

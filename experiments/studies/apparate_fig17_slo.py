@@ -19,7 +19,7 @@ from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.load.arrivals import read_counts
 from offramp.load.processes import CountReplay, Poisson, Process
-from optimizer.live.ramps import best_ramps, greedily
+from optimizer.live.ramps import best_ramps, greedy_tuner
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.catalogue import published_profile
@@ -141,7 +141,7 @@ def points(case: Case, arrivals: Arrivals, effort: Effort) -> list[Point]:
     """Returns the figures with and without ramps by SLO; the rate grows with the batches, and is the same for both."""
     table = with_batches(case)
     first = case.stream.served.subset(np.arange(min(STRATEGIES_PERIOD, len(case.stream.served))))
-    ramps = best_ramps(first, case.times, RAMP_BUDGET, greedily(case.times, BUDGET)).ramps
+    ramps = best_ramps(first, case.times, RAMP_BUDGET, greedy_tuner(case.times, BUDGET)).ramps
     decisions = decisions_of(case, ramps, with_ramps(case, ramps, "apparate"))
     found = []
     for times in TIMES_SLO:

@@ -27,11 +27,11 @@ from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.commands.progress import progress_bars, provenance
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, never
-from optimizer.live.tuning.pame import Place, best_place
+from optimizer.live.tuning.base import NewThresholds, TunerSettings, never
+from optimizer.live.tuning.pame import ExitPlacement, best_placement
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.batches import Batching, seconds_of
-from optimizer.pame.checks import normalised
+from optimizer.pame.checks import relative_precision
 from optimizer.risk import Guarantee
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
@@ -124,7 +124,7 @@ class Case:
     name: str
     history: ExitRecords
     served: ExitRecords
-    place: Place
+    place: ExitPlacement
     table: LatencyTable
 
     @property
@@ -142,11 +142,11 @@ class Case:
         return self.shut | dict(self.place.thresholds)
 
     @property
-    def question(self) -> Question:
+    def question(self) -> TunerSettings:
         """The settings of tuners: at most 1 % may be lost."""
         times = ExitTimes.of(self.table, self.served.ramps, BATCH)
         guarantee = Guarantee(budget=BUDGET, confidence=CONFIDENCE)
-        return Question(score=self.served.score, guarantee=guarantee, times=times, batching=self.batching)
+        return TunerSettings(score=self.served.score, guarantee=guarantee, times=times, batching=self.batching)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,7 +154,7 @@ class Served:
     """The outcome of a side on a stream."""
 
     replayed: Replayed
-    changes: list[Tuned]
+    changes: list[NewThresholds]
 
     @property
     def settled(self) -> int:
@@ -184,7 +184,7 @@ def case_of(name: str, records: ExitRecords) -> Case:
     history = before.subset(order[: round(HISTORY * share)])
     table = table_of("vision")
     table = replace(table, ramp_s_EB=table.ramp_s_EB[list(records.ramps)])
-    place = best_place([history], batching_of(table, records.ramps), 1 - BUDGET, records.ramps)
+    place = best_placement([history], batching_of(table, records.ramps), 1 - BUDGET, records.ramps)
     assert place is not None, "no exit is bearable"
     served = joined(before.subset(order[round(HISTORY * share) :]), after.subset(again))
     return Case(name=name, history=history, served=served, place=place, table=table)
@@ -233,7 +233,7 @@ def tuned(name: str, case: Case) -> Served:
     return Served(replayed=replayed, changes=changes)
 
 
-def _served(case: Case, controller: Controller, changes: list[Tuned]) -> Served:
+def _served(case: Case, controller: Controller, changes: list[NewThresholds]) -> Served:
     return Served(replayed=tuned_replay(case.served, controller, batch=BATCH), changes=changes)
 
 
@@ -256,7 +256,7 @@ def figures(case: Case, served: Served, first: int, end: int) -> Figures:
         times.append(case.batching.times(exits_N[index * BATCH : (index + 1) * BATCH], active))
     return Figures(
         slow=100 * float(np.mean([each.slower for each in times])),
-        precision=100 * normalised(outcome),
+        precision=100 * relative_precision(outcome),
         agreement=100 * outcome.agreement,
         saved=100 * (1 - float(np.mean([each.mean_s / each.whole_s for each in times]))),
     )

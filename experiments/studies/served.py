@@ -31,7 +31,7 @@ from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
 from optimizer.decision import Planned
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
+from optimizer.live.ramps import Tune, best_ramps, evenly_spaced, greedy_tuner, of_ramps, run_until_repeat
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.rescore import apply_rescoring, joint_reach, rescore
@@ -151,10 +151,10 @@ class AtRest(NamedTuple):
 
 def at_rest(case: Case) -> AtRest:
     """Finds thresholds by Apparate's search on the inputs of one period."""
-    served, times, tune = case.stream.served, case.times, greedily(case.times, BUDGET)
+    served, times, tune = case.stream.served, case.times, greedy_tuner(case.times, BUDGET)
     records = served.subset(np.arange(min(STRATEGIES_PERIOD, len(served))))
     planned = best_ramps(records, times, RAMP_BUDGET, tune)
-    history = settled(records, times, tune, RAMP_BUDGET)
+    history = run_until_repeat(records, times, tune, RAMP_BUDGET)
     moved = max((saved_with(of_ramps(records, each.active), times, tune) for each in history), key=lambda each: each[1])
     solved = of_ramps(records, solved_ramps(case, records, tune(records)))
     return AtRest((planned.ramps, planned.saved), saved_with(solved, times, tune), moved, len(history))
@@ -288,7 +288,7 @@ TABLE1_PAPER: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
 
 def tuned_once(case: Case, records: ExitRecords) -> Answered:
     """Serves with the thresholds that these inputs allow."""
-    ramps = spread_out(case.times, RAMP_BUDGET)
+    ramps = evenly_spaced(case.times, RAMP_BUDGET)
     return all_ramps(case, greedy_thresholds(records, BUDGET, case.times, ramps))
 
 
@@ -322,7 +322,7 @@ def table1_compare(streams: Sequence[Case]) -> StudyResult:
             for side in TABLE1_SIDES
             for figure, theirs in zip((AGREEMENT, MEDIAN), paper.get(side, (None, None)), strict=True)
         ),
-        pictures=(bars("Tuned once, and on and on", found, AGREEMENT),),
+        pictures=(bars("NewThresholds once, and on and on", found, AGREEMENT),),
         tables=(
             table(found),
             facts({f"streams that keep 99 %, {side}": f"{number} of {len(found)}" for side, number in kept.items()}),

@@ -130,10 +130,8 @@ class ExactSearch:
         least_usd = self._cost_bound(rate_per_s)
         most_usd = min(self._budget(), sum(supply.count * supply.usd_per_hour for supply in self._supplies()))
         levels = self._cost_levels(least_usd, most_usd)
-        if self.incumbent is not None:
-            levels = levels[levels < self.incumbent * (1 - RESOLUTION)]
-        if above is not None:
-            levels = levels[levels < above.figures.usd_per_hour * (1 - RESOLUTION)]
+        for usd in (self.incumbent, above.figures.usd_per_hour if above else None):
+            levels = levels if usd is None else levels[levels < usd * (1 - RESOLUTION)]
         width = REGION
         while len(levels):
             budget = _highest_within(levels, width)
@@ -227,10 +225,7 @@ class ExactSearch:
         """Returns whether an idle cluster misses the latency limit if batches fill at this rate, or more slowly."""
         if rate_per_s <= 0:
             return True
-        weight_R = np.zeros(len(self.graph.device_names) + 2)
-        weight_R[-1] = 1.0
-        price, _ = lagrangian_bound(self.graph.moves, self._limits(0.0, rate_per_s), weight_R, 1, 1.0)
-        return bool(price > 1 + 1e-9)
+        return self._price_by(-1, self._limits(0.0, rate_per_s)) > 1 + 1e-9
 
     def _is_infeasible(self, required: float, filling: float, budget: float | None = None) -> bool:
         """Returns whether the Lagrangian bound proves that an interval has no plan. Keeps its price weights."""
@@ -292,10 +287,11 @@ class ExactSearch:
 
     def _cost_bound(self, rate_per_s: float) -> float:
         """Returns the cost of the work if fractions of replicas could be rented, in USD per hour."""
-        weight_R = np.zeros(len(self.graph.device_names) + 2)
-        weight_R[-2] = 1.0
-        limits = self._limits(rate_per_s, rate_per_s)._replace(budget=1.0)
-        return lagrangian_bound(self.graph.moves, limits, weight_R, 1, 1.0)[0]
+        return self._price_by(-2, self._limits(rate_per_s, rate_per_s)._replace(budget=1.0))
+
+    def _price_by(self, resource: int, limits: Limits) -> float:
+        """Returns the price of the cheapest path if only one resource has a weight."""
+        return lagrangian_bound(self.graph.moves, limits, np.eye(len(self.graph.device_names) + 2)[resource], 1, 1.0)[0]
 
     def _supplies(self) -> list[Supply]:
         return [self.graph.problem.devices[name] for name in self.graph.device_names]
@@ -311,9 +307,7 @@ class ExactSearch:
     def _weight_rows(self) -> FloatArray:
         """Returns the current weights, latency alone, and the current weights with each one raised and lowered."""
         assert self._weight_R is not None
-        latency_R = np.zeros_like(self._weight_R)
-        latency_R[-1] = 1.0
-        rows = [self._weight_R, latency_R]
+        rows = [self._weight_R, np.eye(len(self._weight_R))[-1]]
         for row in range(len(self._weight_R)):
             for factor in (1.5, 0.67):
                 changed_R = self._weight_R.copy()

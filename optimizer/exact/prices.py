@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 
 
 @compiled
-def prices_from_weights(limits: Limits, weight_R: FloatArray, price_C: FloatArray) -> float:
+def weighted_prices(limits: Limits, weight_R: FloatArray, price_C: FloatArray) -> float:
     """Fills the price of each device and returns the price of a second of latency.
 
     A resource's price is its weight divided by its limit. A type without devices is treated as if it had one.
@@ -54,7 +54,7 @@ def prices_from_weights(limits: Limits, weight_R: FloatArray, price_C: FloatArra
 
 
 @compiled
-def price_of_move(moves: MoveArrays, limits: Limits, price_C: FloatArray, price_latency: float, move: int) -> float:
+def move_price(moves: MoveArrays, limits: Limits, price_C: FloatArray, price_latency: float, move: int) -> float:
     """Returns a lower bound on the price of a split: its share of the devices, its seconds and one wait for a batch."""
     devices: float = limits.required_rate * moves.work_M[move]
     latency_s: float = moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate + moves.cross_M[move]
@@ -72,7 +72,7 @@ def completion_bounds(
     for node in range(end - 1, -1, -1):
         least = np.inf
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            price = price_of_move(moves, limits, price_C, price_latency, move) + bound_P[moves.to_M[move]]
+            price = move_price(moves, limits, price_C, price_latency, move) + bound_P[moves.to_M[move]]
             if price < least:
                 least = price
                 best_P[node] = move
@@ -98,7 +98,7 @@ def lagrangian_bound(
     best_weight_R = start_R.copy()
     best_bound = -1.0
     for round_index in range(rounds):
-        price_latency = prices_from_weights(limits, weight_R, price_C)
+        price_latency = weighted_prices(limits, weight_R, price_C)
         completion_bounds(moves, limits, price_C, price_latency, bound_P, best_P)
         if bound_P[0] > best_bound:
             best_bound = bound_P[0]
@@ -135,14 +135,14 @@ def feasible_moves(moves: MoveArrays, limits: Limits, weight_VR: FloatArray) -> 
     bound_P, from_start_P = np.empty(num_nodes), np.empty(num_nodes)
     best_P = np.zeros(num_nodes, dtype=np.int64)
     for row in range(weight_VR.shape[0]):
-        price_latency = prices_from_weights(limits, weight_VR[row], price_C)
+        price_latency = weighted_prices(limits, weight_VR[row], price_C)
         completion_bounds(moves, limits, price_C, price_latency, bound_P, best_P)
         from_start_P[:] = np.inf
         from_start_P[0] = 0.0
         for node in range(num_nodes):
             for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
                 target = moves.to_M[move]
-                price = price_of_move(moves, limits, price_C, price_latency, move)
+                price = move_price(moves, limits, price_C, price_latency, move)
                 from_start_P[target] = min(from_start_P[target], from_start_P[node] + price)
                 if from_start_P[node] + price + bound_P[target] > INFEASIBLE_ABOVE:
                     kept_M[move] = False

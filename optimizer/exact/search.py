@@ -17,14 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.exact.prices import (
-    INFEASIBLE_ABOVE,
-    TOLERANCE,
-    Limits,
-    completion_bounds,
-    price_of_move,
-    prices_from_weights,
-)
+from optimizer.exact.prices import INFEASIBLE_ABOVE, TOLERANCE, Limits, completion_bounds, move_price, weighted_prices
 from optimizer.moves import MoveArrays
 from optimizer.step import FloatArray, IntArray, Labels, linked_labels, undominated, with_doubled_capacity
 
@@ -184,7 +177,7 @@ def _price_rows(moves: MoveArrays, limits: Limits, weight_VR: FloatArray) -> Pri
     prices = PriceRows(np.empty((num_rows, num_devices)), np.empty(num_rows), np.empty((num_rows, num_nodes)))
     best_P = np.zeros(num_nodes, dtype=np.int64)
     for row in range(num_rows):
-        price_latency = prices_from_weights(limits, weight_VR[row], prices.price_VC[row])
+        price_latency = weighted_prices(limits, weight_VR[row], prices.price_VC[row])
         prices.price_latency_V[row] = price_latency
         completion_bounds(moves, limits, prices.price_VC[row], price_latency, prices.bound_VP[row], best_P)
     return prices
@@ -201,7 +194,7 @@ def _ordered_moves(moves: MoveArrays, limits: Limits, prices: PriceRows) -> Move
     for node in range(num_nodes):
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
             target = moves.to_M[move]
-            price = price_of_move(moves, limits, prices.price_VC[0], prices.price_latency_V[0], move)
+            price = move_price(moves, limits, prices.price_VC[0], prices.price_latency_V[0], move)
             from_start_P[target] = min(from_start_P[target], from_start_P[node] + price)
             to_end_M[move] = price + prices.bound_VP[0, target]
             cell_M[move] = node * num_devices + moves.device_M[move]

@@ -74,18 +74,14 @@ def search_space(
 ) -> tuple[SearchResult, list[FeasiblePlan]]:
     """Returns the best plan of all parts of a space with their joint bound, and all plans found on the way."""
     is_cost = isinstance(problem.objective, MinimizeCost)
-    best: FeasiblePlan | None = None
-    open_bounds: list[float] = []
+    results: list[SearchResult] = []
     plans: list[FeasiblePlan] = []
     for search in _searches(problem, space, most_labels):
-        result = _run_or_simplify(search, problem, any_plan=any_plan)
+        results.append(_run_or_simplify(search, problem, any_plan=any_plan))
         plans.extend(search.plans)
-        if not result.proven:
-            open_bounds.append(result.bound)
-        if result.found is not None and (
-            best is None or merit(problem, result.found.figures) > merit(problem, best.figures)
-        ):
-            best = result.found
+    found = [result.found for result in results if result.found is not None]
+    best = max(found, key=lambda plan: merit(problem, plan.figures), default=None)
+    open_bounds = [result.bound for result in results if not result.proven]
     value = objective_value(problem, best.figures) if best else math.inf if is_cost else 0.0
     better = [bound for bound in open_bounds if (bound < value if is_cost else bound > value)]
     bound = (min if is_cost else max)(better, default=value)

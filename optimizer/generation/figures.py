@@ -1,8 +1,7 @@
 """Figures of a plan for sequences: tokens per second, time per token, concurrent sequences, and pages of memory.
 
-On every replica a full batch runs, and other batches wait, each short of one input. So a plan's rate needs enough
-sequences to keep that many steps in flight. By Little's law, the mean time per token is their number divided by the
-rate.
+On every replica a full batch runs, and other batches wait, each short of one input. A plan's rate needs the sequences
+for that many steps in flight. By Little's law, the mean time per token is their number divided by the rate.
 """
 
 from __future__ import annotations
@@ -123,11 +122,7 @@ def broken_promises(
         if figures.ttft_s > allowed_s * (1 + ROUNDING):
             yield "ttft", f"the first token takes {figures.ttft_s * 1e3:.4g} ms, {allowed_s * 1e3:.4g} ms are allowed"
     if generation.most_running is not None and figures.running > generation.most_running:
-        yield (
-            "sequences",
-            f"full batches need {figures.running} sequences, but most_running is {generation.most_running}",
-        )
+        yield "sequences", f"full batches need {figures.running} sequences; most_running is {generation.most_running}"
     for index, each in enumerate(figures.pages or ()):
         if each.needed > each.pages:
-            need = f"stage {index} needs {each.needed} pages of keys and values per replica"
-            yield "memory", f"{need}, but only {each.pages} fit into memory"
+            yield "memory", f"stage {index} needs {each.needed} KV pages per replica, but only {each.pages} fit"

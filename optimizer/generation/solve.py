@@ -39,15 +39,13 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return _blame_first_token(problem, first)
     if not violations(problem, first.stages, evaluate(problem, first.stages)):
         return first
-    decisions = [first]
-    for limit in sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches}):
-        for part in (space, *(SPACES[name] for name in PARTS.get(space.strategy, ()))):
-            decision = solve_exactly(_with_batch_limit(relaxed, limit), part)
-            if isinstance(decision, Planned):
-                decisions.append(decision)
+    parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())))
+    limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
+    decisions = [solve_exactly(_with_batch_limit(relaxed, limit), part) for limit in limits for part in parts]
     plans = dict.fromkeys(
         variant
-        for decision in decisions
+        for decision in (first, *decisions)
+        if isinstance(decision, Planned)
         for stages in (decision.stages, *decision.candidates)
         for variant in _with_fewer_replicas(problem, stages)
     )

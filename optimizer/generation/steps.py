@@ -114,21 +114,21 @@ def seconds_of_steps(
     ramp_s_EB = ramp_seconds_of(whole, table, generation)
     steps = []
     for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
-        block_s = _expected_seconds(inside, num_tokens, split.batch, table.body.block_s_NB[block], whole.batches)
+        block_s = _expected_s(inside, num_tokens, split.batch, table.body.block_s_NB[block], whole.batches)
         block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
         if block == split.first and block > 0:
             block_s += generation.regroup_s
         ramp_s = 0.0
         if block in split.ramps:
             ramp_s_B = ramp_s_EB[problem.ramps.index(block)]
-            ramp_s = _expected_seconds(inside, inside, split.batch, ramp_s_B, whole.batches)
+            ramp_s = _expected_s(inside, inside, split.batch, ramp_s_B, whole.batches)
         steps.append((block_s, ramp_s))
     is_last = split.end == problem.num_blocks
     if generation.late_head:
         head_tokens = split.batch - (0.0 if is_last else split.batch * share_N[split.end] / enters)
     else:
         head_tokens = survivors[-1] if is_last else 0.0
-    head_s = _expected_seconds(head_tokens, head_tokens, split.batch, table.head_s_B, whole.batches)
+    head_s = _expected_s(head_tokens, head_tokens, split.batch, table.head_s_B, whole.batches)
     steps[-1] = steps[-1][0] + head_s, steps[-1][1]
     return steps
 
@@ -140,9 +140,7 @@ def ramp_seconds_of(whole: LatencyTable, table: StepTable, generation: Generatio
     return np.asarray(np.maximum(whole.ramp_s_EB - table.head_s_B, 0.0))
 
 
-def _expected_seconds(
-    inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]
-) -> float:
+def _expected_s(inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]) -> float:
     """Returns the mean seconds of a run that is skipped if no input is inside. `inside` and `tokens` are means."""
     probability = 1 - max(0.0, 1 - inside / batch) ** batch
     return probability * float(np.interp(tokens / probability, batches, seconds_B)) if probability else 0.0

@@ -1,1 +1,1 @@
-"""What the live control loop decides: pure functions from what was seen to a verdict in words."""
+"""Decisions of the live control loop: pure functions from observations to a decision and its reason."""

@@ -1,8 +1,8 @@
-"""From one plan to the next: the steps of the change.
+"""The steps of a change from one plan to the next.
 
-Replicas of an accelerator type host any of its stages, so what a change needs is that each type has enough of them.
-Types that need more replicas grow before the switch. Types that need fewer shrink once the earlier plan's last input
-is answered, so neither plan lacks replicas while it is followed.
+A replica can host any stage of its accelerator type, so a change only needs enough replicas of each type. Types that
+need more replicas grow before the switch. Types that need fewer shrink after the earlier plan has drained. So neither
+plan lacks replicas while it is in force.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from optimizer.placement import PlacedPlan
 
 
 def num_started(before: PlacedPlan | None, after: PlacedPlan) -> int:
-    """Replicas that a change-over starts."""
-    had = {} if before is None else before.occupied
-    return sum(max(0, needed - had.get(device, 0)) for device, needed in after.occupied.items())
+    """Returns the number of replicas that a change starts."""
+    before_counts = {} if before is None else before.occupied
+    return sum(max(0, needed - before_counts.get(device, 0)) for device, needed in after.occupied.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Have an accelerator type run so many replicas, avoided ones among them."""
+    """Set the number of replicas of an accelerator type, including avoided ones."""
 
     device: str
     replicas: int
@@ -30,24 +30,24 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Await:
-    """Wait until accelerator types run at least so many replicas."""
+    """Wait until accelerator types run at least these numbers of replicas."""
 
     replicas: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have every replica make ready for all stages of the next plan on its accelerator type, while it serves."""
+    """Prepare every replica for all stages of the next plan on its accelerator type, while it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Have every ingress follow the next plan."""
+    """Switch every ingress to the next plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Wait until no input is under way by an earlier plan."""
+    """Wait until no input of an earlier plan is in flight."""
 
 
 ChangeStep = Scale | Await | Prepare | Switch | Drain
@@ -56,36 +56,36 @@ ChangeStep = Scale | Await | Prepare | Switch | Drain
 def steps(
     before: PlacedPlan | None,
     after: PlacedPlan,
-    counts: Mapping[str, int],
+    available: Mapping[str, int],
     running: Mapping[str, int],
     coming: Mapping[str, int] | None = None,
 ) -> tuple[ChangeStep, ...]:
-    """What leads from `before`, with the replicas that run now, to `after`, on so many accelerators per type.
+    """Returns the steps from `before` to `after`, from the replicas that are running to those that `after` needs.
 
-    `coming` counts starting replicas too: they have accelerators, but are waited for; None: there are none. Where
-    `before` is `after` only what is missing, or too much, is scaled. Raises PlanError where `after` and its avoided
-    replicas need more accelerators than there are.
+    `available` has the accelerators per type. `coming` includes starting replicas, which hold accelerators but must be
+    awaited; None: no replica is starting. If `before` equals `after`, the steps only correct the numbers of replicas.
+    Raises PlanError if `after` and its avoided replicas need more accelerators than are available.
     """
     coming = running if coming is None else coming
-    asked = {} if before is None else before.occupied
-    needed = {device: after.occupied.get(device, 0) for device in sorted({*asked, *after.occupied, *coming})}
+    requested = {} if before is None else before.occupied
+    needed = {device: after.occupied.get(device, 0) for device in sorted({*requested, *after.occupied, *coming})}
     for device, number in needed.items():
-        if number > counts.get(device, 0):
+        if number > available.get(device, 0):
             raise PlanError(
-                f"the plan and its avoided replicas need {number} {device}, there are {counts.get(device, 0)}"
+                f"the plan and its avoided replicas need {number} {device}, but only {available.get(device, 0)} exist"
             )
     missing = {device: number for device, number in needed.items() if number > running.get(device, 0)}
-    # A type that runs as many as it needs is told again where it was told otherwise, for it would not stay so.
-    told = {
+    # A type with the right number of replicas is scaled too if another number was requested, or it would not stay so.
+    scales = {
         device: Scale(device=device, replicas=number)
         for device, number in needed.items()
-        if (number or device in coming)  # a type that the application has no more cannot be told
-        and not number == running.get(device, 0) == coming.get(device, 0) == asked.get(device, 0)
+        if (number or device in coming)  # the application has no deployment for other types
+        and not number == running.get(device, 0) == coming.get(device, 0) == requested.get(device, 0)
     }
-    shrinking = tuple(scale for device, scale in told.items() if running.get(device, 0) > scale.replicas)
-    ahead: tuple[ChangeStep, ...] = tuple(scale for scale in told.values() if scale not in shrinking)
-    ahead = (*ahead, Await(replicas=missing)) if missing else ahead
+    shrinking = tuple(scale for device, scale in scales.items() if running.get(device, 0) > scale.replicas)
+    before_switch: tuple[ChangeStep, ...] = tuple(scale for scale in scales.values() if scale not in shrinking)
+    before_switch = (*before_switch, Await(replicas=missing)) if missing else before_switch
     if before == after:
-        return (*shrinking, *ahead, Prepare()) if missing else (*shrinking, *ahead)
-    late: tuple[ChangeStep, ...] = (Drain(), *shrinking) if shrinking else ()
-    return (*ahead, Prepare(), Switch(), *late)
+        return (*shrinking, *before_switch, Prepare()) if missing else (*shrinking, *before_switch)
+    after_switch: tuple[ChangeStep, ...] = (Drain(), *shrinking) if shrinking else ()
+    return (*before_switch, Prepare(), Switch(), *after_switch)

@@ -1,7 +1,7 @@
-"""Whether a new plan is worth its change.
+"""Decides whether a new plan is worth the change.
 
-E3 plans every two minutes (section 4) and takes what it finds. Forecasts waver, so the best plan does too; but replicas
-that move serve nothing while they start, so that a plan which is hardly better is worse.
+E3 plans every two minutes (section 4) and always changes to the new plan. But the best plan fluctuates with the
+forecast, and replicas serve nothing while they start, so a change to a plan that is hardly better does harm.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from optimizer.evaluate import evaluate, objective_value, violations
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 
-GAIN_WORDS: dict[type[Objective], tuple[str, str]] = {
+GAIN_PHRASES: dict[type[Objective], tuple[str, str]] = {
     MaximizeRate: ("give {:.1%} more", "give {:.1%} less"),
     MinimizeCost: ("save {:.1%}", "cost {:.1%} more"),
     MinimizeLatency: ("answer {:.1%} sooner", "answer {:.1%} later"),
 }
-"""A gain and a loss in words, by what is sought."""
+"""Phrases for a gain and for a loss, by objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
-    """Whether the plan is changed, and why."""
+class Verdict:
+    """Whether to change the plan, and why."""
 
     change: bool
     words: str
     same: bool = False
-    """Whether the new plan is the present one."""
+    """Whether the new plan equals the current one."""
 
 
 def weigh(
@@ -43,51 +43,51 @@ def weigh(
     period_s: float,
     least_gain: float,
     reach: Reach | None = None,
-) -> Weighed:
-    """Change if the new plan gains more than the change costs and `least_gain` on top, or the old one breaks a promise.
+) -> Verdict:
+    """Decides for a change if the gain exceeds its cost plus `least_gain`, or if the current plan breaks a promise.
 
-    `current`: the present plan; None: there is none. `problem` is the forecast that the new plan was made for. `moved`
-    replicas move or start, and miss `start_s` of the `period_s` that the new plan is expected to hold: that share of a
-    period's service is what the change costs. Where the rate is sought, the rate that the plan could do is weighed,
-    even where less is asked for: what is in hand takes bursts.
+    `current` is None if there is no plan. `problem` is the forecast for which the new plan was made. The change costs
+    the service of `moved` replicas, which move or start, for `start_s` of the `period_s` that the new plan is expected
+    to last. If the rate is maximized, the gain is in the plan's highest rate, even if demand is lower: the reserve
+    absorbs bursts.
     """
     if current is None:
-        return Weighed(change=True, words="takes the plan: there is none yet")
+        return Verdict(change=True, words="takes the plan: there is none yet")
     if tuple(current) == new.stages:
-        return Weighed(change=False, words="keeps the plan: it is still the best", same=True)
+        return Verdict(change=False, words="keeps the plan: it is still the best", same=True)
     gain, broken = _compared(problem, current, new.stages, reach)
     if broken:
-        return Weighed(change=True, words=f"changes the plan: the present one breaks a promise: {'; '.join(broken)}")
+        return Verdict(change=True, words=f"changes the plan: the current one breaks a promise: {'; '.join(broken)}")
     replicas = sum(stage.replicas for stage in new.stages)
     cost = min(1.0, moved / replicas * start_s / period_s)
     change = gain > cost + least_gain
-    more, less = GAIN_WORDS[type(problem.objective)]
+    more, less = GAIN_PHRASES[type(problem.objective)]
     words = (
         f"{'changes' if change else 'keeps'} the plan: the new one would "
         f"{less.format(-gain) if gain < 0 else more.format(gain)}, moving {moved} of {replicas} replicas costs "
         f"{cost:.1%}, and {least_gain:.1%} is the least gain"
     )
-    return Weighed(change=change, words=words)
+    return Verdict(change=change, words=words)
 
 
 def _compared(
     problem: PlanProblem, current: Sequence[Stage], new: Sequence[Stage], reach: Reach | None
 ) -> tuple[float, tuple[str, ...]]:
-    """The gain, both plans by the same forecast, and promises that the present plan breaks and the new one does not.
+    """Returns the gain by the same forecast, and the promises that the current plan breaks if the new one breaks none.
 
-    The gain is the share of rate that the new plan gives more, or of the present cost or answer time that it saves.
+    The gain is relative to the current plan: a higher rate, a lower cost, or a shorter answer time.
     """
-    ahead = evaluate(problem, new, reach)
+    new_figures = evaluate(problem, new, reach)
     try:
-        now = evaluate(problem, current, reach)
+        current_figures = evaluate(problem, current, reach)
     except PlanError as error:
-        return 0.0, (f"it does not fit what there is: {error}",)
-    # The slack is there for forecasts that err: a plan in force may use it, only a new one must leave it (E3 3.1).
-    broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, now))
-    kept = not violations(problem, new, ahead)
-    present = objective_value(problem, now)
+        return 0.0, (f"it does not fit the cluster: {error}",)
+    # The slack covers errors of the forecast: only a new plan must leave it unused (E3, section 3.1).
+    broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, current_figures))
+    is_new_feasible = not violations(problem, new, new_figures)
+    current_value = objective_value(problem, current_figures)
     if isinstance(problem.objective, MaximizeRate):
-        gain = ahead.rate_per_s / now.rate_per_s - 1
+        gain = new_figures.rate_per_s / current_figures.rate_per_s - 1
     else:
-        gain = 1 - objective_value(problem, ahead) / present if present else 0.0
-    return gain, broken if kept else ()
+        gain = 1 - objective_value(problem, new_figures) / current_value if current_value else 0.0
+    return gain, broken if is_new_feasible else ()

@@ -1,11 +1,11 @@
-"""Apparate's ramp adjustment (section 3.3): ramps are judged by what they saved, dropped, tried and shifted one by one.
+"""Apparate's ramp adjustment (section 3.3): ramps are dropped, tried and shifted by what they saved. A baseline.
 
-These are baselines; a service's ramps are the planner's choice. A round reads a window of inputs that
-saw every *active* ramp, and nothing of other ramps. Where the paper is silent: of two places in the middle the earlier
-is tried; inputs that left at dropped ramps count for a candidate behind the last of them; where a place is taken, the
-next ramp in line is added before or shifted; where no ramp is left, all begins anew.
+In a service the planner chooses the ramps. A round reads a window of inputs that saw every *active* ramp, but no other
+ramp. The paper leaves open: of two middle positions, the earlier is tried; inputs that left at dropped ramps count for
+a candidate behind the last of them; if a position is taken, the next ramp in order is added before or shifted; if no
+ramp remains, the adjustment starts again.
 
-`best_ramps` is what records of all ramps allow: probes, and inputs that stay. It looks at every set of ramps within the
+`best_ramps` needs records of all ramps, from probes or from inputs that stay. It tries every set of ramps within the
 budget, so no set is better on these records. Apparate cannot do that, because it sees only active ramps.
 """
 
@@ -18,32 +18,31 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.apparate import ThresholdGame, greedy
+from optimizer.live.tuning.apparate import WindowReplay, greedy
 from optimizer.live.tuning.base import never
 from profiles.records import ExitOutcome, ExitRecords
-from profiles.scores import Score
 
 ROUNDING = 1e-9
-"""Overheads this far above a budget keep it."""
+"""Relative amount by which an overhead may exceed the budget."""
 
 Tune = Callable[[ExitRecords], Mapping[int, float]]
-"""From records of the active ramps to their thresholds."""
+"""Maps records of the active ramps to their thresholds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRamps:
-    """Ramps to be active, and what they do on the records that they were chosen by."""
+    """The chosen active ramps, and their effect on the records."""
 
     ramps: tuple[int, ...]
     thresholds: Mapping[int, float]
     saved: float
-    """Share of the model's time that answers come earlier, on average; 0 without ramps."""
+    """Share of the model's time by which answers come earlier, on average; 0 without ramps."""
 
 
 def best_ramps(records: ExitRecords, times: ExitTimes, ramp_budget: float, tune: Tune) -> ChosenRamps:
-    """The best set of the records' ramps whose overhead is at most the budget; the smaller of equals.
+    """Returns the best set of ramps within the budget. Of equally good sets, returns the smaller one.
 
-    As many sets are tuned as there are within the budget: with 26 ramps of 0.5 % each and a budget of 2 %, 17,902.
+    Tunes every set within the budget: 17,902 sets for 26 ramps of 0.5 % each and a budget of 2 %.
     """
     best = ChosenRamps(ramps=(), thresholds={}, saved=0.0)
     for ramps in affordable(records.ramps, times, ramp_budget):
@@ -56,82 +55,80 @@ def best_ramps(records: ExitRecords, times: ExitTimes, ramp_budget: float, tune:
 
 
 def affordable(ramps: Sequence[int], times: ExitTimes, ramp_budget: float) -> Iterator[tuple[int, ...]]:
-    """Every set of ramps, one at least, with an overhead within the budget; small sets first."""
+    """Yields every nonempty set of ramps within the budget, small sets first."""
     for number in range(1, len(ramps) + 1):
-        found = [each for each in combinations(ramps, number) if fits(each, times, ramp_budget)]
+        found = [each for each in combinations(ramps, number) if within_budget(each, times, ramp_budget)]
         if not found:
             return
         yield from found
 
 
-def fits(ramps: Sequence[int], times: ExitTimes, ramp_budget: float) -> bool:
-    """Whether the seconds of these ramps, as a share of the model's, are within the budget."""
+def within_budget(ramps: Sequence[int], times: ExitTimes, ramp_budget: float) -> bool:
+    """Returns whether the share of the model's time that these ramps add is within the budget."""
     return sum(times.ramp_s[ramp] for ramp in ramps) / times.whole_s <= ramp_budget * (1 + ROUNDING)
 
 
 def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
-    """What records of these ramps alone would hold; without answers."""
+    """Returns the records that only these ramps would give, without answers."""
     return replace(records, answers_NE=None, true_losses_NE=None, tallies_NE=None).of_ramps(ramps)
 
 
-def greedily(times: ExitTimes, budget: float) -> Tune:
-    """Apparate's search on the records, for a mean loss of at most the budget on them."""
-    return lambda records: greedy(ThresholdGame(records, times, budget)).thresholds
+def greedy_tuner(times: ExitTimes, budget: float) -> Tune:
+    """Returns Apparate's threshold search for a mean loss of at most `budget` on the records."""
+    return lambda records: greedy(WindowReplay(records, times, budget)).thresholds
 
 
 PERIOD = 128
-"""Samples between two rounds."""
+"""Inputs between two rounds."""
 RAMP_BUDGET = 0.02
-"""Share by which active ramps may make the slowest answer later."""
+"""Largest share of the model's time that the active ramps may add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """What a round decided."""
+class Adjustment:
+    """The decision of a round."""
 
     active: tuple[int, ...]
-    """Ascending."""
+    """Active ramps, ascending."""
     thresholds: Mapping[int, float]
-    """By those of new ramps no input leaves, until thresholds are tuned next."""
+    """At a new ramp no input leaves until thresholds are tuned again."""
     words: str
 
 
-def spread_out(times: ExitTimes, ramp_budget: float = RAMP_BUDGET) -> tuple[int, ...]:
-    """To begin with (section 3.1): as many ramps as the budget allows, evenly spaced."""
+def evenly_spaced(times: ExitTimes, ramp_budget: float = RAMP_BUDGET) -> tuple[int, ...]:
+    """Returns the initial ramps (section 3.1): as many as the budget allows, evenly spaced."""
     ramps = sorted(times.ramp_s)
     for number in range(len(ramps), 0, -1):
-        places = np.linspace(0, len(ramps) - 1, number + 2)[1:-1] if number < len(ramps) else np.arange(number)
-        chosen = tuple(ramps[int(place)] for place in np.round(places))
-        if len(set(chosen)) == number and fits(chosen, times, ramp_budget):
+        positions = np.linspace(0, len(ramps) - 1, number + 2)[1:-1] if number < len(ramps) else np.arange(number)
+        chosen = tuple(ramps[int(position)] for position in np.round(positions))
+        if len(set(chosen)) == number and within_budget(chosen, times, ramp_budget):
             return chosen
     return ()
 
 
-def move(
+def adjust_ramps(
     window: ExitRecords,
     thresholds: Mapping[int, float],
     times: ExitTimes,
     tune: Tune,
     ramp_budget: float = RAMP_BUDGET,
-) -> Moved:
-    """One round, with the active ramps' records and thresholds."""
+) -> Adjustment:
+    """Runs one round, with the records and thresholds of the active ramps."""
     if not window.ramps:
-        return _moved((), spread_out(times, ramp_budget), {}, window.score, "no ramp is active: all begins anew")
+        return _adjusted(window, evenly_spaced(times, ramp_budget), {}, "no ramp is active: starts again")
     utility = utilities(window.outcome(thresholds), window.ramps, times)
     if min(utility.values()) >= 0:
-        return _probe(window, thresholds, utility, times, ramp_budget)
+        return _add_or_shift(window, thresholds, utility, times, ramp_budget)
     tuned = tune(window)
     if _saved(window, tuned, times) >= _saved(window, thresholds, times):
         thresholds, utility = tuned, utilities(window.outcome(tuned), window.ramps, times)
         if min(utility.values()) >= 0:
-            return _moved(
-                window.ramps, window.ramps, thresholds, window.score, "tuned: no ramp costs more than it saves"
-            )
-    return _replace(window, thresholds, utility, times, ramp_budget)
+            return _adjusted(window, window.ramps, thresholds, "tuned: no ramp costs more than it saves")
+    return _drop_and_try(window, thresholds, utility, times, ramp_budget)
 
 
 def utilities(outcome: ExitOutcome, active: Sequence[int], times: ExitTimes) -> dict[int, float]:
-    """Per ramp, the seconds that it saved inputs which left there, less those it cost inputs that it let pass."""
+    """Returns, per ramp, the seconds it saved for inputs that left there minus those it cost the inputs that passed."""
     released_s = times.released_s(active)
     return {
         ramp: float(
@@ -142,92 +139,90 @@ def utilities(outcome: ExitOutcome, active: Sequence[int], times: ExitTimes) -> 
     }
 
 
-def settled(
+def run_until_repeat(
     records: ExitRecords, times: ExitTimes, tune: Tune, ramp_budget: float = RAMP_BUDGET, rounds: int = 100
-) -> list[Moved]:
-    """All rounds on a stream that stays the same, until a set of ramps comes back; records are of all ramps.
+) -> list[Adjustment]:
+    """Runs rounds on the same records of all ramps until a set of ramps repeats.
 
-    Before every round thresholds are tuned, as section 3.2 does it all along.
+    Thresholds are tuned before every round, because section 3.2 tunes them all the time.
     """
-    active, met = spread_out(times, ramp_budget), set[tuple[int, ...]]()
-    history: list[Moved] = []
-    while active not in met and len(history) < rounds:
-        met.add(active)
+    active, seen = evenly_spaced(times, ramp_budget), set[tuple[int, ...]]()
+    history: list[Adjustment] = []
+    while active not in seen and len(history) < rounds:
+        seen.add(active)
         window = of_ramps(records, active)
-        history.append(move(window, tune(window) if active else {}, times, tune, ramp_budget))
+        history.append(adjust_ramps(window, tune(window) if active else {}, times, tune, ramp_budget))
         active = history[-1].active
     return history
 
 
-def _probe(
+def _add_or_shift(
     window: ExitRecords, thresholds: Mapping[int, float], utility: Mapping[int, float], times: ExitTimes, budget: float
-) -> Moved:
-    """All are worth their cost: one more before the best while the budget lasts, else the worst one place earlier."""
+) -> Adjustment:
+    """All ramps save time: adds one before the best, or shifts the worst one if the budget is used up."""
     active = window.ramps
     best_first = sorted(active, key=lambda ramp: -utility[ramp])
     for ramp in best_first:
-        before = _before(ramp, times)
-        if before is not None and before not in active and fits([*active, before], times, budget):
-            return _moved(
-                active, (*active, before), thresholds, window.score, f"tries ramp {before}, before ramp {ramp}"
-            )
+        before = _ramp_before(ramp, times)
+        if before is not None and before not in active and within_budget([*active, before], times, budget):
+            return _adjusted(window, (*active, before), thresholds, f"tries ramp {before}, before ramp {ramp}")
     for worst in reversed(best_first[1:]):
-        before = _before(worst, times)
+        before = _ramp_before(worst, times)
         if before is not None and before not in active:
             shifted = (*(ramp for ramp in active if ramp != worst), before)
-            if fits(shifted, times, budget):
-                return _moved(active, shifted, thresholds, window.score, f"shifts ramp {worst} to {before}")
-    return _moved(active, active, thresholds, window.score, "stays: no ramp can be added or shifted")
+            if within_budget(shifted, times, budget):
+                return _adjusted(window, shifted, thresholds, f"shifts ramp {worst} to {before}")
+    return _adjusted(window, active, thresholds, "stays: no ramp can be added or shifted")
 
 
-def _replace(
+def _drop_and_try(
     window: ExitRecords, thresholds: Mapping[int, float], utility: Mapping[int, float], times: ExitTimes, budget: float
-) -> Moved:
-    """Ramps that cost more than they save go, and the most promising one behind those that stay comes."""
+) -> Adjustment:
+    """Drops ramps that cost more than they save, and tries the most promising one behind those that stay."""
     dropped = [ramp for ramp in window.ramps if utility[ramp] < 0]
     kept = [ramp for ramp in window.ramps if utility[ramp] >= 0]
     counts = window.outcome(thresholds).exit_counts
     shares = {ramp: counts.get(ramp, 0) / len(window) for ramp in window.ramps}
-    tried = _candidate(kept, dropped, shares, times, budget)
-    words = f"drops ramps {dropped}" + ("" if tried is None else f", tries ramp {tried}")
-    active = kept if tried is None else [*kept, tried]
-    return _moved(window.ramps, active, thresholds, window.score, words)
+    candidate = _candidate(kept, dropped, shares, times, budget)
+    if candidate is None:
+        return _adjusted(window, kept, thresholds, f"drops ramps {dropped}")
+    return _adjusted(window, [*kept, candidate], thresholds, f"drops ramps {dropped}, tries ramp {candidate}")
 
 
 def _candidate(
     kept: Sequence[int], dropped: Sequence[int], shares: Mapping[int, float], times: ExitTimes, budget: float
 ) -> int | None:
-    """The candidate of the highest utility that can be hoped for; None where none is above 0."""
+    """Returns the candidate of the highest expected utility; None if none is above 0."""
     reaching = 1 - sum(shares[ramp] for ramp in kept)
     intervals = _intervals(kept, dropped, times)
     while any(intervals):
-        hopes = {}
-        for index, places in enumerate(intervals):
-            if places:
-                place = places[(len(places) - 1) // 2]
+        expected = {}
+        for index, positions in enumerate(intervals):
+            if positions:
+                position = positions[(len(positions) - 1) // 2]
                 leaving = sum(shares[ramp] for ramp in dropped[: index + 1])
-                hopes[place] = _hope(place, kept, min(leaving, reaching), reaching, times)
-        best = max(hopes, key=lambda place: hopes[place])
-        if hopes[best] > 0 and fits([*kept, best], times, budget):
+                expected[position] = _expected_utility(position, kept, min(leaving, reaching), reaching, times)
+        best = max(expected, key=lambda position: expected[position])
+        if expected[best] > 0 and within_budget([*kept, best], times, budget):
             return best
-        intervals = [places[(len(places) - 1) // 2 + 1 :] for places in intervals]
+        intervals = [positions[(len(positions) - 1) // 2 + 1 :] for positions in intervals]
     return None
 
 
 def _intervals(kept: Sequence[int], dropped: Sequence[int], times: ExitTimes) -> list[list[int]]:
-    """Places behind the last ramp that stays: before, between and behind the ramps that were dropped."""
-    behind = [ramp for ramp in sorted(times.ramp_s) if not kept or ramp > max(kept)]
+    """Returns the positions behind the last kept ramp: before, between and behind the dropped ramps."""
+    later = [ramp for ramp in sorted(times.ramp_s) if not kept or ramp > max(kept)]
     bounds = pairwise([-1, *dropped, len(times.block_s)])
-    return [[ramp for ramp in behind if low < ramp < high] for low, high in bounds]
+    return [[ramp for ramp in later if low < ramp < high] for low, high in bounds]
 
 
-def _hope(place: int, kept: Collection[int], leaving: float, reaching: float, times: ExitTimes) -> float:
-    """Seconds of utility per input, if so many of those that reach it leave."""
-    released_s = times.released_s([*kept, place])
-    return float(leaving * (released_s[-1] - released_s[place]) - (reaching - leaving) * times.ramp_s[place])
+def _expected_utility(position: int, kept: Collection[int], leaving: float, reaching: float, times: ExitTimes) -> float:
+    """Returns the utility in seconds per input, given the shares that reach a ramp and that leave there."""
+    released_s = times.released_s([*kept, position])
+    return float(leaving * (released_s[-1] - released_s[position]) - (reaching - leaving) * times.ramp_s[position])
 
 
-def _before(ramp: int, times: ExitTimes) -> int | None:
+def _ramp_before(ramp: int, times: ExitTimes) -> int | None:
     return max((each for each in times.ramp_s if each < ramp), default=None)
 
 
@@ -235,9 +230,7 @@ def _saved(window: ExitRecords, thresholds: Mapping[int, float], times: ExitTime
     return times.saved(window.outcome(thresholds), window.ramps)
 
 
-def _moved(
-    before: Collection[int], active: Sequence[int], thresholds: Mapping[int, float], score: Score, words: str
-) -> Moved:
-    new = [ramp for ramp in active if ramp not in before]
-    kept = {ramp: thresholds[ramp] for ramp in active if ramp in before}
-    return Moved(active=tuple(sorted(active)), thresholds={**kept, **never(score, new)}, words=words)
+def _adjusted(window: ExitRecords, active: Sequence[int], thresholds: Mapping[int, float], words: str) -> Adjustment:
+    new = [ramp for ramp in active if ramp not in window.ramps]
+    kept = {ramp: thresholds[ramp] for ramp in active if ramp in window.ramps}
+    return Adjustment(active=tuple(sorted(active)), thresholds={**kept, **never(window.score, new)}, words=words)

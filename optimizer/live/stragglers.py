@@ -1,4 +1,4 @@
-"""Which replicas are slower than their peers, to be left out of the next plan (E3 section 3.3)."""
+"""Finds replicas that are slower than their peers, so that the next plan leaves them out (E3, section 3.3)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from statistics import median
 
 LEAST_BATCHES = 10
-"""Of fewer, one pause of the machine makes a straggler."""
+"""With fewer batches, a single pause of the machine would make a straggler."""
 LEAST_PEERS = 3
-"""Replicas of a stage, the one in question among them, whose times show which is slow."""
+"""Least number of replicas of a slot for a comparison within the slot."""
 MOST_SHARE = 1 / 3
-"""Of an accelerator type; where more are slow, it is not they that stand out."""
+"""Largest share of an accelerator type that may rest. If more replicas are slow, the cause is elsewhere."""
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTimes:
-    """What one replica ran since the last look."""
+    """The batches of one replica since the last observation."""
 
     replica: str
     slot: str
@@ -27,75 +27,77 @@ class ReplicaTimes:
     batches: int
     seconds: float
     expected_s: float
-    """Seconds that its batches should take by the profile."""
+    """Seconds that the batches should take by the profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A replica to be left out, and why."""
+    """A replica to leave out, and why."""
 
     replica: str
     slot: str
     device: str
     behind: float
-    """How many times as long as its peers it takes, in the median."""
+    """Its ratio of seconds taken to seconds expected, relative to the median of its peers."""
     words: str
 
 
-def find(times: Sequence[ReplicaTimes], ratio: float, *, resting: Collection[str] = ()) -> tuple[Straggler, ...]:
-    """Returns new stragglers, the ones furthest behind their peers first; `times` names resting replicas too.
+def find_stragglers(
+    times: Sequence[ReplicaTimes], ratio: float, *, resting: Collection[str] = ()
+) -> tuple[Straggler, ...]:
+    """Returns new stragglers, the slowest first. `times` includes resting replicas.
 
-    A replica's ratio is seconds taken over seconds expected, so that peers may have run other batches. A straggler is
-    slower than `ratio` times the median of its peers. Peers are the other replicas of its slot, if there are two or
-    more. With fewer it is compared with all others of its accelerator type, and must also be slower than `ratio` times
-    its one slot mate: where both are slow, the profile of their splits is wrong. A replica alone in its slot has no
-    such mate. No more than `MOST_SHARE` of a type rests at once.
+    Replicas are compared by seconds taken over seconds expected, because they run different batches. A straggler
+    exceeds `ratio` times the median of its peers. Peers are the other replicas of its slot, if there are two or more.
+    Otherwise peers are all others of its accelerator type, and a straggler must also exceed `ratio` times the other
+    replica of its slot, if there is one: if both are slow, the profile of their splits is wrong. At most `MOST_SHARE`
+    of a type rests at once.
     """
     ratios = {
         each: each.seconds / each.expected_s
         for each in times
         if each.replica not in resting and each.batches >= LEAST_BATCHES and each.expected_s > 0
     }
-    judged = (_straggler(each, ratios, ratio) for each in ratios)
-    behind = sorted((each for each in judged if each is not None), key=lambda each: each.behind, reverse=True)
-    all_of_type = Counter(each.device for each in times)
-    at_rest = Counter(each.device for each in times if each.replica in resting)
-    found = []
-    for each in behind:
-        if at_rest[each.device] + 1 <= math.floor(all_of_type[each.device] * MOST_SHARE + ROUNDING):
-            at_rest[each.device] += 1
-            found.append(each)
-    return tuple(found)
+    candidates = [straggler for each in ratios if (straggler := _straggler(each, ratios, ratio)) is not None]
+    num_of_type = Counter(each.device for each in times)
+    num_resting = Counter(each.device for each in times if each.replica in resting)
+    stragglers = []
+    for straggler in sorted(candidates, key=lambda candidate: candidate.behind, reverse=True):
+        device = straggler.device
+        if num_resting[device] + 1 <= math.floor(num_of_type[device] * MOST_SHARE + ROUNDING):
+            num_resting[device] += 1
+            stragglers.append(straggler)
+    return tuple(stragglers)
 
 
-def _straggler(one: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], ratio: float) -> Straggler | None:
-    others = {each: taken for each, taken in ratios.items() if each is not one and each.device == one.device}
-    mates = [taken for each, taken in others.items() if each.slot == one.slot]
-    peers = mates if len(mates) + 1 >= LEAST_PEERS else list(others.values())
+def _straggler(replica: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], limit: float) -> Straggler | None:
+    others = [each for each in ratios if each is not replica and each.device == replica.device]
+    in_slot = [ratios[each] for each in others if each.slot == replica.slot]
+    peers = in_slot if len(in_slot) + 1 >= LEAST_PEERS else [ratios[each] for each in others]
     if not peers:
         return None
-    usual = median(peers)
-    bounds = [usual] if peers is mates else [usual, *mates]
-    if ratios[one] <= ratio * max(bounds) or usual <= 0:
+    own, usual = ratios[replica], median(peers)
+    bounds = [usual] if peers is in_slot else [usual, *in_slot]
+    if own <= limit * max(bounds) or usual <= 0:
         return None
-    behind = ratios[one] / usual
+    behind = own / usual
     words = (
-        f"{one.replica} takes {behind:.2f} times as long as its {len(peers)} peers "
-        f"({ratios[one]:.2f} against {usual:.2f} times the profile)"
+        f"{replica.replica} takes {behind:.2f} times as long as its {len(peers)} peers "
+        f"({own:.2f} against {usual:.2f} times the profile)"
     )
-    return Straggler(replica=one.replica, slot=one.slot, device=one.device, behind=behind, words=words)
+    return Straggler(replica=replica.replica, slot=replica.slot, device=replica.device, behind=behind, words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """A replica that gets no work."""
+class RestingReplica:
+    """A replica that gets no work for some time."""
 
     replica: str
     device: str
     until: int
-    """The first period in which it gets work again."""
+    """The first control period in which it gets work again."""
 
 
-def avoided_by(resting: Iterable[Rest]) -> dict[str, str]:
-    """Returns the accelerator type of each replica that rests, as `PlacedPlan` takes it."""
+def avoided_replicas(resting: Iterable[RestingReplica]) -> dict[str, str]:
+    """Returns the accelerator type of each resting replica, as needed by `PlacedPlan`."""
     return {rest.replica: rest.device for rest in resting}

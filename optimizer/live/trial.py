@@ -1,7 +1,7 @@
-"""Whether a new plan does what it promised, or the one before comes back and the new one is not chosen for a while.
+"""Decides whether a new plan keeps its promise. If not, the controller rolls back and avoids the plan for a while.
 
-E3 drops what cannot be served in time (section 3.1) and trusts its plan; here drops and late answers are held against
-the plan that caused them.
+E3 drops inputs that it cannot serve in time (section 3.1), and it trusts its plan. Here, dropped inputs and late
+answers count against the plan that caused them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 
 LEAST_INPUTS = 100
-"""Of fewer, a share is not known to a tenth."""
+"""With fewer inputs, the standard error of a share may exceed 5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """What an application did over a while; differences of the ingresses' counts."""
+    """What an application delivered over a period: differences of the ingresses' counters."""
 
     seconds: float
     arrived: int
-    """Inputs that came, refused ones too."""
+    """Inputs that arrived, including rejected ones."""
     answered: int
     in_slo: int
     dropped: int
-    """Inputs that were refused, or given up."""
+    """Inputs that were rejected or abandoned."""
 
     def __post_init__(self) -> None:
         if min(self.seconds, self.arrived, self.in_slo, self.dropped) < 0 or self.in_slo > self.answered:
-            raise DataError(f"counts must be at least 0, and answers in time be among the answers, not {self}")
+            raise DataError(f"counts must be at least 0, and in_slo at most answered: {self}")
 
     @property
     def offered_rps(self) -> float:
@@ -42,9 +42,9 @@ class Delivered:
         return self.in_slo / self.seconds if self.seconds > 0 else 0.0
 
     def kept(self, predicted_rps: float) -> float:
-        """Share of the goodput expected that came: the rate predicted, or all that is offered where that is less.
+        """Returns the achieved share of the expected goodput, which is the lower of predicted rate and offered load.
 
-        Of less than the plan can do, only what was dropped or late is missing, not what is still under way.
+        Below the predicted rate, only dropped and late inputs count as missing, not those in flight.
         """
         if self.offered_rps > predicted_rps:
             return self.goodput_rps / predicted_rps
@@ -54,23 +54,23 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A plan that was just switched to, beside the one before."""
+    """A new plan in force, and the one before it."""
 
     epoch: int
     predicted_rps: float
-    """The plan's rate by its forecast."""
+    """The new plan's rate by its forecast."""
     before: Delivered | None
-    """Under the plan before, say over its last period; None: nothing to go back to, or nothing measured."""
+    """What the plan before delivered recently. None if there was none, or if nothing was measured."""
     before_predicted_rps: float
 
     def __post_init__(self) -> None:
         if self.predicted_rps <= 0 or self.before_predicted_rps <= 0:
-            raise PlanError("a plan on trial, and the one before, must be predicted a rate above 0")
+            raise PlanError("predicted_rps and before_predicted_rps must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The end of a trial."""
+    """The result of a trial."""
 
     rolls_back: bool
     words: str
@@ -84,18 +84,17 @@ def judge(
     settle_s: float,
     patience_s: float,
 ) -> Judgement | None:
-    """Judges a plan by what was `served` since the switch; returns None while it is too early.
+    """Judges a plan by what was `served` since the switch. Returns None while it is too early.
 
-    It is too early before `settle_s`, and while there are few inputs, up to `patience_s`. (Inputs are counted, not
-    answers: a plan that answers nothing must not wait for ever.) The plan is rolled back where more than `margin` of
-    the goodput expected is missing, the plan before kept more of its own promise, and would give more of what is
-    offered now.
+    It is too early before `settle_s` and, with few inputs, before `patience_s`. Arrivals count, not answers, so that a
+    plan that answers nothing is judged too. The plan is rolled back if more than `margin` of the expected goodput is
+    missing, and if the plan before kept more of its own promise and would deliver more of the current load.
     """
     has_few = served.arrived < LEAST_INPUTS
     if served.seconds < settle_s or (has_few and served.seconds < patience_s):
         return None
     if has_few:
-        words = f"only {served.arrived} inputs came in {served.seconds:.0f} s, nothing tells"
+        words = f"only {served.arrived} inputs came in {served.seconds:.0f} s, too few to judge"
         return Judgement(rolls_back=False, words=f"keeps plan {trial.epoch}: {words}")
     kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
     promise = (
@@ -116,36 +115,36 @@ def judge(
 
 
 CLEAR_SHARE = 0.1
-"""Share of inputs that reach a block; a forecast that differs by more is of another stream."""
+"""Two problems differ clearly if the shares of inputs that reach a block differ by more than this."""
 CLEAR_FACTOR = 1.2
-"""The same for the rate that is asked for, as a factor."""
+"""Two problems differ clearly if their required rates differ by more than this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
-    """A plan that was rolled back, and the problem that it was chosen for."""
+class FailedPlan:
+    """A plan that was rolled back, and the problem for which it was chosen."""
 
     stages: tuple[Stage, ...]
     problem: PlanProblem
     until: int
-    """The first period in which it may be chosen again."""
+    """The first control period in which it may be chosen again."""
 
 
-def is_blamed(blamed: Sequence[Blame], stages: Sequence[Stage], problem: PlanProblem) -> bool:
-    """Whether a plan is blamed for a problem that is not clearly another."""
-    return any(blame.stages == tuple(stages) and not clearly_another(blame.problem, problem) for blame in blamed)
+def has_failed(failed: Sequence[FailedPlan], stages: Sequence[Stage], problem: PlanProblem) -> bool:
+    """Returns whether a plan failed under a problem that does not differ clearly from this one."""
+    return any(plan.stages == tuple(stages) and not differs_clearly(plan.problem, problem) for plan in failed)
 
 
-def clearly_another(one: PlanProblem, other: PlanProblem) -> bool:
-    """Whether two problems differ enough for a plan that failed under one to be tried under the other."""
+def differs_clearly(one: PlanProblem, other: PlanProblem) -> bool:
+    """Returns whether problems differ so much that a plan that failed under one may be tried under the other."""
     if one.num_blocks != other.num_blocks or one.ramps != other.ramps or one.slo != other.slo:
         return True
     if {name: supply.count for name, supply in one.devices.items()} != {
         name: supply.count for name, supply in other.devices.items()
     }:
         return True
-    apart = max(abs(here - there) for here, there in zip(one.survival_N, other.survival_N, strict=True))
-    return apart > CLEAR_SHARE or _rates_differ(one, other)
+    pairs = zip(one.survival_N, other.survival_N, strict=True)
+    return max(abs(share - other_share) for share, other_share in pairs) > CLEAR_SHARE or _rates_differ(one, other)
 
 
 def _rates_differ(one: PlanProblem, other: PlanProblem) -> bool:

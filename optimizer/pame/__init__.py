@@ -1,1 +1,1 @@
-"""PAME's search (ICS'22, section 6): which exits a batch of a given size is worth, by time and batching pattern."""
+"""PAME's exit search (ICS'22, section 6): chooses the exits of a batch by their time and by recorded batches."""

@@ -1,7 +1,6 @@
-"""How an exit's check may be set: thresholds, and the inputs that leave by each (PAME, sections 5.3 and 6.2).
+"""Settings of an exit's check: thresholds, and the inputs that leave at each (PAME, sections 5.3 and 6.2).
 
-Precision is kept on the recorded inputs that are at hand, and nothing is promised for others; for promises with a
-confidence there is `optimizer.thresholds`.
+Precision is kept on the recorded inputs only. `optimizer.thresholds` makes promises for new inputs, with a confidence.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from profiles.records import ExitOutcome, ExitRecords, RecordedBatches
 from profiles.scores import SCORES, BoolArray, FloatArray, Score
 
 TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
-"""The paper names 0.55 and 0.6 (section 7.6) and that there are ten (section 6.1)."""
+"""The paper has ten of them (section 6.1), among them 0.55 and 0.6 (section 7.6)."""
 TEN_SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
 """Count thresholds, as shares of the principal values."""
 LONG_CONFIDENCES = (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999)
-"""The five behind the paper's are for networks that are surer than they should be."""
+"""The five values beyond the paper's are for overconfident networks."""
 GRIDS: Mapping[Score, tuple[float, ...]] = {
     "confidence": LONG_CONFIDENCES,
     "share": TEN_SHARES,
@@ -28,65 +27,66 @@ GRIDS: Mapping[Score, tuple[float, ...]] = {
     "similar": LONG_CONFIDENCES,
     "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
 }
-"""Thresholds that are tried, from the boldest to the most careful."""
+"""Thresholds to try for each score, from the one at which most inputs leave to the strictest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Setting:
-    """One way to set an exit's check, and what it does to every recorded input (N), inside or not."""
+class CheckSetting:
+    """One setting of an exit's check, and its effect on every recorded input (N), including those that left earlier."""
 
     ramp: int
     leave_N: BoolArray
     losses_N: FloatArray
-    """What the exit's own answer costs."""
+    """Losses of the exit's own answers."""
     threshold: float | None = None
-    """In the unit of the score; None where thresholds were set before and are not searched."""
+    """In the unit of the score. None if thresholds are fixed in advance."""
     confidence: float | None = None
-    """Of the score `share`: above which a principal value counts."""
+    """For the score `share`: a principal value counts above this confidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checks:
-    """The candidates and how each may be set, on inputs in order of arrival."""
+    """The candidate exits and their settings, on recorded inputs in order of arrival."""
 
     ramps: tuple[int, ...]
     """The candidates, ascending."""
     end_losses_N: FloatArray
-    """What the full model's answer costs: 0 where it is what is held right."""
-    settings: Callable[[int], Sequence[Setting]]
-    """From a ramp to what is tried there, from the setting by which most leave."""
+    """Losses of the full model's answers: 0 if they are the reference."""
+    settings: Callable[[int], Sequence[CheckSetting]]
+    """Maps a ramp to its settings, from the one at which most inputs leave."""
 
 
-def given_checks(batches: RecordedBatches) -> Checks:
-    """Thresholds that are there already, such as a calibration's, which hold for every subset of the ramps."""
+def fixed_checks(batches: RecordedBatches) -> Checks:
+    """Returns checks with fixed thresholds, such as a calibration's, which hold for every subset of the ramps."""
 
-    def settings(ramp: int) -> Sequence[Setting]:
+    def settings(ramp: int) -> Sequence[CheckSetting]:
         column = batches.ramps.index(ramp)
-        return (Setting(ramp=ramp, leave_N=batches.sure_NR[:, column], losses_N=batches.losses_NR[:, column]),)
+        return (CheckSetting(ramp=ramp, leave_N=batches.sure_NR[:, column], losses_N=batches.losses_NR[:, column]),)
 
     return Checks(ramps=batches.ramps, end_losses_N=np.zeros(len(batches)), settings=settings)
 
 
-def searched_checks(
+def grid_checks(
     by_confidence: Mapping[float | None, ExitRecords], *, by_truth: bool = False, grid: Sequence[float] | None = None
 ) -> Checks:
-    """A grid of thresholds for each exit, by default that of the score; of `share` one for each recorded confidence.
+    """Returns checks with a grid of thresholds for each exit, and for `share` one grid for each recorded confidence.
 
-    `by_confidence`: the same inputs in the same order; under None where the score has no confidence of its own.
-    Precision is that of the truth where `by_truth`, else agreement with the full model. Raises DataError.
+    The records of all confidences hold the same inputs in the same order. The key is None unless the score is `share`.
+    The default grid is that of the score. Losses are against the truth with `by_truth`, otherwise against the full
+    model. Raises DataError.
     """
     if not by_confidence:
-        raise DataError("exit checks are searched on exit records: none are given")
+        raise DataError("the search for exit checks needs exit records; there are none")
     first, *others = by_confidence.values()
     if any((each.ramps, each.sample_ids) != (first.ramps, first.sample_ids) for each in others):
-        raise DataError("exit records of several confidences must be of the same ramps and inputs in one order")
+        raise DataError("exit records of several confidences must have the same ramps and inputs, in the same order")
     if by_truth and any(each.true_losses_NE is None for each in by_confidence.values()):
-        raise DataError("precision by the truth needs records that know it")
+        raise DataError("precision against the truth needs exit records with true losses")
 
-    def settings(ramp: int) -> Sequence[Setting]:
+    def settings(ramp: int) -> Sequence[CheckSetting]:
         column = first.ramps.index(ramp)
         return [
-            Setting(
+            CheckSetting(
                 ramp=ramp,
                 leave_N=records.sure_NR({ramp: threshold})[:, column],
                 losses_N=(truth_NE if by_truth and truth_NE is not None else records.losses_NR)[:, column],
@@ -103,53 +103,53 @@ def searched_checks(
     return Checks(ramps=first.ramps, end_losses_N=end_losses_N, settings=settings)
 
 
-def next_step(score: Score, threshold: float) -> float | None:
-    """The boldest of the grid that is more careful; None behind its end."""
+def next_threshold(score: Score, threshold: float) -> float | None:
+    """Returns the next stricter threshold of the score's grid; None if there is none."""
     direction = SCORES[score].direction
     return next((value for value in GRIDS[score] if direction * value > direction * threshold), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Configured:
-    """A candidate with its check set, for the inputs that are inside."""
+class ConfiguredExit:
+    """A candidate exit with the setting of its check, for the inputs that reach it."""
 
-    setting: Setting
+    setting: CheckSetting
     leaving: float
-    """r_e: the share of the inputs that reach the exit which leave there."""
+    """r_e: share of the inputs that reach the exit and leave there."""
     lost_N: FloatArray
-    """What the answer of every input costs, with all exits so far and this one the last."""
+    """Loss of every input's answer, with the exits found so far and this one."""
 
     @property
     def overall(self) -> float:
-        """Q of equation 1 with its update behind further exits: both are the mean precision of all inputs."""
+        """The mean precision of all inputs: Q of equation 1, and its update for further exits."""
         return 1 - float(self.lost_N.mean())
 
 
-def configured(
+def configure_exit(
     checks: Checks, ramp: int, inside_N: BoolArray, lost_N: FloatArray, least_precision: float | None
-) -> Configured | None:
-    """The setting by which most inputs leave while Q is above the least; None where no setting keeps it.
+) -> ConfiguredExit | None:
+    """Returns the setting at which most inputs leave while Q stays above `least_precision`; None if there is none.
 
-    Section 6.2: maximise r_e subject to Q > eta Q_ori, as if this were the only exit behind those that were found.
-    `lost_N` are the costs of all answers without this exit. `least_precision` None: any will do.
+    Section 6.2: maximize r_e subject to Q > eta Q_ori, as if this were the last exit. `lost_N` are the losses of all
+    answers without this exit. With `least_precision` None, every setting is accepted.
     """
-    best: Configured | None = None
+    best: ConfiguredExit | None = None
     for setting in checks.settings(ramp):
-        going_N = inside_N & setting.leave_N
-        reaching = int(inside_N.sum())
-        found = Configured(
+        leaves_N = inside_N & setting.leave_N
+        num_inside = int(inside_N.sum())
+        candidate = ConfiguredExit(
             setting=setting,
-            leaving=int(going_N.sum()) / reaching if reaching else 0.0,
-            lost_N=np.where(going_N, setting.losses_N, lost_N),
+            leaving=int(leaves_N.sum()) / num_inside if num_inside else 0.0,
+            lost_N=np.where(leaves_N, setting.losses_N, lost_N),
         )
-        is_precise = least_precision is None or found.overall > least_precision
-        if is_precise and (best is None or (found.leaving, found.overall) > (best.leaving, best.overall)):
-            best = found
+        is_precise = least_precision is None or candidate.overall > least_precision
+        if is_precise and (best is None or (candidate.leaving, candidate.overall) > (best.leaving, best.overall)):
+            best = candidate
     return best
 
 
-def normalised(outcome: ExitOutcome) -> float:
-    """Accuracy over that of the model without exits (section 7.2); where truth is not known, agreement with it."""
+def relative_precision(outcome: ExitOutcome) -> float:
+    """Returns the accuracy relative to the full model's (section 7.2), or the agreement if the truth is not known."""
     accuracy, full_accuracy = outcome.accuracy, outcome.full_accuracy
     if accuracy is None or not full_accuracy:
         return outcome.agreement

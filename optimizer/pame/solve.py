@@ -1,4 +1,4 @@
-"""The plan of strategy `pame`: the stock plan with the exits that PAME's search finds for its batches."""
+"""Strategy `pame`: the stock plan with the exits that PAME's search finds for its batches."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from dataclasses import replace
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, FeasiblePlan, NoPlan, Planned, if_feasible
 from optimizer.pame.batches import seconds_of
-from optimizer.pame.checks import given_checks
-from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from optimizer.pame.checks import fixed_checks
+from optimizer.pame.search import ExitSearchResult, SearchOptions, find_exits
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
 from optimizer.space import Space
 
-AS_GIVEN = SearchOptions(kept=None)
-"""A problem has its thresholds, with whatever promise they were set; a calibration's holds for all subsets of ramps."""
+FIXED_THRESHOLDS = SearchOptions(kept=None)
+"""The thresholds of a problem are fixed. A calibration's promise holds for every subset of the ramps."""
 
 
 def solve_pame(problem: PlanProblem, space: Space) -> Decision:
-    """The best stock plan's batch, device and thresholds that are there; of the exits found as many as may be.
+    """Returns the best stock plan with as many of the exits found as the promises (SLO, rate, ramp budget) allow.
 
-    Exits are left out from the last one on where the problem's promises (SLO, rate, ramp budget) allow no more, and no
-    more replicas are used than the rate needs. Where fewer inputs are recorded than a batch holds, there are no exits;
-    where there is no stock plan, there is none. The bound is of the whole space, one stage and one split with any
-    ramps, by the cost model, which knows the mean of batches only.
+    Exits are removed from the last one on until the promises are kept. The plan has only the replicas that the rate
+    needs. If fewer inputs are recorded than a batch holds, it has no exits. The bound is that of the cost model, which
+    knows only mean batches, over all plans of one stage and one split.
 
-    Raises PlanError for another objective than early answers, and without recorded batches.
+    Raises PlanError for another objective than the answer time, and without recorded batches.
     """
     if not isinstance(problem.objective, MinimizeLatency):
         raise PlanError("strategy pame seeks early answers; its objective is {minimize: latency, rate_per_s: ...}")
@@ -38,20 +37,19 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     if isinstance(stock, NoPlan):
         return replace(stock, strategy=space.strategy)
     [stage] = stock.stages
-    # Of batches larger than all that was recorded nothing is known.
-    known = stage.splits[0].batch <= len(problem.batches)
-    seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), given_checks(problem.batches)
-    search = find_exits(seconds, checks, stage.splits[0].batch, AS_GIVEN) if known else None
+    has_batch = stage.splits[0].batch <= len(problem.batches)
+    seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), fixed_checks(problem.batches)
+    search = find_exits(seconds, checks, stage.splits[0].batch, FIXED_THRESHOLDS) if has_batch else None
     exits = () if search is None else search.ramps
     found = _with_exits(problem, stock, exits)
     best = solve_soonest(problem, space)
-    assert isinstance(best, Planned), "there is a plan, so none is ruled out"
+    assert isinstance(best, Planned), "the stock plan is a plan of the space"
     note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, stage.splits[0].batch)
     return replace(found.planned(problem, space.strategy, best.bound), note=note)
 
 
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> FeasiblePlan:
-    """The stock plan with the exits, or with the first of them, that keeps every promise."""
+    """Returns the stock plan with as many of the first exits as keep every promise, and with the fewest replicas."""
     [stage] = stock.stages
     for count in range(len(exits), 0, -1):
         splits = (replace(stage.splits[0], ramps=exits[:count]),)
@@ -62,7 +60,7 @@ def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) ->
     return FeasiblePlan(stages=stock.stages, figures=stock.figures)
 
 
-def _why_no_exit(search: FoundExits | None, batch: int) -> str:
+def _why_no_exit(search: ExitSearchResult | None, batch: int) -> str:
     if search is None:
         return f"no exit: fewer inputs are recorded than a batch of {batch} holds"
     if search.ramps:

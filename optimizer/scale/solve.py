@@ -20,7 +20,7 @@ from optimizer.decision import Decision, FeasiblePlan, NoPlan, if_feasible, near
 from optimizer.evaluate import evaluate, merit, objective_value
 from optimizer.exact.prices import Limits
 from optimizer.exact.solve import search_space
-from optimizer.moves import Graph, build_graph, nodes_around, single_split_stages, near_stages
+from optimizer.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.beam import BeamPrices, beam_search, incoming_moves, least_devices
@@ -207,7 +207,9 @@ class ScaleSearch:
             else:
                 best = plan
 
-    def _search_at(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> FeasiblePlan | None:
+    def _search_at(
+        self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool
+    ) -> FeasiblePlan | None:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
         if graph.num_moves == 0:
             return None

@@ -14,29 +14,22 @@ from optimizer.walks import Oracle, Prices, Walk, no_walk
 
 
 class CheapestPaths(NamedTuple):
-    """Completion bounds, that is the least price from a node to the end, and the first moves that attain them.
-
-    A path is *closed* at a node if a stage begins there, and *open* if it is inside a stage of a device.
-    """
+    """Least prices from a node to the end, and their first moves, between stages (closed) and inside one (open)."""
 
     closed_P: FloatArray
     open_PC: FloatArray
     closed_move_P: IntArray
     open_move_PC: IntArray
     closes_P: IntArray
-    """Whether the stage ends with `closed_move_P`."""
+    """Whether the stage ends with the closed move; below, with the open move."""
     open_closes_PC: IntArray
-    """Whether the stage ends with `open_move_PC`."""
 
 
 @compiled
 def cheapest_paths(
     moves: MoveArrays, price_C: FloatArray, latency: float, fill_rate: float, may_split: bool, may_hop: bool
 ) -> CheapestPaths:
-    """Solves the shortest path problem backward from the end.
-
-    Prices are per second of work and per second of latency. The wait of a further split counts as its own seconds.
-    """
+    """Solves for shortest paths backward, at prices per second. A further split's wait counts as its own seconds."""
     num_nodes, num_devices = moves.first_move_P.size - 1, price_C.size
     closed_P, open_PC = np.full(num_nodes, np.inf), np.full((num_nodes, num_devices), np.inf)
     closed_move_P, open_move_PC = np.full(num_nodes, -1), np.full((num_nodes, num_devices), -1)

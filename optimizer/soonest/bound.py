@@ -15,7 +15,7 @@ from optimizer.decision import FeasiblePlan
 from optimizer.problem import PlanProblem
 from optimizer.step import FloatArray
 from optimizer.tables import RunTables
-from optimizer.walks import Prices, CostToGo, trace_walk, empty_cost_to_go, fill_cost_to_go
+from optimizer.walks import CostToGo, Prices, empty_cost_to_go, fill_cost_to_go, trace_walk
 
 ITERATIONS = 60
 CLOSE = 1e-6

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.action import FloatArray, IntArray, Labels
+from optimizer.step import FloatArray, IntArray, Labels
 from optimizer.tables import (
     RunTables,
     after_split_s,
@@ -30,13 +30,11 @@ from optimizer.walks import CUT, GO_ON, HOP
 
 RUN, ENTRY, RANK, PARENT, ACTION, IS_ACTIVE, USED = 0, 1, 2, 3, 4, 5, 6
 """Columns of `int_LI`: run and entry of the open split; current rank; parent label in the layer before; what follows
-the parent's block (GO_ON, CUT or HOP); whether its ramp is active; from USED on, replicas of closed stages per device.
-"""
+the parent's block (GO_ON, CUT or HOP); whether its ramp is active; from USED on, the closed stages' replicas."""
 MEAN, LATENCY, RAMPS, WORK, MEAN_INPUTS, INPUTS, BOUND = 0, 1, 2, 3, 4, 5, 6
 """Columns of `float_LF`: seconds of the mean answer time; seconds of the worst case (both without the waits of the open
 stage's further splits); seconds of ramps beyond their budget; device seconds per input of the open stage; inputs that
-each of its replicas waits for, weighted by the share without an answer; the same unweighted; lower bound on the value.
-"""
+each of its replicas waits for, weighted by the share without an answer; the same unweighted; bound on the objective."""
 NUM_FLOATS = 7
 # Relative difference that the order of a sum may cause. It is far below the differences between plans.
 ROUNDING = 1e-13
@@ -82,10 +80,7 @@ def least_replicas(tables: RunTables, work_s: float) -> int:
 def extend_labels(
     tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, first: int, output: Labels
 ) -> tuple[int, int]:
-    """Writes the successors of labels behind a block, from label `first` on, until `output` is full.
-
-    Returns the number of successors and the first label that was not extended.
-    """
+    """Extends labels from `first` on until `output` is full. Returns the number of successors and the next label."""
     most = 2 * (1 + 2 * tables.device_R.size)
     free_C, count, label = np.empty(tables.count_C.size, dtype=np.int64), 0, first
     sums_F, next_F = np.empty(NUM_FLOATS), np.empty(NUM_FLOATS)
@@ -103,7 +98,7 @@ def extend_labels(
                 if not may_be_on(tables, block, rank):
                     continue
                 seconds, rank_after = ramp_seconds(tables, block, run, entry, rank), tables.rank_N[block]
-            _add_seconds(tables, sums_F, run, entry, rank, seconds, is_active)
+            _add(tables, sums_F, run, entry, rank, seconds, is_active)
             if is_active == 1 or may_be_off(tables, block):
                 count = _write_successors(
                     tables, rows, cutoffs, block, labels, label, sums_F, next_F, run, entry, rank_after, is_active,
@@ -114,13 +109,11 @@ def extend_labels(
 
 
 @compiled
-def _add_seconds(
-    tables: RunTables, sums_F: FloatArray, run: int, entry: int, rank: int, seconds: float, in_ramp: int
-) -> None:
+def _add(tables: RunTables, sums_F: FloatArray, run: int, entry: int, rank: int, seconds: float, ramp: int) -> None:
     sums_F[MEAN] += tables.unanswered_Q[rank] * seconds
     sums_F[LATENCY] += seconds
     if tables.ramp_budget > 0.0:
-        sums_F[RAMPS] += in_ramp * seconds - (1 - in_ramp) * tables.ramp_budget * seconds
+        sums_F[RAMPS] += ramp * seconds - (1 - ramp) * tables.ramp_budget * seconds
     sums_F[WORK] += tables.enters_E[entry] * seconds / tables.batch_R[run]
 
 

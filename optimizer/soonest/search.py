@@ -20,6 +20,7 @@ from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.soonest.bound import PriceRow, ResourceLimits, best_price_row, price_rows
 from optimizer.soonest.labels import (
+    ACTION,
     BOUND,
     IS_ACTIVE,
     LATENCY,
@@ -27,7 +28,6 @@ from optimizer.soonest.labels import (
     NUM_FLOATS,
     PARENT,
     RUN,
-    ACTION,
     TOLERANCE,
     USED,
     Cutoffs,
@@ -48,8 +48,6 @@ TIE_TOLERANCE = 1e-11
 """Relative difference below which two answer times are a tie. The cheaper plan wins a tie."""
 MOST_PLANS = 8
 MOST_TRIED = 200
-
-Chain = tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +100,7 @@ class LatencySearch:
         )  # fmt: skip
         self._layers, dropped = [_first_labels(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
-            parts = list(_successors(self.tables, rows, cutoffs, block, self._layers[-1]))
-            layer = _undominated(_joined(parts))
+            layer = _undominated(_joined(list(_successors(self.tables, rows, cutoffs, block, self._layers[-1]))))
             beyond = layer.float_LF[width:, BOUND]
             if len(beyond) and block + 1 < self.problem.num_blocks:
                 dropped, layer = min(dropped, float(beyond.min())), _take(layer, np.arange(width))
@@ -121,7 +118,7 @@ class LatencySearch:
                 break
         return ranked(plans, self.limits)
 
-    def _chain(self, label: int) -> Chain:
+    def _chain(self, label: int) -> tuple[Stage, ...]:
         """Returns the stages of a plan of the last layer."""
         path: list[tuple[IntArray, IntArray]] = []
         for layer in range(len(self._layers) - 1, 0, -1):

@@ -17,10 +17,9 @@ from optimizer.soonest.search import TIE_TOLERANCE, WIDTHS, LatencyResult, Laten
 from optimizer.space import Space, parts_of, payable_names
 from optimizer.tables import tables_of
 
+# The highest rate within a ramp budget: its relative resolution, and the least one tried, relative to that without one.
 RATE_RESOLUTION = 0.01
-"""Relative resolution of the highest rate within a ramp budget."""
 LEAST_RATE = 1e-3
-"""Lowest rate that is tried for a ramp budget, relative to the highest rate without one."""
 MOST_STATES = 40_000_000
 """Size of a table with a number for every block and state of a split: a third of a gigabyte."""
 NARROW = WIDTHS[:2]
@@ -32,7 +31,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
     Raises PlanError if no plan was found although one may exist, and for problems that are too large.
     """
-    result = _best_of_parts(problem, space, ResourceLimits.of(problem), widths)
+    result = _best(problem, space, ResourceLimits.of(problem), widths)
     if not result.plans:
         if math.isfinite(result.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {result.bound:.6g} s")
@@ -48,9 +47,7 @@ def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
     return None if math.isinf(least_s) else least_s
 
 
-def _best_of_parts(
-    problem: PlanProblem, space: Space, limits: ResourceLimits, widths: tuple[int, ...]
-) -> LatencyResult:
+def _best(problem: PlanProblem, space: Space, limits: ResourceLimits, widths: tuple[int, ...]) -> LatencyResult:
     """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part."""
     plans: list[FeasiblePlan] = []
     bound = incumbent = math.inf
@@ -59,8 +56,9 @@ def _best_of_parts(
         plans, bound = [*plans, *result.plans], min(bound, result.bound)
         incumbent = min([incumbent, *(limits.value_of(plan) for plan in result.plans)])
     best_first = ranked(plans, limits)
-    is_proven = incumbent <= bound * (1 + TIE_TOLERANCE)
-    return LatencyResult(plans=best_first, bound=limits.value_of(best_first[0]) if best_first and is_proven else bound)
+    if best_first and incumbent <= bound * (1 + TIE_TOLERANCE):
+        bound = limits.value_of(best_first[0])
+    return LatencyResult(plans=best_first, bound=bound)
 
 
 def _any_plan(problem: PlanProblem, space: Space, limits: ResourceLimits) -> FeasiblePlan | None:
@@ -96,7 +94,7 @@ def _check_size(size: int) -> None:
 
 
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
-    """Returns which promise cannot be kept (see `why_infeasible`). The ramp budget is dropped before the money budget."""
+    """Returns which promise cannot be kept. The ramp budget is dropped before the money budget."""
     return why_infeasible(
         problem,
         space.strategy,
@@ -110,7 +108,7 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
 def _lowest_latency_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     """Returns the plan of the lowest worst-case latency, whatever the SLO."""
     limits = replace(ResourceLimits.of(problem), latency_s=math.inf, minimizes_worst_case=True)
-    plans = _best_of_parts(problem, space, limits, NARROW).plans
+    plans = _best(problem, space, limits, NARROW).plans
     return plans[0] if plans else None
 
 

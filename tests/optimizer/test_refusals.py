@@ -18,12 +18,12 @@ from optimizer.live.changeover import steps
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.reaction import expected_shares
 from optimizer.live.trial import Delivered
-from optimizer.live.tuning.apparate import ThresholdGame
+from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.batches import seconds_of
-from optimizer.pame.checks import given_checks, searched_checks
+from optimizer.pame.checks import fixed_checks, grid_checks
 from optimizer.pame.search import SearchOptions, find_exits
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
@@ -211,11 +211,11 @@ CASES: dict[str, Case] = {
     "pame: slower batches": lambda: SearchOptions(slower=1.0),
     "pame: no precision": lambda: SearchOptions(kept=0.0),
     "pame: too few inputs": lambda: find_exits(
-        seconds_of(pame_thresholds.TABLE, (0, 1)), given_checks(pame_thresholds.batches([[1, 1]] * 4)), 5
+        seconds_of(pame_thresholds.TABLE, (0, 1)), fixed_checks(pame_thresholds.batches([[1, 1]] * 4)), 5
     ),
-    "pame: no truth": lambda: searched_checks({None: pame_thresholds.records()}, by_truth=True),
-    "pame: no records": lambda: searched_checks({}),
-    "pame: records of other inputs": lambda: searched_checks(
+    "pame: no truth": lambda: grid_checks({None: pame_thresholds.records()}, by_truth=True),
+    "pame: no records": lambda: grid_checks({}),
+    "pame: records of other inputs": lambda: grid_checks(
         {0.5: pame_thresholds.records(), 0.9: pame_thresholds.records().subset(np.arange(9))}
     ),
     # Guarantees
@@ -244,13 +244,13 @@ CASES: dict[str, Case] = {
     "reaction: a ramp beyond the forecast": lambda: expected_shares(FORECAST, (1, 3)),
     "trial: contradicting counts": lambda: Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0),
     "trial: no predicted rate": lambda: trial(None, predicted_rps=0.0),
-    "alarm: a negative loss": lambda: Alarm(0.01, 0.1).see(np.array([0, -0.1])),
-    "alarm: a loss that is no number": lambda: Alarm(0.01, 0.1).see(np.array([0, NAN])),
+    "alarm: a negative loss": lambda: Alarm(0.01, 0.1).update(np.array([0, -0.1])),
+    "alarm: a loss that is no number": lambda: Alarm(0.01, 0.1).update(np.array([0, NAN])),
     "alarm: a budget of nothing": lambda: Alarm(0.0, 0.1),
     "tuner: told nothing": lambda: make_tuner("guarantee", question()).observe(mixed(1, NOBODY)),
     "tuner: pame without seconds": lambda: make_tuner("pame", question()),
     "tuner: a policy without thresholds": lambda: check_tunable(PolicySpec(name="patience", patience=2)),
-    "tuner: a budget of nothing": lambda: ThresholdGame(greedy.WINDOW, greedy.times(1), 0.0),
+    "tuner: a budget of nothing": lambda: WindowReplay(greedy.WINDOW, greedy.times(1), 0.0),
 }
 
 

@@ -27,7 +27,7 @@ from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.live.tuning.base import Tuned
+from optimizer.live.tuning.base import NewThresholds
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
@@ -62,7 +62,7 @@ class Tuner(ToldTuner):
         super().__init__()
         self._rng = rng
 
-    def observe(self, seen: Any) -> Tuned | None:
+    def observe(self, seen: Any) -> NewThresholds | None:
         if self._rng.random() < 0.3:
             stricter = {ramp: least + self._rng.choice((0.0, 0.1, 0.3)) for ramp, least in CALIBRATED.items()}
             self.says(stricter, self._rng.choice(("alarm", "tested")))

@@ -1,1 +1,1 @@
-"""Thresholds while serving: an alarm on what answers lose, and new thresholds from what the last inputs showed."""
+"""Tuners: they adapt the thresholds of a service to its stream, with an alarm on the loss of its answers."""

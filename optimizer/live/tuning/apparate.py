@@ -1,8 +1,7 @@
-"""Apparate's own way (section 3.2): a trigger on the last 16 answers, and a greedy search on the last window.
+"""Apparate's tuner (section 3.2): a trigger on the last 16 answers, and a greedy search on the last window.
 
-Thresholds are on an exit's *error*, from 0 (no input leaves) to 1: 1 - p for a confidence p; for an entropy, its share
-of the largest that the window shows. Thresholds fit the window that they were found on; nothing is promised for other
-inputs.
+Thresholds apply to an exit's *error*, from 0 (no input leaves) to 1: 1 - p for a confidence p, or an entropy's share of
+the largest one in the window. Thresholds fit the window on which they were found, without a promise for other inputs.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import numpy as np
 from earlyexit.errors import DataError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import (
-    Question,
-    Tuned,
+    NewThresholds,
+    Reason,
     Tuner,
+    TunerSettings,
     TunerState,
-    Why,
     answered_losses_N,
+    fully_observed_N,
     no_input_leaves,
-    whole_N,
 )
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -32,36 +31,36 @@ from profiles.stream import Observations
 STEP = 0.1
 LEAST_STEP = 0.01
 ROUNDING = 1e-9
-"""Sums of losses, and of steps, this far apart are equal."""
+"""Difference below which two sums of losses are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundThresholds:
-    """What a search found."""
+    """The result of a search."""
 
     errors: tuple[float, ...]
-    """Per ramp of the records, the threshold on its error."""
+    """The threshold on the error of each ramp of the records."""
     thresholds: Mapping[int, float]
-    """The same in the unit of the records' score."""
+    """The same thresholds in the unit of the records' score."""
     loss: float
-    """Mean loss of the window's answers."""
+    """Mean loss of the answers in the window."""
     earlier_s: float
-    """Seconds that they come earlier than the answers of the full model with these ramps, on average."""
+    """Mean seconds by which answers come earlier than at the end of the model with these ramps."""
 
 
-class ThresholdGame:
-    """What any thresholds on errors would have done on a window, all ramps of the records active."""
+class WindowReplay:
+    """Replays a window under any thresholds on errors, with all ramps of the records active."""
 
     def __init__(self, records: ExitRecords, times: ExitTimes, budget: float) -> None:
-        """`budget`: the largest mean loss on the window, in [0, 1)."""
+        """`budget` is the largest mean loss on the window, between 0 and 1."""
         if not 0 < budget < 1:
             raise DataError(f"the budget must be between 0 and 1, not {budget}")
         self.records = records
         self.budget = budget
-        self.looked_at = 0
-        """Threshold vectors that were tried."""
+        self.num_evaluated = 0
+        """Threshold vectors evaluated so far."""
         self._scores_NR = records.sureness_NR
-        self._highest = max(float(records.scores_NR.max(initial=0.0)), 1e-6)  # of no use to confidences
+        self._highest = max(float(records.scores_NR.max(initial=0.0)), 1e-6)  # used for entropies only
         released_s = times.released_s(records.ramps)
         exits = [*records.ramps, records.num_blocks - 1]
         self._earlier_E = released_s[-1] - released_s[exits]
@@ -69,81 +68,83 @@ class ThresholdGame:
         self._rows = np.arange(len(records))
 
     def threshold(self, error: float) -> float:
-        """Returns a threshold in the unit of the records' score; at an error of 0 no input leaves."""
-        kind = SCORES[self.records.score]
+        """Returns the threshold in the unit of the records' score. At an error of 0 no input leaves."""
+        score = SCORES[self.records.score]
         if error <= 0:
-            return kind.never
-        return 1 - error if kind.larger_is_surer else error * self._highest
+            return score.never
+        return 1 - error if score.larger_is_surer else error * self._highest
 
-    def play(self, errors: Sequence[float]) -> tuple[float, float]:
-        """Mean loss, and mean seconds that answers come earlier than the full model's with these ramps."""
-        self.looked_at += 1
+    def evaluate(self, errors: Sequence[float]) -> tuple[float, float]:
+        """Returns the mean loss, and the mean seconds by which answers come earlier; see `FoundThresholds`."""
+        self.num_evaluated += 1
         direction = SCORES[self.records.score].direction
         limits_R = np.array([self.threshold(error) * direction for error in errors], dtype=np.float32)
-        # A column after the ramps stands for the end, where all leave.
-        sure_NE = np.ones(self._losses_NE.shape, dtype=bool)
-        np.greater_equal(self._scores_NR, limits_R, out=sure_NE[:, :-1])
-        column_N = sure_NE.argmax(1)
+        # The column after the ramps stands for the end, where all inputs leave.
+        leaves_NE = np.ones(self._losses_NE.shape, dtype=bool)
+        np.greater_equal(self._scores_NR, limits_R, out=leaves_NE[:, :-1])
+        column_N = leaves_NE.argmax(1)
         loss = float(self._losses_NE[self._rows, column_N].sum()) / len(self._rows)
         return loss, float(self._earlier_E[column_N].sum()) / len(self._rows)
 
     def allows(self, loss: float) -> bool:
-        """Whether it is within the budget."""
+        """Returns whether a mean loss is within the budget."""
         return loss <= self.budget + ROUNDING
 
 
-def greedy(game: ThresholdGame) -> FoundThresholds:
-    """Algorithm 1: round by round the step of one ramp that saves most per loss.
+def greedy(window: WindowReplay) -> FoundThresholds:
+    """Runs algorithm 1: in each round, raises the threshold of the ramp that saves most time per loss.
 
-    A ramp's step doubles when it is chosen and halves when it would break the budget, down to LEAST_STEP; it ends
-    when no ramp's threshold can be raised by its least step. A step that changes nothing is taken where no other
-    saves: on the way to errors that inputs have.
+    A ramp's step doubles when it is chosen, and it halves when it would break the budget, down to LEAST_STEP. The
+    search ends when no threshold can be raised by its least step. If no step saves time, one without effect is taken,
+    because the errors of inputs may begin further on.
     """
-    errors = [0.0] * len(game.records.ramps)
+    errors = [0.0] * len(window.records.ramps)
     steps = [STEP] * len(errors)
-    here = game.play(errors)
+    current = window.evaluate(errors)
     while True:
-        there = {ramp: game.play(raised(errors, ramp, steps[ramp])) for ramp in range(len(errors)) if errors[ramp] < 1}
-        allowed = [ramp for ramp, (loss, _) in there.items() if game.allows(loss)]
-        if not allowed and all(steps[ramp] <= LEAST_STEP for ramp in there):
-            thresholds = {ramp: game.threshold(error) for ramp, error in zip(game.records.ramps, errors, strict=True)}
-            return FoundThresholds(errors=tuple(errors), thresholds=thresholds, loss=here[0], earlier_s=here[1])
-        for ramp in set(there).difference(allowed):
+        open_ramps = [ramp for ramp in range(len(errors)) if errors[ramp] < 1]
+        trials = {ramp: window.evaluate(with_step(errors, ramp, steps[ramp])) for ramp in open_ramps}
+        allowed = [ramp for ramp, (loss, _) in trials.items() if window.allows(loss)]
+        if not allowed and all(steps[ramp] <= LEAST_STEP for ramp in open_ramps):
+            values = map(window.threshold, errors)
+            thresholds = dict(zip(window.records.ramps, values, strict=True))
+            return FoundThresholds(errors=tuple(errors), thresholds=thresholds, loss=current[0], earlier_s=current[1])
+        for ramp in set(trials).difference(allowed):
             steps[ramp] = max(steps[ramp] / 2, LEAST_STEP)
         if allowed:
-            chosen = max(allowed, key=lambda ramp: worth(here, there[ramp]))
-            errors, here = raised(errors, chosen, steps[chosen]), there[chosen]
+            chosen = max(allowed, key=lambda ramp: step_value(current, trials[ramp]))
+            errors, current = with_step(errors, chosen, steps[chosen]), trials[chosen]
             steps[chosen] *= 2
 
 
-def raised(errors: Sequence[float], ramp: int, step: float) -> list[float]:
-    """One ramp's error by a step, to 1 at most."""
+def with_step(errors: Sequence[float], ramp: int, step: float) -> list[float]:
+    """Returns the errors with one of them raised by a step, to 1 at most."""
     return [min(error + step, 1.0) if index == ramp else error for index, error in enumerate(errors)]
 
 
-def worth(here: tuple[float, float], there: tuple[float, float]) -> tuple[float, float]:
-    """Of a step, larger is better: seconds earlier per loss; without loss, before all others, the seconds."""
-    lost, earlier_s = there[0] - here[0], there[1] - here[1]
+def step_value(before: tuple[float, float], after: tuple[float, float]) -> tuple[float, float]:
+    """Returns the value of a step: seconds saved per loss. Steps without loss come first, by seconds saved."""
+    added_loss, earlier_s = after[0] - before[0], after[1] - before[1]
     if earlier_s <= 0:
         return -np.inf, earlier_s
-    return (np.inf, earlier_s) if lost <= ROUNDING else (earlier_s / lost, earlier_s)
+    return (np.inf, earlier_s) if added_loss <= ROUNDING else (earlier_s / added_loss, earlier_s)
 
 
 WINDOW = 16
-"""Answers whose mean accuracy is held against what is allowed."""
+"""Answers whose mean accuracy the trigger checks."""
 TUNED_ON = 128
-"""Inputs that thresholds are searched on, and after so many they are searched in any case. The paper says "the last
-window"; on its 16 answers no loss is allowed for, and 1 in 16 is what thresholds may then lose. It moves ramps every
-128 samples, and a ramp that is new begins with a threshold of 0 "until the next round of threshold tuning"."""
+"""Inputs on which thresholds are searched, and new inputs after which a search always runs. The paper says "the last
+window", but 16 answers resolve losses of 1/16 only. It moves ramps every 128 samples, and a new ramp has a threshold of
+0 "until the next round of threshold tuning"."""
 
 
 class ApparateTuner(Tuner):
-    """The baseline: nothing is promised, and inputs leave while it searches."""
+    """Apparate's tuner as a baseline. It makes no promise, and inputs leave early while it searches."""
 
     name = "apparate"
 
-    def __init__(self, question: Question) -> None:
-        super().__init__(question)
+    def __init__(self, settings: TunerSettings) -> None:
+        super().__init__(settings)
         self._since_s = np.inf
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._rows: list[Observations] = []
@@ -155,59 +156,59 @@ class ApparateTuner(Tuner):
         self._since_s = since_s
         self._losses.clear()
 
-    def observe(self, seen: Observations) -> Tuned | None:
+    def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
         ramps = list(self._followed)
-        whole = seen.take(np.flatnonzero(whole_N(seen, ramps)))
-        if not len(whole):
+        observed = seen.take(np.flatnonzero(fully_observed_N(seen, ramps)))
+        if not len(observed):
             return None
-        whole = whole.take(whole.times_s_N.argsort(kind="stable"))
-        self._remember(whole, ramps)
-        self._since_tuned += len(whole)
-        if self._triggered(whole):
-            return self._tune(ramps, "alarm", f"of the last {WINDOW} answers too many were wrong")
+        observed = observed.take(observed.times_s_N.argsort(kind="stable"))
+        self._remember(observed, ramps)
+        self._since_tuned += len(observed)
+        if self._triggered(observed):
+            return self._tune(ramps, "alarm", f"too many of the last {WINDOW} answers were wrong")
         if self._since_tuned >= TUNED_ON:
             return self._tune(ramps, "tuned", f"after {self._since_tuned} inputs")
         return None
 
     @property
     def state(self) -> TunerState:
-        """See `Tuner`: its evidence is the mean loss of the last answers over the budget, which triggers above 1."""
+        """See `Tuner`. The evidence is the mean loss of the last answers divided by the budget."""
         number = len(self._losses)
         mean = sum(self._losses) / number if number else None
         return TunerState(
-            evidence=0.0 if mean is None else mean / self.question.guarantee.budget,
+            evidence=0.0 if mean is None else mean / self.settings.guarantee.budget,
             limit=1.0,
             watched=number,
             watched_loss=mean,
             rows=sum(map(len, self._rows)),
             next_test=None,
-            safe=no_input_leaves(self.question.score, self._followed),
+            safe=no_input_leaves(self.settings.score, self._followed),
         )
 
-    def _remember(self, whole: Observations, ramps: list[int]) -> None:
-        rows = Observations.join(whole.shape, [*self._rows, whole])
-        rows = rows.take(np.flatnonzero(whole_N(rows, ramps)))
+    def _remember(self, observed: Observations, ramps: list[int]) -> None:
+        rows = Observations.join(observed.shape, [*self._rows, observed])
+        rows = rows.take(np.flatnonzero(fully_observed_N(rows, ramps)))
         self._rows = [rows.take(np.arange(max(len(rows) - TUNED_ON, 0), len(rows)))]
 
-    def _triggered(self, whole: Observations) -> bool:
-        for loss in answered_losses_N(whole.take(whole.times_s_N >= self._since_s)).tolist():
+    def _triggered(self, observed: Observations) -> bool:
+        for loss in answered_losses_N(observed.take(observed.times_s_N >= self._since_s)).tolist():
             self._losses.append(loss)
-            if triggers(self._losses, self.question.guarantee.budget):
+            if is_triggered(self._losses, self.settings.guarantee.budget):
                 return True
         return False
 
-    def _tune(self, ramps: list[int], why: Why, occasion: str) -> Tuned:
+    def _tune(self, ramps: list[int], why: Reason, occasion: str) -> NewThresholds:
         rows = self._rows[0]
-        records, times = rows.records(ramps), self.question.times
-        found = greedy(ThresholdGame(records, times, self.question.guarantee.budget))
+        records, times = rows.records(ramps), self.settings.times
+        found = greedy(WindowReplay(records, times, self.settings.guarantee.budget))
         self._losses.clear()
         self._since_tuned = 0
         saved = times.saved(records.outcome(found.thresholds), ramps)
         words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {found.loss:.2%}"
-        return Tuned(thresholds=found.thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
+        return NewThresholds(thresholds=found.thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
 
 
-def triggers(losses: deque[float], budget: float) -> bool:
-    """Whether a whole window of answers lost more than is allowed."""
+def is_triggered(losses: deque[float], budget: float) -> bool:
+    """Returns whether a full window of answers lost more than the budget allows."""
     return len(losses) == losses.maxlen and sum(losses) > budget * len(losses)

@@ -1,4 +1,4 @@
-"""What a tuner is: it observes the stream, and says which thresholds shall be in force."""
+"""The interface of tuners, which observe the stream and choose thresholds."""
 
 from __future__ import annotations
 
@@ -19,139 +19,140 @@ from profiles.records import ExitOutcome
 from profiles.scores import SCORES, BoolArray, FloatArray, Score
 from profiles.stream import Observations
 
-Why = Literal["alarm", "tested", "not passed", "tuned"]
+Reason = Literal["alarm", "tested", "not passed", "tuned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """Thresholds to be put in force now."""
+class NewThresholds:
+    """Thresholds to put in force now, and why."""
 
     thresholds: Mapping[int, float]
-    """One for every ramp that was followed, in the unit of the stream's score."""
-    why: Why
+    """One per followed ramp, in the unit of the stream's score."""
+    why: Reason
     words: str
     at_s: float
-    """Arrival of the last input that it rests on, on the stream's clock."""
+    """Arrival time of the last input that they depend on, on the stream's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerState:
-    """For metrics and the page."""
+    """The state of a tuner, for metrics and the dashboard."""
 
     evidence: float
-    """Of the alarm: 1 at first, where nothing is wrong below 1 by and by; it sounds at `limit`."""
+    """Evidence of the alarm. It starts at 1 and tends to fall while the loss is within the budget."""
     limit: float
+    """Evidence at which the alarm is raised."""
     watched: int
-    """Answered inputs that the alarm has taken since it was set."""
+    """Answered inputs that the alarm has seen since it was reset."""
     watched_loss: float | None
-    """Their mean loss; None of none."""
+    """Their mean loss. None without inputs."""
     rows: int
-    """Whole inputs since the stream last changed: those that thresholds may be tested on."""
+    """Fully observed inputs since the stream last changed. Thresholds may be tested on them."""
     next_test: int | None
-    """Rows at which thresholds are tested next; None: that hangs on no number of rows."""
+    """Number of rows at which thresholds are tested next. None if tests do not depend on it."""
     safe: bool
-    """Whether no input leaves by the thresholds in force."""
+    """Whether no input leaves early under the thresholds in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a tuner is made for."""
+class TunerSettings:
+    """The settings of a tuner."""
 
     score: Score
-    """Of the stream, and of its thresholds."""
+    """The score of the stream and of its thresholds."""
     guarantee: Guarantee
     times: ExitTimes
-    """For what is saved by leaving early."""
+    """Seconds of blocks and ramps, for the time that early exits save."""
     batching: Batching | None = None
-    """For tuners that look at how long batches take; of those to begin with."""
+    """Seconds of the initial batches, for tuners that use the times of batches."""
 
 
 class Tuner(ABC):
-    """Pure: fed with observations in order of arrival, on whose times it goes; it asks no clock.
+    """Chooses thresholds from observations in order of arrival. It reads no clock, only the times of observations.
 
-    The life of one: `follow` the thresholds in force at the start. `observe` all that comes; where that gives `Tuned`,
-    put its thresholds in force, as an epoch of their own, and `follow` them from the time on at which all ingresses
-    have them. What is in force may change for other reasons too, and so may the ramps: `follow` that as well.
-    Inputs that are whole count alone: probes, and inputs that stay. Everything else may be passed in and is left out.
+    Usage: `follow` the thresholds in force at the start, and `observe` all inputs. If `observe` returns new thresholds,
+    put them in force as an epoch of their own, and `follow` them from the time when all ingresses have them. Whenever
+    thresholds or ramps change for another reason, `follow` them too. Only fully observed inputs count, which are probes
+    and inputs that stay. All others are ignored.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
+    def __init__(self, settings: TunerSettings) -> None:
+        self.settings = settings
         self._thresholds: Mapping[int, float] | None = None
 
     @property
     def _followed(self) -> Mapping[int, float]:
-        """The thresholds in force; raises PlanError before the tuner was told of any."""
+        """The thresholds in force. Raises PlanError before the first call of `follow`."""
         if self._thresholds is None:
-            raise PlanError("a tuner follows the thresholds in force before it can observe")
+            raise PlanError("call follow with the thresholds in force before observe")
         return self._thresholds
 
     @abstractmethod
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """These thresholds, of these ramps, answer what arrives from a time on.
+        """Sets the thresholds that are in force for inputs that arrive from `since_s` on.
 
-        Only these ramps are tuned, and only inputs of which all of them were seen tell anything.
+        Only these ramps are tuned. Inputs that did not see all of them are ignored.
         """
 
-    def serve(self, batching: Batching) -> None:  # noqa: B027 - most tuners look at inputs, not at batches
-        """Inputs enter the model in batches of this size, on this device, from now on."""
+    def set_batching(self, batching: Batching) -> None:  # noqa: B027 - most tuners ignore batches
+        """Sets the size and the seconds of batches from now on."""
 
     @abstractmethod
-    def observe(self, seen: Observations) -> Tuned | None:
-        """Take the next observations; the last thresholds that they call for, or None."""
+    def observe(self, seen: Observations) -> NewThresholds | None:
+        """Processes the next observations. Returns the last new thresholds that they call for, or None."""
 
     @property
     @abstractmethod
     def state(self) -> TunerState:
-        """As of now."""
+        """The current state."""
 
 
 def check_tunable(policy: PolicySpec) -> None:
-    """Raise PlanError for a policy without thresholds: nothing of it can be tuned while it serves."""
+    """Raises PlanError for an exit policy without thresholds, because a tuner has nothing to change there."""
     if "thresholds" not in kind_of(policy.name).takes:
-        can = ", ".join(name for name, kind in POLICIES.items() if "thresholds" in kind.takes)
-        raise PlanError(f"the exit policy {policy.name!r} has no thresholds to tune; those that have are {can}")
+        tunable = ", ".join(name for name, kind in POLICIES.items() if "thresholds" in kind.takes)
+        raise PlanError(f"the exit policy {policy.name!r} has no thresholds to tune; those that have are {tunable}")
 
 
 def never(score: Score, ramps: Sequence[int]) -> dict[int, float]:
-    """Returns thresholds by which no input leaves."""
+    """Returns thresholds that no score reaches, so that no input leaves."""
     return dict.fromkeys(ramps, SCORES[score].never)
 
 
 def no_input_leaves(score: Score, thresholds: Mapping[int, float]) -> bool:
-    """Whether no score reaches any of them."""
+    """Returns whether no score reaches any threshold."""
     return all(threshold == SCORES[score].never for threshold in thresholds.values())
 
 
-def whole_N(seen: Observations, ramps: Sequence[int]) -> BoolArray:
-    """Inputs of which these ramps and the full model were seen, whatever became of them.
+def fully_observed_N(seen: Observations, ramps: Sequence[int]) -> BoolArray:
+    """Returns which inputs saw these ramps and the full model, wherever they left.
 
-    Of inputs that leave for good only those that are sure of nothing get to the end: no fair sample. So it takes
-    probes, or inputs that stay. Raises PlanError for ramps that the stream does not have.
+    These are probes and inputs that stay. Other inputs reach the end only if no ramp is confident, so they would be a
+    biased sample. Raises PlanError for ramps that the stream does not have.
     """
     unknown = sorted(set(ramps) - set(seen.shape.ramps))
     if unknown:
-        raise PlanError(f"ramps {unknown} are not in the stream, whose ramps are {list(seen.shape.ramps)}")
+        raise PlanError(f"the stream has no ramps {unknown}; its ramps are {list(seen.shape.ramps)}")
     columns = [seen.shape.ramps.index(ramp) for ramp in ramps]
     return np.asarray((seen.probe_N | seen.stayed_N) & ~np.isnan(seen.losses_NR[:, columns]).any(1))
 
 
-def compared_N(seen: Observations) -> BoolArray:
-    """Inputs of which it is known what their answers lost, whichever ramps looked at them: a fair sample as well."""
+def with_known_loss_N(seen: Observations) -> BoolArray:
+    """Returns which inputs have a known loss, whichever ramps they saw. They are an unbiased sample as well."""
     return np.asarray(seen.probe_N | seen.stayed_N)
 
 
 def answered_losses_N(seen: Observations) -> FloatArray:
-    """What each answer lost against the full model's, at the ramp it left at or at the end; NaN where unknown."""
-    at_NE = np.array([*seen.shape.ramps, seen.shape.num_blocks - 1]) == seen.exits_N[:, None]
-    lost_N = np.where(at_NE, seen.losses_NE, 0.0).sum(1)
-    return np.asarray(lost_N, dtype=np.float64)
+    """Returns each answer's loss against the full model's, at the exit where the input left; NaN if unknown."""
+    is_exit_NE = np.array([*seen.shape.ramps, seen.shape.num_blocks - 1]) == seen.exits_N[:, None]
+    losses_N = np.where(is_exit_NE, seen.losses_NE, 0.0).sum(1)
+    return np.asarray(losses_N, dtype=np.float64)
 
 
 def outcome_of(seen: Observations) -> ExitOutcome:
-    """What became of some inputs, of which it is known what their answers lost; truth where it is known of all."""
+    """Returns the outcome of inputs with a known loss, with true losses if they are known for all of them."""
     truth_NE, last = seen.known_truth_NE, seen.shape.num_blocks - 1
     column_N = np.searchsorted([*seen.shape.ramps, last], seen.exits_N)
     return ExitOutcome(

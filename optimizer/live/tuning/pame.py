@@ -1,19 +1,18 @@
-"""PAME's way (section 7.6): an exit goes later where batches become slow, a threshold goes up where precision is low.
+"""PAME's tuner (section 7.6): moves an exit later if batches become slow, and raises a threshold if precision is low.
 
-Every WINDOW batches of whole inputs are judged once.
+It judges every WINDOW batches of fully observed inputs.
 
-- More than TAIL of them slower than the model without exits: the (first) exit moves to the later place with the least
-  mean answer time whose tail was bearable on the same batches, at the boldest threshold that kept the precision on
-  them. Where no later place is bearable no input leaves.
-- Else, precision below 1 - budget: the threshold of the exit that lost most goes up one step of its grid.
+- If more than TAIL of them are slower than without exits, the (first) exit moves to a later ramp: the one with the
+  least mean answer time whose tail was acceptable on the same batches, at the loosest threshold that kept the precision
+  on them. If no later ramp is acceptable, no input leaves early.
+- Otherwise, if the precision is below 1 - budget, the threshold of the exit that lost most becomes one step stricter.
 
-What the paper leaves open, and what was taken: the window, in which one slow batch is still bearable; precision is
-agreement with the full model where truth is not known; of several places the one that its own search would take. When
-exits go back: after CALM windows without reaction, or after one in which no input left, the search for one exit is made
-again, and what it finds must have been right in each of these windows. Nothing is promised.
+The paper leaves open: in a window, one slow batch is acceptable. Precision is agreement with the full model if the
+truth is not known. Of several ramps, the tuner takes the one that PAME's search would take. After CALM windows without
+a change, or after one in which no input left, it runs the search for one exit again, and the result must be right in
+each of these windows. It makes no promise.
 
-Batches are of whole inputs in order of arrival. Where only probes are whole these are a sample, in which bursts are
-thinned out.
+Batches are formed in order of arrival. If only probes are fully observed, they are a sample, with bursts thinned out.
 """
 
 from __future__ import annotations
@@ -25,47 +24,43 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import (
-    Question,
-    Tuned,
+    NewThresholds,
+    Reason,
     Tuner,
+    TunerSettings,
     TunerState,
-    Why,
+    fully_observed_N,
     never,
     no_input_leaves,
     outcome_of,
-    whole_N,
 )
 from optimizer.pame.batches import Batching
-from optimizer.pame.checks import GRIDS, next_step, normalised
+from optimizer.pame.checks import GRIDS, next_threshold, relative_precision
 from optimizer.pame.search import SearchOptions
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import Observations
 
 TAIL = SearchOptions().slower
-"""The share of batches that may be slower than the model without exits, as the search has it."""
+"""Largest share of batches that may be slower than without exits, as in PAME's search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """An exit that could be, and what it would have done."""
+class ExitPlacement:
+    """A possible exit, and its effect on recorded windows."""
 
     ramp: int
     thresholds: Mapping[int, float]
-    """Its own, and those of later exits that stay."""
+    """Its own threshold, and those of later exits that stay."""
     violated: float
-    """Share of the batches slower than without exits; of several windows, in the worst."""
+    """Share of the batches that are slower than without exits, in the worst window."""
     precision: float
-    """Of the model without exits: 1 where nothing is lost; of several windows, in the worst."""
+    """Precision relative to the model without exits, in the worst window."""
     mean_s: float
     """Mean answer time."""
 
 
-# Where one exit should be, by how many inputs of each batch would move on: how PAME chooses a first exit (6.2 to 6.4).
-# Online the same is asked of the last inputs (section 7.6).
-
-
-def best_place(
+def best_placement(
     windows: Sequence[ExitRecords],
     batching: Batching,
     precision: float,
@@ -73,29 +68,28 @@ def best_place(
     *,
     behind: Mapping[int, float] | None = None,
     tail: float = TAIL,
-) -> Place | None:
-    """The ramp with the least mean answer time of those whose tail is bearable in all windows; None where none is.
+) -> ExitPlacement | None:
+    """Returns the ramp with the least mean answer time whose tail is acceptable in all windows, or None.
 
-    Windows are of one length, at least a batch, in order of arrival.
-
-    `behind`: exits that stay where they are behind it, with their thresholds.
+    PAME chooses a first exit in this way (sections 6.2 to 6.4). Windows are in order of arrival, with equal lengths of
+    at least a batch. `behind` has the thresholds of exits that stay if they are behind the ramp.
     """
-    found = (place_at(windows, batching, precision, ramp, behind or {}) for ramp in ramps)
-    bearable = [place for place in found if place is not None and place.violated <= tail]
-    return min(bearable, key=lambda place: (place.mean_s, place.ramp), default=None)
+    placements = (placement_at(windows, batching, precision, ramp, behind or {}) for ramp in ramps)
+    acceptable = [placement for placement in placements if placement is not None and placement.violated <= tail]
+    return min(acceptable, key=lambda placement: (placement.mean_s, placement.ramp), default=None)
 
 
-def place_at(
+def placement_at(
     windows: Sequence[ExitRecords], batching: Batching, precision: float, ramp: int, behind: Mapping[int, float]
-) -> Place | None:
-    """With the boldest threshold that keeps the precision in all windows (6.2); None without one."""
+) -> ExitPlacement | None:
+    """Returns an exit with the loosest threshold that keeps the precision in all windows (6.2), or None."""
     for threshold in GRIDS[windows[0].score]:
         thresholds = {ramp: threshold, **{later: value for later, value in behind.items() if later > ramp}}
         outcomes = [window.outcome(thresholds) for window in windows]
-        worst = min(map(normalised, outcomes))
+        worst = min(map(relative_precision, outcomes))
         if worst >= precision:
             times = [batching.times(outcome.exits_N, thresholds) for outcome in outcomes]
-            return Place(
+            return ExitPlacement(
                 ramp=ramp,
                 thresholds=thresholds,
                 violated=max(each.slower for each in times),
@@ -106,156 +100,159 @@ def place_at(
 
 
 WINDOW = 50
-"""Batches that are judged at once: one slow one of them is TAIL."""
+"""Batches that are judged together. One slow batch is a share of TAIL."""
 CALM = 4
-"""Windows without reaction after which an earlier exit, or a bolder threshold, is looked for."""
+"""Windows without a change after which an earlier exit, or a looser threshold, is sought."""
 LEAST_GAIN = 0.02
-"""Share of the mean answer time that it must gain."""
+"""Least relative gain in the mean answer time for which it is taken."""
 
 
 class PameTuner(Tuner):
-    """One exit, or a first one before others, is moved; by the thresholds of other ramps no input leaves."""
+    """Moves one exit, or the first of several. No input leaves at other ramps."""
 
     name = "pame"
 
-    def __init__(self, question: Question) -> None:
-        """Raises PlanError for a question without the seconds of batches."""
-        super().__init__(question)
-        if question.batching is None:
-            raise PlanError("tuner 'pame' looks at batches: it needs their seconds by the number of inputs")
-        self._batching = question.batching
-        self._precision = 1 - question.guarantee.budget
+    def __init__(self, settings: TunerSettings) -> None:
+        """Raises PlanError for settings without the seconds of batches."""
+        super().__init__(settings)
+        if settings.batching is None:
+            raise PlanError("tuner 'pame' needs the seconds of batches by their number of inputs")
+        self._batching = settings.batching
+        self._precision = 1 - settings.guarantee.budget
         self._since_s = np.inf
         self._rows: list[Observations] = []
         self._calm: list[ExitRecords] = []
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """See `Tuner`: a new window begins."""
+        """See `Tuner`. Other thresholds begin a new window."""
         if self._thresholds == dict(thresholds):
-            return  # told once more
+            return
         self._thresholds = dict(thresholds)
         self._since_s = since_s
         self._rows, self._calm = [], []
 
-    def serve(self, batching: Batching) -> None:
-        """See `Tuner`: what waits to be judged is judged in such batches."""
+    def set_batching(self, batching: Batching) -> None:
+        """See `Tuner`. Inputs that are not judged yet are judged in these batches."""
         self._batching = batching
-        self._calm = []  # windows of another length
+        self._calm = []  # these windows have another length
 
-    def observe(self, seen: Observations) -> Tuned | None:
+    def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
         ramps = sorted(self._followed)
-        self._rows.append(seen.take(whole_N(seen, ramps) & (seen.times_s_N >= self._since_s)))
-        if self._waiting < self._size:
+        self._rows.append(seen.take(fully_observed_N(seen, ramps) & (seen.times_s_N >= self._since_s)))
+        if self._num_waiting < self._window_size:
             return None
         rows = Observations.join(seen.shape, self._rows)
         rows = rows.take(rows.times_s_N.argsort(kind="stable"))
-        while len(rows) >= self._size:
-            said = self._judge(rows.take(np.arange(self._size)), ramps)
-            if said is not None:
+        while len(rows) >= self._window_size:
+            update = self._judge(rows.take(np.arange(self._window_size)), ramps)
+            if update is not None:
                 self._rows, self._calm = [], []
-                return said
-            rows = rows.take(np.arange(self._size, len(rows)))
+                return update
+            rows = rows.take(np.arange(self._window_size, len(rows)))
         self._rows = [rows]
         return None
 
     @property
     def state(self) -> TunerState:
-        """See `Tuner`: its evidence is the larger of slow batches and of losses, each over what is bearable."""
+        """See `Tuner`. The evidence is the share of slow batches or the loss, whichever is closer to its limit."""
         slow, mean = 0.0, None
-        if self._waiting:
+        if self._num_waiting:
             rows = Observations.join(self._rows[0].shape, self._rows)
             outcome = outcome_of(rows)
-            slow, mean = self._slow(outcome, self._exits_of(rows)), float(outcome.losses_N.mean())
+            slow, mean = self._slow_share(outcome, self._exits_of(rows)), float(outcome.losses_N.mean())
         return TunerState(
-            evidence=max(slow / TAIL, (mean or 0.0) / self.question.guarantee.budget),
+            evidence=max(slow / TAIL, (mean or 0.0) / self.settings.guarantee.budget),
             limit=1.0,
-            watched=self._waiting,
+            watched=self._num_waiting,
             watched_loss=mean,
-            rows=self._waiting,
-            next_test=self._size,
-            safe=no_input_leaves(self.question.score, self._followed),
+            rows=self._num_waiting,
+            next_test=self._window_size,
+            safe=no_input_leaves(self.settings.score, self._followed),
         )
 
     @property
-    def _size(self) -> int:
-        """Inputs of a window."""
+    def _window_size(self) -> int:
+        """The number of inputs in a window."""
         return WINDOW * self._batching.size
 
     @property
-    def _waiting(self) -> int:
+    def _num_waiting(self) -> int:
         return sum(map(len, self._rows))
 
     def _exits_of(self, seen: Observations) -> dict[int, float]:
-        """Returns the thresholds of ramps that inputs may leave at, of those that the plan has on, ascending."""
-        shut = SCORES[self.question.score].never
-        on = {ramp for column, ramp in enumerate(seen.shape.ramps) if seen.active_NR[:, column].any()}
-        return {ramp: at for ramp, at in sorted(self._followed.items()) if at != shut and ramp in on}
+        """Returns the thresholds of active ramps at which inputs may leave, ascending."""
+        unreachable = SCORES[self.settings.score].never
+        active = {ramp for column, ramp in enumerate(seen.shape.ramps) if seen.active_NR[:, column].any()}
+        followed = sorted(self._followed.items())
+        return {ramp: threshold for ramp, threshold in followed if threshold != unreachable and ramp in active}
 
-    def _slow(self, outcome: ExitOutcome, exits: Collection[int]) -> float:
+    def _slow_share(self, outcome: ExitOutcome, exits: Collection[int]) -> float:
         if len(outcome.exits_N) < self._batching.size:
             return 0.0
         return self._batching.times(outcome.exits_N, exits).slower
 
-    def _judge(self, window: Observations, ramps: list[int]) -> Tuned | None:
+    def _judge(self, window: Observations, ramps: list[int]) -> NewThresholds | None:
         outcome, records, exits = outcome_of(window), window.records(ramps), self._exits_of(window)
         at_s = float(window.times_s_N[-1])
         if not exits:
             return self._search([records], exits, at_s, "no input left")
-        slow = self._slow(outcome, exits)
+        slow = self._slow_share(outcome, exits)
         if slow > TAIL:
-            return self._move(records, exits, slow, at_s)
-        precision = normalised(outcome)
+            return self._move_later(records, exits, slow, at_s)
+        precision = relative_precision(outcome)
         if precision < self._precision:
-            return self._raise(outcome, exits, precision, at_s)
+            return self._raise_threshold(outcome, exits, precision, at_s)
         self._calm.append(records)
         if len(self._calm) < CALM:
             return None
         calm, self._calm = self._calm, []
         return self._search(calm, exits, at_s, f"nothing was wrong in {len(calm)} windows")
 
-    def _move(self, records: ExitRecords, exits: Mapping[int, float], slow: float, at_s: float) -> Tuned:
+    def _move_later(self, records: ExitRecords, exits: Mapping[int, float], slow: float, at_s: float) -> NewThresholds:
         first = min(exits)
         later = [ramp for ramp in records.ramps if ramp > first]
-        place = best_place([records], self._batching, self._precision, later, behind=exits)
-        words = f"{slow:.1%} of the batches were slower than without exits, {TAIL:.1%} are bearable: "
-        if place is None:
-            return self._put({}, "tuned", f"{words}no input leaves, no later exit is bearable", at_s)
-        return self._put(place.thresholds, "tuned", f"{words}the exit moves from ramp {first} to {_told(place)}", at_s)
+        best = best_placement([records], self._batching, self._precision, later, behind=exits)
+        words = f"{slow:.1%} of the batches were slower than without exits, {TAIL:.1%} are acceptable: "
+        if best is None:
+            return self._update({}, "tuned", f"{words}no input leaves, no later exit is acceptable", at_s)
+        words += f"the exit moves from ramp {first} to {_description(best)}"
+        return self._update(best.thresholds, "tuned", words, at_s)
 
-    def _raise(self, outcome: ExitOutcome, exits: Mapping[int, float], precision: float, at_s: float) -> Tuned:
-        lost = {ramp: float(outcome.losses_N[outcome.exits_N == ramp].sum()) for ramp in exits}
-        ramp = max(lost, key=lambda ramp: lost[ramp])
-        step = next_step(self.question.score, exits[ramp])
-        words = f"precision was {precision:.1%}, {self._precision:.1%} is to be kept: "
-        if step is None:
-            others = {each: at for each, at in exits.items() if each != ramp}
-            return self._put(others, "alarm", f"{words}no input leaves at ramp {ramp} any more", at_s)
-        return self._put(
-            {**exits, ramp: step}, "alarm", f"{words}ramp {ramp} from {exits[ramp]:.4g} to {step:.4g}", at_s
-        )
+    def _raise_threshold(
+        self, outcome: ExitOutcome, exits: Mapping[int, float], precision: float, at_s: float
+    ) -> NewThresholds:
+        losses = {ramp: float(outcome.losses_N[outcome.exits_N == ramp].sum()) for ramp in exits}
+        ramp = max(losses, key=lambda ramp: losses[ramp])
+        threshold = next_threshold(self.settings.score, exits[ramp])
+        words = f"precision was {precision:.1%}, {self._precision:.1%} must be kept: "
+        if threshold is None:
+            others = {other: value for other, value in exits.items() if other != ramp}
+            return self._update(others, "alarm", f"{words}no input leaves at ramp {ramp} any more", at_s)
+        words += f"ramp {ramp} from {exits[ramp]:.4g} to {threshold:.4g}"
+        return self._update({**exits, ramp: threshold}, "alarm", words, at_s)
 
     def _search(
         self, windows: list[ExitRecords], exits: Mapping[int, float], at_s: float, occasion: str
-    ) -> Tuned | None:
-        place = best_place(windows, self._batching, self._precision, windows[0].ramps)
-        # What is in force may name a ramp that the plan has off: to say it again would change nothing.
-        if place is None or self._all(place.thresholds) == self._thresholds:
+    ) -> NewThresholds | None:
+        best = best_placement(windows, self._batching, self._precision, windows[0].ramps)
+        # The thresholds in force may already name this ramp, if the plan has switched it off.
+        if best is None or self._all_thresholds(best.thresholds) == self._thresholds:
             return None
-        means_s = [self._batching.times(each.outcome(exits).exits_N, exits).mean_s for each in windows]
-        if place.mean_s > (1 - LEAST_GAIN) * sum(means_s) / len(windows):
+        means_s = [self._batching.times(window.outcome(exits).exits_N, exits).mean_s for window in windows]
+        if best.mean_s > (1 - LEAST_GAIN) * sum(means_s) / len(windows):
             return None
-        return self._put(place.thresholds, "tuned", f"{occasion}: {_told(place)}", at_s)
+        return self._update(best.thresholds, "tuned", f"{occasion}: {_description(best)}", at_s)
 
-    def _put(self, exits: Mapping[int, float], why: Why, words: str, at_s: float) -> Tuned:
-        return Tuned(thresholds=self._all(exits), why=why, words=words, at_s=at_s)
+    def _update(self, exits: Mapping[int, float], why: Reason, words: str, at_s: float) -> NewThresholds:
+        return NewThresholds(thresholds=self._all_thresholds(exits), why=why, words=words, at_s=at_s)
 
-    def _all(self, exits: Mapping[int, float]) -> dict[int, float]:
-        return {**never(self.question.score, list(self._followed)), **exits}
+    def _all_thresholds(self, exits: Mapping[int, float]) -> dict[int, float]:
+        return {**never(self.settings.score, list(self._followed)), **exits}
 
 
-def _told(place: Place) -> str:
+def _description(placement: ExitPlacement) -> str:
     return (
-        f"ramp {place.ramp} at {place.thresholds[place.ramp]:.4g}, where {place.violated:.1%} would have been slow "
-        f"and precision {place.precision:.1%}"
+        f"ramp {placement.ramp} at {placement.thresholds[placement.ramp]:.4g}, where {placement.violated:.1%} would "
+        f"have been slow and precision {placement.precision:.1%}"
     )

@@ -21,7 +21,7 @@ from earlyexit.network.chain import Chain
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, never, no_input_leaves
+from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never, no_input_leaves
 from optimizer.pame.batches import Batching, seconds_of
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -322,7 +322,7 @@ def one_is_slow(scene: Scene, replicas: int, *, shared: bool = False) -> None:
 SAFE = never("confidence", RAMPS)
 LOWER = dict.fromkeys(RAMPS, 0.25)
 TABLE = LatencyTable.of_rows((1, 8), [[0.01, 0.01]] * 4, [[0.0, 0.0]] * len(RAMPS))
-QUESTION = Question(
+QUESTION = TunerSettings(
     score="confidence",
     guarantee=Guarantee(),
     times=ExitTimes.of(TABLE, RAMPS, 1),
@@ -341,23 +341,23 @@ class ToldTuner(Tuner):
         self.served: list[int] = []
         """Inputs of a batch."""
         self.observed = 0
-        self.next: Tuned | None = None
+        self.next: NewThresholds | None = None
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         self.followed.append(dict(thresholds))
 
-    def serve(self, batching: Batching) -> None:
+    def set_batching(self, batching: Batching) -> None:
         self.served.append(batching.size)
 
-    def observe(self, seen: Observations) -> Tuned | None:
+    def observe(self, seen: Observations) -> NewThresholds | None:
         assert (np.diff(seen.times_s_N) >= 0).all()
         self.observed += len(seen)
         said, self.next = self.next, None
         return said
 
-    def says(self, thresholds: Mapping[int, float], why: Why) -> None:
+    def says(self, thresholds: Mapping[int, float], why: Reason) -> None:
         """At its next look."""
-        self.next = Tuned(thresholds=thresholds, why=why, words=f"{why}!", at_s=0.0)
+        self.next = NewThresholds(thresholds=thresholds, why=why, words=f"{why}!", at_s=0.0)
 
     @property
     def state(self) -> TunerState:

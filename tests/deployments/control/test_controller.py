@@ -21,7 +21,7 @@ from deployments.controller.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.live.trial import Blame
+from optimizer.live.trial import FailedPlan
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import ModelShape, plan_document
@@ -287,7 +287,7 @@ def test_plans_and_blames_of_a_chain_come_back_with_its_networks() -> None:
         changed_s=0.0,
         rate_changed_s=0.0,
         followed=PlacedPlan(plan=alone(2)),
-        blamed=(Blame(stages=alone(0).stages, problem=chain, until=9),),
+        blamed=(FailedPlan(stages=alone(0).stages, problem=chain, until=9),),
     )
     back = parse_state(json.loads(json.dumps(state.document())))
     assert (back.placed, back.followed) == (state.placed, state.followed)

@@ -20,7 +20,7 @@ from earlyexit.engine.times import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, Strategy
-from optimizer.live.trial import Blame
+from optimizer.live.trial import FailedPlan
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
@@ -326,13 +326,13 @@ class FakePlanner:
         return replace(planned(asked, self._best[0]), candidates=self._best[1:])
 
 
-async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[Blame] = ()) -> Stages | None:
+async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[FailedPlan] = ()) -> Stages | None:
     found = await propose(questions or (problem(),), planner.solve, "best", blamed=blamed, reach=None)
     return found.planned.stages if isinstance(found, Proposal) else None
 
 
 async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
-    blamed = (Blame(stages=whole(4), problem=problem(), until=6),)
+    blamed = (FailedPlan(stages=whole(4), problem=problem(), until=6),)
     planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
     assert await stages_of(planner, blamed=blamed) == halves(2, 2)
 

@@ -12,9 +12,9 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
-from optimizer.live.hysteresis import Weighed, weigh
-from optimizer.live.stragglers import ReplicaTimes, find
-from optimizer.live.trial import Blame, Delivered, Judgement, Trial, is_blamed, judge
+from optimizer.live.hysteresis import Verdict, weigh
+from optimizer.live.stragglers import ReplicaTimes, find_stragglers
+from optimizer.live.trial import Delivered, FailedPlan, Judgement, Trial, has_failed, judge
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
@@ -44,7 +44,7 @@ def weighed(
     moved: int,
     problem: PlanProblem = PROBLEM,
     least_gain: float = 0.02,
-) -> Weighed:
+) -> Verdict:
     return weigh(
         problem, current, planned(new, problem), moved=moved, start_s=12.0, period_s=120.0, least_gain=least_gain
     )
@@ -75,7 +75,7 @@ def test_the_same_plan_is_no_change_unless_only_it_breaks_a_promise() -> None:
     fewer = replace(PROBLEM, devices={"T4": Supply(count=9, usd_per_hour=0.5)})
     verdict = weighed(stages(10), stages(9), moved=9, problem=fewer)
     assert verdict.change
-    assert verdict.words == "changes the plan: the present one breaks a promise: 10 T4 used, 9 there"
+    assert verdict.words == "changes the plan: the current one breaks a promise: 10 T4 used, 9 there"
     tight = replace(PROBLEM, slo=Slo(latency_s=0.1))
     verdict = weighed(stages(10), stages(9), moved=0, problem=tight)
     assert not verdict.change
@@ -186,7 +186,7 @@ def test_a_plan_is_kept_where_the_one_before_is_no_better_or_is_not_known(
 def test_it_waits_for_enough_but_not_for_ever() -> None:
     assert judged(trial(AS_PROMISED), served(300, 0, seconds=5.0)) is None
     assert judged(trial(AS_PROMISED), served(1, 0)) is None
-    words = "keeps plan 3: only 0 inputs came in 120 s, nothing tells"
+    words = "keeps plan 3: only 0 inputs came in 120 s, too few to judge"
     assert judged(trial(AS_PROMISED), served(0, 0, seconds=120.0)) == Judgement(rolls_back=False, words=words)
 
 
@@ -199,12 +199,12 @@ TRIED = plain_problem(
 )
 FAILED = (Stage(device="T4", replicas=2, splits=(Split(first=0, end=2, batch=4),)),)
 OTHER = (Stage(device="T4", replicas=3, splits=(Split(first=0, end=2, batch=4),)),)
-BLAMED = (Blame(stages=FAILED, problem=TRIED, until=15),)
+BLAMED = (FailedPlan(stages=FAILED, problem=TRIED, until=15),)
 
 
 def test_a_plan_that_failed_is_blamed_and_no_other() -> None:
-    assert is_blamed(BLAMED, FAILED, TRIED)
-    assert not is_blamed(BLAMED, OTHER, TRIED)
+    assert has_failed(BLAMED, FAILED, TRIED)
+    assert not has_failed(BLAMED, OTHER, TRIED)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_plan_that_failed_is_blamed_and_no_other() -> None:
     ],
 )
 def test_a_clearly_changed_problem_lifts_the_blame(now: PlanProblem, another: bool) -> None:
-    assert is_blamed(BLAMED, FAILED, now) is not another
+    assert has_failed(BLAMED, FAILED, now) is not another
 
 
 def ran(replica: str, slot: str, seconds: float, *, batches: int = 10, device: str = "T4") -> ReplicaTimes:
@@ -237,12 +237,12 @@ def slots(**seconds: list[float]) -> list[ReplicaTimes]:
 
 
 def names(times: list[ReplicaTimes], *, resting: Collection[str] = ()) -> list[str]:
-    found = find(times, 1.5, resting=resting)
+    found = find_stragglers(times, 1.5, resting=resting)
     return [each.replica for each in found]
 
 
 def test_one_of_three_is_slow_and_no_more_than_a_third_rests() -> None:
-    (straggler,) = find(slots(a=[1.0, 1.1, 1.8]), 1.5)
+    (straggler,) = find_stragglers(slots(a=[1.0, 1.1, 1.8]), 1.5)
     assert (straggler.replica, straggler.slot, straggler.device) == ("a2", "a", "T4")
     assert straggler.words == "a2 takes 1.71 times as long as its 2 peers (1.80 against 1.05 times the profile)"
     assert names(slots(a=[1.0, 1.0, 1.0, 2.0, 3.0])) == ["a4"]
@@ -261,4 +261,4 @@ def test_peers_are_those_of_the_slot_or_the_type_whatever_batches_they_ran() -> 
     assert names(slots(a=[1.0, 1.0, 1.0], b=[2.0])) == ["b0"]
     assert names([*slots(a=[1.0, 1.0, 1.0]), ran("b0", "b", 9.0, device="V100")]) == []
     small = replace(ran("a2", "a", 0.5, batches=20), expected_s=20 * 0.5)
-    assert find([*slots(a=[1.0, 1.0]), small], 1.5) == ()
+    assert find_stragglers([*slots(a=[1.0, 1.0]), small], 1.5) == ()

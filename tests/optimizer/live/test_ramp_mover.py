@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramps import best_ramps, move, of_ramps, spread_out, utilities
+from optimizer.live.ramps import adjust_ramps, best_ramps, evenly_spaced, of_ramps, utilities
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from tests.exit_records import exit_records
@@ -51,31 +51,31 @@ def test_answers_are_released_after_blocks_and_ramps_and_utility_is_what_that_sa
 def test_ramps_that_cost_more_than_they_save_go_and_others_are_added_shifted_or_kept() -> None:
     # Figure 12: ramp 2 stays, 5 and 9 are dropped. Behind 2 the intervals are 3-4 and 6-8; their middles 3 and 7.
     window = leaving({2: 100, 5: 10, 9: 50}, 1000)
-    moved = move(window, at(2, 5, 9), TIMES, kept_thresholds, BUDGET)
+    moved = adjust_ramps(window, at(2, 5, 9), TIMES, kept_thresholds, BUDGET)
     # 10 of 900 may leave at 3: 10 * 7 s less 890 * 0.1 s. 60 may leave at 7: 60 * 3 s less 840 * 0.1 s, which is more.
     assert moved.words == "drops ramps [5, 9], tries ramp 7"
     assert moved.active == (2, 7)
     assert moved.thresholds == {2: 0.9, 7: NEVER}
     window = leaving({2: 10}, 20)
-    moved = move(window, {2: NEVER}, TIMES, kept_thresholds, BUDGET)
+    moved = adjust_ramps(window, {2: NEVER}, TIMES, kept_thresholds, BUDGET)
     assert moved.active == (2,)
     assert moved.thresholds == at(2)
     assert moved.words == "tuned: no ramp costs more than it saves"
-    moved = move(leaving({4: 50, 8: 20}, 100), at(4, 8), TIMES, kept_thresholds, BUDGET)
+    moved = adjust_ramps(leaving({4: 50, 8: 20}, 100), at(4, 8), TIMES, kept_thresholds, BUDGET)
     assert (moved.active, moved.words) == ((3, 4, 8), "tries ramp 3, before ramp 4")
     assert moved.thresholds == {3: NEVER, **at(4, 8)}
     window = leaving({3: 30, 5: 30, 8: 30}, 100)
-    moved = move(window, at(3, 5, 8), TIMES, kept_thresholds, BUDGET)
+    moved = adjust_ramps(window, at(3, 5, 8), TIMES, kept_thresholds, BUDGET)
     assert (moved.active, moved.words) == ((3, 5, 7), "shifts ramp 8 to 7")
     empty = of_ramps(leaving({3: 30}, 100), ())
-    assert move(empty, {}, TIMES, kept_thresholds, BUDGET).active == spread_out(TIMES, BUDGET)
+    assert adjust_ramps(empty, {}, TIMES, kept_thresholds, BUDGET).active == evenly_spaced(TIMES, BUDGET)
 
 
 @pytest.mark.parametrize(
     ("budget", "ramps"), [(0.005, ()), (0.01, (4,)), (0.02, (3, 6)), (0.03, (2, 4, 7)), (1.0, tuple(range(10)))]
 )
 def test_at_first_as_many_ramps_as_the_budget_allows_are_spread_out(budget: float, ramps: tuple[int, ...]) -> None:
-    assert spread_out(TIMES, budget) == ramps
+    assert evenly_spaced(TIMES, budget) == ramps
 
 
 def random_records(seed: int, number: int = 400) -> ExitRecords:

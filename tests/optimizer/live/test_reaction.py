@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from optimizer.live.reaction import ExpectedShares, expected_shares, left_bounds, rate_deviation, survival_deviation
+from optimizer.live.reaction import ExpectedShares, expected_shares, left_interval, rate_deviation, survival_deviation
 from profiles.forecast import Method, RateForecast, SurvivalForecast
 
 METHOD = Method(how="assumed")
@@ -47,7 +47,7 @@ def test_only_active_ramps_let_inputs_out_within_an_interval() -> None:
 
 def test_what_is_seen_has_wilsons_bounds_and_what_is_sure_but_small_is_no_deviation() -> None:
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
-    assert left_bounds(300, 1000, 0, 1.96) == pytest.approx((0.2724, 0.3291), abs=1e-4)
+    assert left_interval(300, 1000, 0, 1.96) == pytest.approx((0.2724, 0.3291), abs=1e-4)
     found = survival_deviation(one_ramp(), left(300, 700))
     assert found == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
     assert survival_deviation(one_ramp(low=0.0, high=0.67), left(300, 700)) is not None
@@ -100,9 +100,9 @@ def rate(num_arrived: int, *, sized_for_rps: float | None = 150.0, seconds: floa
 
 
 def test_a_rate_beyond_its_interval_or_the_plans_size_is_told() -> None:
-    assert rate(2000) == "200 requests/s came for 10 s, 70 to 150 were expected"
+    assert rate(2000) == "200 requests/s arrived for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
-    assert rate(1400, sized_for_rps=120.0) == "140 requests/s came for 10 s, 70 to 120 were expected"
+    assert rate(1400, sized_for_rps=120.0) == "140 requests/s arrived for 10 s, 70 to 120 were expected"
     assert rate(100_000, sized_for_rps=None) is None
 
 

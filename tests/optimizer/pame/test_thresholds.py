@@ -10,14 +10,14 @@ from optimizer.pame.checks import (
     GRIDS,
     TEN_CONFIDENCES,
     Checks,
-    Configured,
-    configured,
-    given_checks,
-    next_step,
-    normalised,
-    searched_checks,
+    ConfiguredExit,
+    configure_exit,
+    fixed_checks,
+    grid_checks,
+    next_threshold,
+    relative_precision,
 )
-from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from optimizer.pame.search import ExitSearchResult, SearchOptions, find_exits
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import SCORES, Score
 from profiles.table import LatencyTable
@@ -35,9 +35,9 @@ def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = Fa
     return exit_records(scores_N1, losses_N1, score=score, num_blocks=3, true_losses_NE=true_losses_NE)
 
 
-def chosen(checks: Checks, kept: float) -> Configured:
+def chosen(checks: Checks, kept: float) -> ConfiguredExit:
     least = kept * (1 - float(checks.end_losses_N.mean()))
-    found = configured(checks, 0, EVERYBODY, checks.end_losses_N, least)
+    found = configure_exit(checks, 0, EVERYBODY, checks.end_losses_N, least)
     assert found is not None
     return found
 
@@ -45,7 +45,7 @@ def chosen(checks: Checks, kept: float) -> Configured:
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
 def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
     """Of ten inputs: 0.50 lets all leave, and three are wrong."""
-    found = chosen(searched_checks({None: records()}), kept)
+    found = chosen(grid_checks({None: records()}), kept)
     assert found.setting.threshold == threshold
     assert found.leaving == pytest.approx(leaving)
     assert found.overall > kept
@@ -61,7 +61,7 @@ def test_every_score_has_a_grid_from_bold_to_careful() -> None:
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
 def test_the_whole_grid_of_a_score_is_tried_and_fewer_leave_at_each_step(score: Score) -> None:
-    settings = searched_checks({None: records(score=score)}).settings(0)
+    settings = grid_checks({None: records(score=score)}).settings(0)
     assert tuple(setting.threshold for setting in settings) == GRIDS[score]
     leaving = [int(setting.leave_N.sum()) for setting in settings]
     assert leaving == sorted(leaving, reverse=True)
@@ -72,23 +72,23 @@ def test_the_whole_grid_of_a_score_is_tried_and_fewer_leave_at_each_step(score: 
     [("confidence", 0.55, 0.6), ("confidence", 0.57, 0.6), ("confidence", 0.999, None), ("entropy", 0.3, 0.2)],
 )
 def test_a_threshold_goes_up_by_a_step_of_the_grid(score: Score, threshold: float, step: float | None) -> None:
-    assert next_step(score, threshold) == step
+    assert next_threshold(score, threshold) == step
 
 
 def test_precision_is_of_the_truth_where_it_is_known() -> None:
     # Of ten answers three are not the full model's; all ten are right, and of the full model's nine.
-    assert normalised(records().outcome({0: 0.5})) == pytest.approx(0.7)
-    assert normalised(records(truth=True).outcome({0: 0.5})) == pytest.approx(1 / 0.9)
-    found = chosen(searched_checks({None: records(truth=True)}, by_truth=True), 0.99)
+    assert relative_precision(records().outcome({0: 0.5})) == pytest.approx(0.7)
+    assert relative_precision(records(truth=True).outcome({0: 0.5})) == pytest.approx(1 / 0.9)
+    found = chosen(grid_checks({None: records(truth=True)}, by_truth=True), 0.99)
     assert (found.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
 
 
 def test_of_several_confidences_the_best_pair_is_taken_or_none() -> None:
     always_wrong = records()
     always_wrong.losses_NR[:] = 1.0
-    checks = searched_checks({None: always_wrong}, grid=TEN_CONFIDENCES)  # some inputs leave at each
-    assert configured(checks, 0, EVERYBODY, checks.end_losses_N, 0.99) is None
-    checks = searched_checks({0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
+    checks = grid_checks({None: always_wrong}, grid=TEN_CONFIDENCES)  # some inputs leave at each
+    assert configure_exit(checks, 0, EVERYBODY, checks.end_losses_N, 0.99) is None
+    checks = grid_checks({0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
     assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
     assert chosen(checks, 0.95).setting.confidence == 0.5
 
@@ -104,8 +104,8 @@ def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
     return RecordedBatches(num_blocks=3, ramps=(0, 1), sure_NR=sure_NR, losses_NR=np.zeros(sure_NR.shape), size=size)
 
 
-def search(sure: list[list[int]], **options: Any) -> FoundExits:
-    return find_exits(seconds_of(TABLE, (0, 1)), given_checks(batches(sure)), 4, SearchOptions(**options))
+def search(sure: list[list[int]], **options: Any) -> ExitSearchResult:
+    return find_exits(seconds_of(TABLE, (0, 1)), fixed_checks(batches(sure)), 4, SearchOptions(**options))
 
 
 def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
@@ -122,7 +122,7 @@ def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> Non
     # After block 0 two of four leave: 6 s for them, 10 s for the rest, 8 s. After block 1 all four: 10 s.
     step = search([[1, 1], [1, 1], [0, 1], [0, 1]]).steps[0]
     assert [each.mean_s for each in step.candidates] == [8, 10]
-    assert [each.left_K.tolist() for each in step.candidates] == [[2], [0]]
+    assert [each.remaining_K.tolist() for each in step.candidates] == [[2], [0]]
     assert step.chosen is not None
     assert (step.chosen.ramp, step.chosen.allowed, step.chosen.slower) == (0, 3, 0)
     alone = search([[1, 0]] * 4)
@@ -143,7 +143,7 @@ def test_an_exit_that_costs_precision_is_not_taken() -> None:
         losses_NR=np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
         size=4,
     )
-    seconds, checks = seconds_of(TABLE, (0, 1)), given_checks(lossy)
+    seconds, checks = seconds_of(TABLE, (0, 1)), fixed_checks(lossy)
     assert find_exits(seconds, checks, 4).ramps == (1,)
     assert find_exits(seconds, checks, 4, SearchOptions(kept=0.75)).ramps == (1,)  # more than 0.75 is asked for
     assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, Tuner
+from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings
 from optimizer.risk import Guarantee
 from profiles.scores import SCORES
 from profiles.stream import Observations, StreamShape
@@ -20,8 +20,8 @@ SURE = (0.9, 0.99)
 UNSURE = (0.6, 0.7)
 
 
-def question(budget: float = 0.1, confidence: float = 0.9) -> Question:
-    return Question(score="confidence", guarantee=Guarantee(budget=budget, confidence=confidence), times=TIMES)
+def question(budget: float = 0.1, confidence: float = 0.9) -> TunerSettings:
+    return TunerSettings(score="confidence", guarantee=Guarantee(budget=budget, confidence=confidence), times=TIMES)
 
 
 def stream(
@@ -63,7 +63,7 @@ def lying(number: int, thresholds: Mapping[int, float], *, first_s: float) -> Ob
     return stream([SURE] * number, [(1, 1)] * number, thresholds, first_s=first_s)
 
 
-def changed(tuner: Tuner, seen: Observations) -> Tuned:
+def changed(tuner: Tuner, seen: Observations) -> NewThresholds:
     """The change that a tuner makes by what it sees, where it must make one."""
     found = tuner.observe(seen)
     assert found is not None

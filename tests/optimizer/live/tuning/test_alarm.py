@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optimizer.live.tuning.base import answered_losses_N, outcome_of
-from optimizer.live.tuning.guarantee import AT_ONCE, BETS, Alarm, bet, kept
+from optimizer.live.tuning.guarantee import BETS, CHUNK, Alarm, bet_size, reserve_shares
 from tests.optimizer.live.tuning.logs import NOBODY, mixed
 
 
@@ -24,8 +24,8 @@ def mean_evidence(laws: list[dict[float, float]], false_alarms: float, begins: s
         alarm = Alarm(0.1, false_alarms)
         for index, (loss, _) in enumerate(sequence):
             if index in begins:
-                alarm.begin()
-            if alarm.see(losses(loss)) is not None:
+                alarm.restart_bets()
+            if alarm.update(losses(loss)) is not None:
                 break
         total += alarm.evidence * float(np.prod([share for _, share in sequence]))
     return total
@@ -42,46 +42,46 @@ def test_at_the_budget_no_bet_gains_on_average(begins: set[int], false_alarms: f
 
 def test_a_stake_grows_by_the_ratio_of_likelihoods() -> None:
     for times in BETS:
-        grown = 1 + bet(0.01, times) * (1 - 0.01)
-        shrunk = 1 + bet(0.01, times) * (0 - 0.01)
+        grown = 1 + bet_size(0.01, times) * (1 - 0.01)
+        shrunk = 1 + bet_size(0.01, times) * (0 - 0.01)
         assert grown == pytest.approx(times)
         assert shrunk == pytest.approx((1 - times * 0.01) / 0.99)
 
 
 def test_many_losses_at_once_are_the_same_as_one_by_one() -> None:
-    seen = (np.random.default_rng(0).random(3 * AT_ONCE + 5) < 0.02).astype(float)
+    seen = (np.random.default_rng(0).random(3 * CHUNK + 5) < 0.02).astype(float)
     together, alone = Alarm(0.01, 0.001), Alarm(0.01, 0.001)
-    together.begin()
-    alone.begin()
-    assert together.see(seen) is None
-    assert [alone.see(losses(loss)) for loss in seen.tolist()] == [None] * len(seen)
+    together.restart_bets()
+    alone.restart_bets()
+    assert together.update(seen) is None
+    assert [alone.update(losses(loss)) for loss in seen.tolist()] == [None] * len(seen)
     assert together.evidence == pytest.approx(alone.evidence)
 
 
 @pytest.mark.parametrize("budget", [1e-6, 0.01, 0.9])
 def test_neither_losses_alone_nor_none_at_all_overflow(budget: float) -> None:
     alarm = Alarm(budget, 1e-12)
-    alarm.begin()
-    assert alarm.see(np.zeros(5 * AT_ONCE)) is None
+    alarm.restart_bets()
+    assert alarm.update(np.zeros(5 * CHUNK)) is None
     assert 0 < alarm.evidence < 1
-    alarm.see(np.ones(AT_ONCE))
+    alarm.update(np.ones(CHUNK))
     assert np.isfinite(alarm.evidence)
 
 
 def test_it_tells_the_input_at_which_it_sounds() -> None:
     alarm = Alarm(0.01, 0.1)
-    alarm.begin()
+    alarm.restart_bets()
     # Of the first stake, 1/2, parts of .2, .6 and .2 grow 2, 5 and 15 times as much with a loss: to about
     # 0.5 * (0.2 * 4 + 0.6 * 25 + 0.2 * 225) = 30 with the second one.
-    assert alarm.see(losses(0, 1, 0, 1, 1)) == 3
+    assert alarm.update(losses(0, 1, 0, 1, 1)) == 3
     assert alarm.evidence >= alarm.limit == pytest.approx(10)
 
 
 def test_without_a_loss_what_is_left_is_the_reserve() -> None:
     alarm = Alarm(0.01, 0.1)
-    alarm.begin()
-    assert alarm.see(np.zeros(50_000)) is None
-    assert alarm.evidence == pytest.approx(0.5 * float(np.prod(kept(0, 50_000)[-1])), rel=0.05)
+    alarm.restart_bets()
+    assert alarm.update(np.zeros(50_000)) is None
+    assert alarm.evidence == pytest.approx(0.5 * float(np.prod(reserve_shares(0, 50_000)[-1])), rel=0.05)
 
 
 @pytest.mark.parametrize("good", [0, 300, 3000], ids=lambda good: f"after {good} good inputs")
@@ -90,9 +90,9 @@ def test_half_of_all_jumps_to_five_budgets_are_found_soon(good: int) -> None:
     delays = []
     for _ in range(60):
         alarm = Alarm(0.01, 0.1)
-        alarm.begin()
-        if alarm.see((rng.random(good) < 0.005).astype(float)) is None:
-            delays.append(alarm.see((rng.random(2000) < 0.05).astype(float)) or 2000)
+        alarm.restart_bets()
+        if alarm.update((rng.random(good) < 0.005).astype(float)) is None:
+            delays.append(alarm.update((rng.random(2000) < 0.05).astype(float)) or 2000)
     assert np.median(delays) < (100 if good == 0 else 250)
 
 

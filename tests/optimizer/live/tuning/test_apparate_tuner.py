@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, triggers
+from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, is_triggered
 from optimizer.live.tuning.tuners import make_tuner
 from tests.optimizer.live.tuning.logs import NOBODY, changed, lying, mixed, question
 
@@ -13,9 +13,9 @@ BOLD = {0: 0.8, 1: 0.8}
 
 def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> None:
     right = deque([0.0] * WINDOW, maxlen=WINDOW)
-    assert not triggers(right, 0.01)
-    assert triggers(deque([*right, 1.0], maxlen=WINDOW), 0.01)
-    assert not triggers(deque([1.0] * 15, maxlen=WINDOW), 0.01)  # no window yet
+    assert not is_triggered(right, 0.01)
+    assert is_triggered(deque([*right, 1.0], maxlen=WINDOW), 0.01)
+    assert not is_triggered(deque([1.0] * 15, maxlen=WINDOW), 0.01)  # no window yet
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(NOBODY, 0.0)
     assert tuner.observe(mixed(TUNED_ON - 1, NOBODY)) is None

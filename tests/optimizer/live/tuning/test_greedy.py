@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.apparate import ThresholdGame, greedy, worth
-from optimizer.live.tuning.pame import best_place, place_at
+from optimizer.live.tuning.apparate import WindowReplay, greedy, step_value
+from optimizer.live.tuning.pame import best_placement, placement_at
 from optimizer.pame.batches import Batching, seconds_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -25,32 +25,32 @@ def times(num_ramps: int, ramp_s: float = 0.0) -> ExitTimes:
     return ExitTimes(block_s=(1.0,) * (num_ramps + 2), ramp_s=dict.fromkeys(range(num_ramps), ramp_s))
 
 
-def random_game(seed: int, num_ramps: int, budget: float = 0.03, number: int = 200) -> ThresholdGame:
+def random_game(seed: int, num_ramps: int, budget: float = 0.03, number: int = 200) -> WindowReplay:
     """Ramps that are the surer and the righter the deeper they are."""
     rng = np.random.default_rng(seed)
     ease_N1 = rng.beta(2, 1, (number, 1))
     scores_NR = np.clip(ease_N1 + 0.05 * np.arange(num_ramps) + rng.normal(0, 0.1, (number, num_ramps)), 0.5, 1)
     wrong_NR = rng.random((number, num_ramps)) > scores_NR**0.3
     found = records(scores_NR.tolist(), wrong_NR.astype(int).tolist())
-    return ThresholdGame(found, times(num_ramps, 0.01), budget)
+    return WindowReplay(found, times(num_ramps, 0.01), budget)
 
 
 WINDOW = records([[0.95], [0.85], [0.75], [0.65]], [[0], [0], [0], [1]])
 
 
 def test_an_error_below_the_threshold_lets_inputs_leave_by_any_score() -> None:
-    game = ThresholdGame(WINDOW, times(1), 0.5)
-    assert game.play([0.0]) == (0.0, 0.0)
+    game = WindowReplay(WINDOW, times(1), 0.5)
+    assert game.evaluate([0.0]) == (0.0, 0.0)
     # Two of four leave after one of three blocks.
-    assert game.play([0.2]) == (0.0, 2 * 2 / 4)
-    assert game.play([1.0]) == (1 / 4, 2.0)
-    found = greedy(ThresholdGame(WINDOW, times(1), 0.1))
+    assert game.evaluate([0.2]) == (0.0, 2 * 2 / 4)
+    assert game.evaluate([1.0]) == (1 / 4, 2.0)
+    found = greedy(WindowReplay(WINDOW, times(1), 0.1))
     assert 0.25 <= found.errors[0] < 0.35
     assert (found.loss, found.earlier_s) == (0.0, 1.5)
     outcome = WINDOW.outcome(found.thresholds)
     assert outcome.exits_N.tolist() == [0, 0, 0, 2]
     window = records([[0.05], [0.3], [0.6]], [[0], [0], [1]], score="entropy")
-    found = greedy(ThresholdGame(window, times(1), 0.1))
+    found = greedy(WindowReplay(window, times(1), 0.1))
     assert 0.5 <= found.errors[0] < 1
     assert 0.3 <= found.thresholds[0] < 0.6
     assert window.outcome(found.thresholds).exits_N.tolist() == [0, 0, 2]
@@ -59,7 +59,7 @@ def test_an_error_below_the_threshold_lets_inputs_leave_by_any_score() -> None:
 def test_a_step_is_worth_what_it_saves_per_loss() -> None:
     here = (0.0, 1.0)
     nothing, dear, cheap, free = (0.0, 1.0), (0.02, 1.1), (0.01, 1.1), (0.0, 1.01)
-    assert worth(here, nothing) < worth(here, dear) < worth(here, cheap) < worth(here, free)
+    assert step_value(here, nothing) < step_value(here, dear) < step_value(here, cheap) < step_value(here, free)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -67,11 +67,11 @@ def test_a_step_is_worth_what_it_saves_per_loss() -> None:
 def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) -> None:
     game, other = random_game(seed, num_ramps), random_game(seed, num_ramps)
     found = greedy(game)
-    coarse = [other.play(errors) for errors in product(np.arange(11) / 10, repeat=num_ramps)]
+    coarse = [other.evaluate(errors) for errors in product(np.arange(11) / 10, repeat=num_ramps)]
     assert found.loss <= 0.03
     assert found.earlier_s >= 0.9 * max(earlier_s for loss, earlier_s in coarse if other.allows(loss))
     if num_ramps > 2:
-        assert game.looked_at < len(coarse) / 5
+        assert game.num_evaluated < len(coarse) / 5
 
 
 # A block takes 2 s for one input and 3 s for two; a ramp 0.5 s for one and 1 s for two. Without exits: 3 * 3 = 9 s.
@@ -88,24 +88,24 @@ def placed(scores: list[tuple[float, float]], wrong: list[tuple[int, int]] | Non
 def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:
     # Of four batches one moves on whole at ramp 0; at ramp 1 every input leaves.
     hard = placed([EASY] * 6 + [HARD] * 2)
-    place = best_place([hard], BATCHING, 0.99, [0, 1])
+    place = best_placement([hard], BATCHING, 0.99, [0, 1])
     assert place is not None
     assert (place.ramp, place.violated, place.mean_s) == (1, 0.0, 7.0)
-    bearable = best_place([hard], BATCHING, 0.99, [0, 1], tail=0.25)
-    assert bearable is not None
-    assert (bearable.ramp, bearable.violated, bearable.mean_s) == (0, 0.25, (3 * 4.0 + 10.0) / 4)
+    acceptable = best_placement([hard], BATCHING, 0.99, [0, 1], tail=0.25)
+    assert acceptable is not None
+    assert (acceptable.ramp, acceptable.violated, acceptable.mean_s) == (0, 0.25, (3 * 4.0 + 10.0) / 4)
 
 
 def test_a_place_has_the_boldest_threshold_that_is_precise_in_every_window() -> None:
     found = placed([(0.72, 0.9), (0.82, 0.9)] * 5, [(1, 0), (0, 0)] * 5)
-    careful = place_at([found], BATCHING, 0.99, 0, {})
-    bold = place_at([found], BATCHING, 0.5, 0, {})
+    careful = placement_at([found], BATCHING, 0.99, 0, {})
+    bold = placement_at([found], BATCHING, 0.5, 0, {})
     assert careful is not None
     assert bold is not None
     assert (careful.thresholds, careful.precision) == ({0: 0.75}, 1.0)
     assert (bold.thresholds, bold.precision) == ({0: 0.5}, 0.5)
     good, bad = placed([EASY] * 4), placed([EASY, EASY, HARD, HARD], [(1, 0), (0, 0), (0, 0), (0, 0)])
-    place = place_at([good, bad], BATCHING, 0.75, 0, {})
+    place = placement_at([good, bad], BATCHING, 0.75, 0, {})
     assert place is not None
     assert (place.precision, place.violated) == (0.75, 0.5)
-    assert place_at([good, bad], BATCHING, 0.9, 0, {0: 0.5}) is not None, "at 0.98 no input leaves, and nothing is lost"
+    assert placement_at([good, bad], BATCHING, 0.9, 0, {0: 0.5}) is not None, "at 0.98 none leaves, none is lost"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimizer.live.tuning.base import Tuner, no_input_leaves
-from optimizer.live.tuning.guarantee import DESIGN
+from optimizer.live.tuning.guarantee import DESIGN_ROWS
 from optimizer.live.tuning.tuners import make_tuner
 from tests.optimizer.live.tuning.logs import NOBODY, SURE, changed, lying, mixed, question, stream
 
@@ -21,8 +21,8 @@ def following(thresholds: dict[int, float], **asked: float) -> Tuner:
 
 def test_nobody_leaves_until_a_first_test_was_passed() -> None:
     tuner = following(NOBODY)
-    assert tuner.state.next_test == DESIGN + FIRST_TEST
-    assert tuner.observe(mixed(DESIGN + FIRST_TEST - 1, NOBODY)) is None
+    assert tuner.state.next_test == DESIGN_ROWS + FIRST_TEST
+    assert tuner.observe(mixed(DESIGN_ROWS + FIRST_TEST - 1, NOBODY)) is None
     assert tuner.state.safe
 
     found = changed(tuner, mixed(1, NOBODY, first_s=200.0))
@@ -121,7 +121,7 @@ def test_when_ramps_change_after_the_last_test_the_largest_that_the_rows_cover_c
     assert due <= tuner.state.rows
     found = changed(tuner, mixed(1, NOBODY, first_s=5000.0))
     assert (found.why, set(found.thresholds)) == ("tested", {1})
-    assert found.words.startswith(f"tested on the last {due - DESIGN} inputs")
+    assert found.words.startswith(f"tested on the last {due - DESIGN_ROWS} inputs")
     # Of all the rows that are kept, as before the change, and from here on the next one is near.
     assert tuner.state.next_test is not None
     assert tuner.state.next_test - tuner.state.rows < due

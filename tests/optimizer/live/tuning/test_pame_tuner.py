@@ -41,14 +41,14 @@ def test_a_second_slow_batch_moves_the_exit_later_and_low_precision_raises_it() 
     found = changed(made, batches(hard=2, first_s=100.0))
     assert (found.why, found.thresholds, found.at_s) == ("tuned", {0: NEVER, 1: 0.5}, 199.0)
     assert found.words == (
-        "4.0% of the batches were slower than without exits, 2.0% are bearable: the exit moves from ramp 0 to ramp 1 "
+        "4.0% of the batches were slower than without exits, 2.0% are acceptable: the exit moves from ramp 0 to ramp 1 "
         "at 0.5, where 0.0% would have been slow and precision 100.0%"
     )
     made = tuner()
     assert made.observe(batches(hard=0, wrong=10)) is None
     found = changed(made, batches(hard=0, wrong=11, first_s=100.0))
     assert (found.why, found.thresholds) == ("alarm", {0: 0.6, 1: NEVER})
-    assert found.words == "precision was 89.0%, 90.0% is to be kept: ramp 0 from 0.55 to 0.6"
+    assert found.words == "precision was 89.0%, 90.0% must be kept: ramp 0 from 0.55 to 0.6"
 
 
 def test_nothing_is_judged_before_a_window_of_these_thresholds() -> None:
@@ -64,12 +64,12 @@ def test_nothing_is_judged_before_a_window_of_these_thresholds() -> None:
     assert made.state.rows == 20
 
 
-def test_where_no_later_exit_is_bearable_nobody_leaves_until_one_is() -> None:
+def test_without_an_acceptable_later_exit_no_input_leaves() -> None:
     made = tuner()
     unsure = stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, FIRST)
     found = changed(made, unsure)
     assert found.thresholds == NOBODY
-    assert found.words.endswith("no input leaves, no later exit is bearable")
+    assert found.words.endswith("no input leaves, no later exit is acceptable")
     made.follow(NOBODY, 100.0)
     assert made.state.safe
     assert made.observe(stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, NOBODY, first_s=100.0)) is None
@@ -100,7 +100,7 @@ def test_exits_that_the_plan_has_off_are_not_told_and_batches_are_the_plans() ->
     off = replace(off, active_NR=active_NR, probe_N=np.ones(WINDOW, bool), exits_N=np.full_like(off.exits_N, 2))
     assert made.observe(off) is None
     made = tuner()
-    made.serve(replace(BATCHING, size=1))
+    made.set_batching(replace(BATCHING, size=1))
     # One by one, an input that moves on takes 2.0 + 0.5 + 4.0 in the place of 6.0 for the whole model.
     half = batches(hard=1).take(np.arange(50, 100))
     assert made.state.next_test == 50
