@@ -205,9 +205,7 @@ def _extend(
             if usd > limits.budget * (1 + TOLERANCE) or estimate >= pool.most_K[closing]:
                 continue
             total_s = total_s if closing else latency_s
-            _write_candidate(
-                pool, closing, source, label, is_open, device, replicas, total_s, stage_work, batches, estimate
-            )
+            _write(pool, closing, source, label, is_open, device, replicas, total_s, stage_work, batches, estimate)
             pool.whole_KLI[closing, pool.count_K[closing], MOVE] = move
             pool.whole_KLI[closing, pool.count_K[closing], START] = start
             pool.count_K[closing] += 1
@@ -216,7 +214,7 @@ def _extend(
 
 
 @inlined
-def _write_candidate(
+def _write(
     pool: CandidatePool, kind: int, source: NodeLabels, label: int, is_open: int, device: int, replicas: float,
     latency_s: float, work_s: float, batches: float, estimate: float,
 ) -> None:  # fmt: skip
