@@ -2,7 +2,7 @@
 
 E3's recursion (figure 6) fixes the batch that a rate allows, and it minimizes the longest cycle time. Here batch sizes,
 ramps and the splits of a stage are free, and the wait for a batch depends on the rate that the plan will reach. So the
-search asks for which rates plans exist, interval by interval, from the highest rate down. In an interval (x, y] it
+search determines which rates have plans, interval by interval, from the highest rate down. In an interval (x, y] it
 relaxes the problem: stages must reach only x, but batches fill as fast as at y. If the relaxed problem has no plan, no
 plan has a rate in the interval.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from optimizer.decision import FeasiblePlan, if_feasible
 from optimizer.evaluate import merit
 from optimizer.exact.prices import TOLERANCE, Limits, feasible_moves, lagrangian_bound
-from optimizer.exact.search import DEVICE, MOVE, PARENT, USED, search
+from optimizer.exact.search import CLOSED, DEVICE, MOVE, PARENT, USED, search
 from optimizer.moves import Graph
 from optimizer.plan import Stage
 from optimizer.problem import Supply
@@ -55,6 +55,8 @@ class SearchResult:
     """No plan has a higher rate, or a lower cost."""
     proven: bool
     """Whether no better plan than `found` exists."""
+    candidates: tuple[FeasiblePlan, ...] = ()
+    """Other good plans, the best first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class ExactSearch:
     incumbent: float | None = None
     """Rate or cost of a known plan: only better plans are sought. None if no plan is known."""
     plans: list[FeasiblePlan] = field(default_factory=list)
-    """All plans that were found on the way, the best last."""
+    """All plans that were found on the way, the best last. Searches derived from this one share the list."""
     _weight_R: FloatArray | None = None
     _num_labels: int = 0
     """Labels of the last search."""
@@ -262,11 +264,11 @@ class ExactSearch:
             path.append(label)
             label = int(labels.int_LI[label, PARENT])
         moves, radix_C, steps, node, used = self.graph.moves, self._radix(), [], 0, 0
-        for each in reversed(path):
-            move, replicas = int(labels.int_LI[each, MOVE]), 0
-            if labels.int_LI[each, DEVICE] < 0:
-                replicas = (int(labels.int_LI[each, USED]) - used) // int(radix_C[moves.device_M[move]])
-                used = int(labels.int_LI[each, USED])
+        for label in reversed(path):
+            move, replicas = int(labels.int_LI[label, MOVE]), 0
+            if labels.int_LI[label, DEVICE] == CLOSED:
+                replicas = (int(labels.int_LI[label, USED]) - used) // int(radix_C[moves.device_M[move]])
+                used = int(labels.int_LI[label, USED])
             steps.append((node, move, replicas))
             node = int(moves.to_M[move])
         return self.graph.stages_of(steps)

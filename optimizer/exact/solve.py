@@ -28,9 +28,9 @@ def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST
     """
     if is_too_big(problem, space):
         return None
-    result, plans = search_space(problem, space, most_labels=most_labels)
+    result = search_space(problem, space, most_labels=most_labels)
     if result.found is not None:
-        candidates = (plan.stages for plan in reversed(plans))
+        candidates = (plan.stages for plan in result.candidates)
         return result.found.planned(problem, space.strategy, result.bound, candidates)
     if not result.proven:
         return None
@@ -39,9 +39,7 @@ def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST
         space.strategy,
         possible=partial(_any_plan, space=space),
         nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
-        highest_rate_per_s=lambda other: rate_of(
-            search_space(replace(other, objective=MaximizeRate()), space)[0].found
-        ),
+        highest_rate_per_s=lambda other: rate_of(search_space(replace(other, objective=MaximizeRate()), space).found),
     )
 
 
@@ -71,8 +69,8 @@ def num_splits(problem: PlanProblem, space: Space) -> int:
 
 def search_space(
     problem: PlanProblem, space: Space, *, any_plan: bool = False, most_labels: int = MOST_LABELS
-) -> tuple[SearchResult, list[FeasiblePlan]]:
-    """Returns the best plan of all parts of a space with their joint bound, and all plans found on the way."""
+) -> SearchResult:
+    """Returns the best plan of all parts of a space with their joint bound. Candidates are all plans found."""
     is_cost = isinstance(problem.objective, MinimizeCost)
     results: list[SearchResult] = []
     plans: list[FeasiblePlan] = []
@@ -85,7 +83,7 @@ def search_space(
     value = objective_value(problem, best.figures) if best else math.inf if is_cost else 0.0
     better = [bound for bound in open_bounds if (bound < value if is_cost else bound > value)]
     bound = (min if is_cost else max)(better, default=value)
-    return SearchResult(found=best, bound=bound, proven=not better), plans
+    return SearchResult(found=best, bound=bound, proven=not better, candidates=tuple(reversed(plans)))
 
 
 def better_plan(problem: PlanProblem, space: Space, incumbent: float) -> FeasiblePlan | None:
@@ -126,4 +124,4 @@ def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    return search_space(problem, space, any_plan=True)[0].found
+    return search_space(problem, space, any_plan=True).found

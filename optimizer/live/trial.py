@@ -94,7 +94,7 @@ def judge(
     if served.seconds < settle_s or (has_few and served.seconds < patience_s):
         return None
     if has_few:
-        words = f"only {served.arrived} inputs came in {served.seconds:.0f} s, too few to judge"
+        words = f"only {served.arrived} inputs arrived in {served.seconds:.0f} s, too few to judge"
         return Judgement(rolls_back=False, words=f"keeps plan {trial.epoch}: {words}")
     kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
     promise = (

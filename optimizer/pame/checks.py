@@ -83,23 +83,25 @@ def grid_checks(
     if by_truth and any(each.true_losses_NE is None for each in by_confidence.values()):
         raise DataError("precision against the truth needs exit records with true losses")
 
+    def losses_NR(records: ExitRecords) -> FloatArray:
+        true_losses_NE = records.true_losses_NE if by_truth else None
+        return records.losses_NR if true_losses_NE is None else true_losses_NE
+
     def settings(ramp: int) -> Sequence[CheckSetting]:
         column = first.ramps.index(ramp)
         return [
             CheckSetting(
                 ramp=ramp,
                 leave_N=records.sure_NR({ramp: threshold})[:, column],
-                losses_N=(truth_NE if by_truth and truth_NE is not None else records.losses_NR)[:, column],
+                losses_N=losses_NR(records)[:, column],
                 threshold=threshold,
                 confidence=confidence,
             )
             for confidence, records in by_confidence.items()
-            for truth_NE in (records.true_losses_NE,)
             for threshold in grid or GRIDS[records.score]
         ]
 
-    truth_NE = first.true_losses_NE
-    end_losses_N = truth_NE[:, -1] if by_truth and truth_NE is not None else np.zeros(len(first))
+    end_losses_N = losses_NR(first)[:, -1] if by_truth else np.zeros(len(first))
     return Checks(ramps=first.ramps, end_losses_N=end_losses_N, settings=settings)
 
 

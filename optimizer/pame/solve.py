@@ -40,8 +40,7 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     has_batch = stage.splits[0].batch <= len(problem.batches)
     seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), fixed_checks(problem.batches)
     search = find_exits(seconds, checks, stage.splits[0].batch, FIXED_THRESHOLDS) if has_batch else None
-    exits = () if search is None else search.ramps
-    found = _with_exits(problem, stock, exits)
+    found = _with_exits(problem, stock, () if search is None else search.ramps)
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "the stock plan is a plan of the space"
     note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, stage.splits[0].batch)
@@ -65,13 +64,10 @@ def _why_no_exit(search: ExitSearchResult | None, batch: int) -> str:
         return f"no exit: fewer inputs are recorded than a batch of {batch} holds"
     if search.ramps:
         return "no exit: with any of those that were found the plan would break a promise (SLO, rate or ramp budget)"
-    slower = search.options.slower
-    tried = search.steps[0].candidates
-    leaving = [each for each in tried if each.configured is not None and each.configured.leaving]
+    candidates, slower = search.steps[0].candidates, search.options.slower
+    leaving = [each for each in candidates if each.configured is not None and each.configured.leaving]
     if not leaving:
-        return "no exit: no input leaves at any ramp" + (
-            "" if search.options.kept is None else f" with more than {search.options.kept:.0%} of the precision kept"
-        )
+        return "no exit: no input leaves at any ramp"
     quick = [each for each in leaving if each.slower <= slower]
     if not quick:
         least = min(each.slower for each in leaving)

@@ -72,9 +72,9 @@ class NodeLabels(NamedTuple):
     """The open labels (inside a stage) or the closed ones (between stages) of a node, the cheapest first (L)."""
 
     used_LC: FloatArray
-    real_FL: FloatArray
+    float_FL: FloatArray
     """Latency (without the waits of an open stage's further splits), work, batches and estimate."""
-    whole_IL: IntArray
+    int_IL: IntArray
     """Parent, move, start node and device. A closed parent is given by its index, an open one by -1 - index."""
 
 
@@ -82,11 +82,12 @@ class CandidatePool(NamedTuple):
     """Candidate labels of a node by kind (K): 0 is open, 1 is closed. It has room for four times the beam width."""
 
     used_KLC: FloatArray
-    real_KLF: FloatArray
+    float_KLF: FloatArray
     """Latency, work, batches and estimate."""
-    whole_KLI: IntArray
+    int_KLI: IntArray
     """Parent, move, start node and device."""
     width_K: IntArray
+    """Beam width: half as many open labels as closed ones."""
     count_K: IntArray
     most_K: FloatArray
     """Candidates whose estimate is at least this are not kept."""
@@ -100,15 +101,15 @@ def _empty_labels(size: int, num_devices: int) -> NodeLabels:
 @compiled
 def _cheapest(pool: CandidatePool, kind: int) -> IntArray:
     """Returns the cheapest candidates in order, up to the beam width."""
-    order_L: IntArray = np.argsort(pool.real_KLF[kind, : pool.count_K[kind], ESTIMATE])[: pool.width_K[kind]]
+    order_L: IntArray = np.argsort(pool.float_KLF[kind, : pool.count_K[kind], ESTIMATE])[: pool.width_K[kind]]
     return order_L
 
 
 @compiled
 def _selected(pool: CandidatePool, kind: int) -> NodeLabels:
     kept_L = _cheapest(pool, kind)
-    real_FL = np.ascontiguousarray(pool.real_KLF[kind][kept_L].T)
-    return NodeLabels(pool.used_KLC[kind][kept_L], real_FL, np.ascontiguousarray(pool.whole_KLI[kind][kept_L].T))
+    float_FL = np.ascontiguousarray(pool.float_KLF[kind][kept_L].T)
+    return NodeLabels(pool.used_KLC[kind][kept_L], float_FL, np.ascontiguousarray(pool.int_KLI[kind][kept_L].T))
 
 
 @compiled
@@ -117,26 +118,26 @@ def _shrink(pool: CandidatePool, kind: int) -> None:
     kept_L = _cheapest(pool, kind)
     count = kept_L.size
     pool.used_KLC[kind, :count] = pool.used_KLC[kind][kept_L]
-    pool.real_KLF[kind, :count] = pool.real_KLF[kind][kept_L]
-    pool.whole_KLI[kind, :count] = pool.whole_KLI[kind][kept_L]
+    pool.float_KLF[kind, :count] = pool.float_KLF[kind][kept_L]
+    pool.int_KLI[kind, :count] = pool.int_KLI[kind][kept_L]
     pool.count_K[kind] = count
-    pool.most_K[kind] = pool.real_KLF[kind, count - 1, ESTIMATE]
+    pool.most_K[kind] = pool.float_KLF[kind, count - 1, ESTIMATE]
 
 
 @compiled
 def beam_search(
     moves: MoveArrays, incoming: Incoming, paths: CheapestPaths, least_PC: FloatArray, limits: Limits,
-    prices: BeamPrices, width: int, open_width: int,
+    prices: BeamPrices, width: int,
 ) -> tuple[IntArray, IntArray, IntArray]:  # fmt: skip
     """Returns the nodes and moves of the cheapest plan found, and whether each move ends a stage; empty without one."""
     num_nodes, num_devices = moves.first_move_P.size - 1, limits.count_C.size
     start = _empty_labels(1, num_devices)
-    start.real_FL[ESTIMATE, 0] = paths.closed_P[0] - prices.latency * limits.latency_s
+    start.float_FL[ESTIMATE, 0] = paths.closed_P[0] - prices.latency * limits.latency_s
     closed, opened = [start], [_empty_labels(0, num_devices)]
-    most = 4 * max(width, open_width)
+    most = 4 * width
     pool = CandidatePool(
         np.empty((2, most, num_devices)), np.empty((2, most, 4)), np.empty((2, most, 4), np.int64),
-        np.array([open_width, width]), np.zeros(2, np.int64), np.empty(2),
+        np.array([width // 2, width]), np.zeros(2, np.int64), np.empty(2),
     )  # fmt: skip
     for node in range(1, num_nodes):
         pool.count_K[:], pool.most_K[:] = 0, prices.most
@@ -147,7 +148,7 @@ def beam_search(
                 _extend(moves, paths, least_PC, limits, prices, node, move, start_node, is_open, source, pool)
         closed.append(_selected(pool, 1))
         opened.append(_selected(pool, 0))
-    return _backtracked(closed, opened, num_nodes - 1)
+    return _backtrack(closed, opened, num_nodes - 1)
 
 
 @inlined
@@ -168,16 +169,16 @@ def _extend(
     if may_stay_open:
         bound_after = min(bound_after, paths.open_PC[node, device])
     increase = least + bound_after - bound_before
-    for label in range(source.real_FL.shape[1]):
-        if source.real_FL[ESTIMATE, label] + increase > prices.most + TOLERANCE:
+    for label in range(source.float_FL.shape[1]):
+        if source.float_FL[ESTIMATE, label] + increase > prices.most + TOLERANCE:
             break
-        if is_open and source.whole_IL[DEVICE, label] != device:
+        if is_open and source.int_IL[DEVICE, label] != device:
             continue
         stage_work, batches = work, 0.0
         if is_open:
-            stage_work += source.real_FL[WORK, label]
-            batches = source.real_FL[BATCHES, label] + (moves.wait_M[move] if waits_alone else 0.0)
-        latency_s = source.real_FL[LATENCY, label] + seconds + first_s + cross_s
+            stage_work += source.float_FL[WORK, label]
+            batches = source.float_FL[BATCHES, label] + (moves.wait_M[move] if waits_alone else 0.0)
+        latency_s = source.float_FL[LATENCY, label] + seconds + first_s + cross_s
         for closing in range(2):
             if not (may_close if closing else may_stay_open):
                 continue
@@ -206,8 +207,8 @@ def _extend(
                 continue
             total_s = total_s if closing else latency_s
             _write(pool, closing, source, label, is_open, device, replicas, total_s, stage_work, batches, estimate)
-            pool.whole_KLI[closing, pool.count_K[closing], MOVE] = move
-            pool.whole_KLI[closing, pool.count_K[closing], START] = start
+            pool.int_KLI[closing, pool.count_K[closing], MOVE] = move
+            pool.int_KLI[closing, pool.count_K[closing], START] = start
             pool.count_K[closing] += 1
             if pool.count_K[closing] == 4 * pool.width_K[closing]:
                 _shrink(pool, closing)
@@ -224,24 +225,24 @@ def _write(
         pool.used_KLC[kind, slot, other] = source.used_LC[label, other]
     if kind:
         pool.used_KLC[kind, slot, device] += replicas
-    real_F, whole_I = pool.real_KLF[kind, slot], pool.whole_KLI[kind, slot]
-    real_F[LATENCY], real_F[WORK], real_F[BATCHES], real_F[ESTIMATE] = latency_s, work_s, batches, estimate
-    whole_I[PARENT], whole_I[DEVICE] = -1 - label if is_open else label, device
+    float_F, int_I = pool.float_KLF[kind, slot], pool.int_KLI[kind, slot]
+    float_F[LATENCY], float_F[WORK], float_F[BATCHES], float_F[ESTIMATE] = latency_s, work_s, batches, estimate
+    int_I[PARENT], int_I[DEVICE] = -1 - label if is_open else label, device
 
 
 @compiled
-def _backtracked(closed: list[NodeLabels], opened: list[NodeLabels], end: int) -> tuple[IntArray, IntArray, IntArray]:
+def _backtrack(closed: list[NodeLabels], opened: list[NodeLabels], end: int) -> tuple[IntArray, IntArray, IntArray]:
     move_S, from_S = np.empty(end, np.int64), np.empty(end, np.int64)
     closes_S = np.empty(end, np.int64)
     count = 0
-    if closed[end].real_FL.shape[1] > 0:
+    if closed[end].float_FL.shape[1] > 0:
         node, position, is_open = end, 0, False
         while node > 0:
             labels = opened[node] if is_open else closed[node]
-            move_S[count], from_S[count] = labels.whole_IL[MOVE, position], labels.whole_IL[START, position]
+            move_S[count], from_S[count] = labels.int_IL[MOVE, position], labels.int_IL[START, position]
             closes_S[count] = 0 if is_open else 1
             count += 1
-            parent, node = labels.whole_IL[PARENT, position], labels.whole_IL[START, position]
+            parent, node = labels.int_IL[PARENT, position], labels.int_IL[START, position]
             is_open = parent < 0
             position = -1 - parent if is_open else parent
     return from_S[:count][::-1], move_S[:count][::-1], closes_S[:count][::-1]

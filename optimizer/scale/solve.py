@@ -49,7 +49,7 @@ SLO_RESOLUTION = 0.05
 def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
     """Returns the beam search's plan, or the best plan of one split, which is found exactly, if that is better."""
     decision = solve_by_beam(problem, space)
-    single = search_space(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
+    single = search_space(problem, replace(space, splits_per_stage=False, several_stages=False)).found
     if single is None or isinstance(decision, NoPlan):
         return decision
     if merit(problem, single.figures) <= merit(problem, decision.figures):
@@ -228,7 +228,7 @@ class ScaleSearch:
         paths = cheapest_paths(graph.moves, price_C, beam_prices.latency, rate, may_split, limits.may_hop)
         least_PC = least_devices(graph.moves, len(limits.count_C))
         incoming = incoming_moves(graph.moves)
-        path = beam_search(graph.moves, incoming, paths, least_PC, limits, beam_prices, width, width // 2)
+        path = beam_search(graph.moves, incoming, paths, least_PC, limits, beam_prices, width)
         steps = zip(*(values_S.tolist() for values_S in path), strict=True)
         plan = self._scored(graph.stages_of(steps), rate)
         if plan is not None:

@@ -45,7 +45,7 @@ from tests.optimizer.live import test_changeover as changeover
 from tests.optimizer.live.test_hysteresis import trial
 from tests.optimizer.live.test_reaction import FORECAST
 from tests.optimizer.live.tuning import test_greedy as greedy
-from tests.optimizer.live.tuning.logs import NOBODY, mixed, question
+from tests.optimizer.live.tuning.logs import NO_EXITS, mixed, question
 from tests.optimizer.pame import test_strategy as pame_strategy
 from tests.optimizer.pame import test_thresholds as pame_thresholds
 from tests.optimizer.test_chains import SMALL, one_block, two_networks
@@ -247,7 +247,7 @@ CASES: dict[str, Case] = {
     "alarm: a negative loss": lambda: Alarm(0.01, 0.1).update(np.array([0, -0.1])),
     "alarm: a loss that is no number": lambda: Alarm(0.01, 0.1).update(np.array([0, NAN])),
     "alarm: a budget of nothing": lambda: Alarm(0.0, 0.1),
-    "tuner: told nothing": lambda: make_tuner("guarantee", question()).observe(mixed(1, NOBODY)),
+    "tuner: told nothing": lambda: make_tuner("guarantee", question()).observe(mixed(1, NO_EXITS)),
     "tuner: pame without seconds": lambda: make_tuner("pame", question()),
     "tuner: a policy without thresholds": lambda: check_tunable(PolicySpec(name="patience", patience=2)),
     "tuner: a budget of nothing": lambda: WindowReplay(greedy.WINDOW, greedy.times(1), 0.0),

@@ -151,7 +151,7 @@ def test_ten_thousand_devices_are_planned_near_the_bound(num_blocks: int) -> Non
     assert decision.gap <= 0.01
 
 
-def test_at_scale_a_strategy_is_no_worse_than_those_that_it_contains() -> None:
+def test_a_strategy_is_no_worse_than_those_that_it_contains_at_scale() -> None:
     problem = bert_large_problem(16, BIG_CLUSTER, SLOW_LINK)
     strategies: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
     stock, early_exit, serial = (planned(problem, each).figures.rate_per_s for each in strategies)

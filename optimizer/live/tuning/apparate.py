@@ -147,7 +147,7 @@ class ApparateTuner(Tuner):
         super().__init__(settings)
         self._since_s = np.inf
         self._losses: deque[float] = deque(maxlen=WINDOW)
-        self._rows: list[Observations] = []
+        self._window: Observations | None = None
         self._since_tuned = 0
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
@@ -163,12 +163,12 @@ class ApparateTuner(Tuner):
         if not len(observed):
             return None
         observed = observed.take(observed.times_s_N.argsort(kind="stable"))
-        self._remember(observed, ramps)
+        self._window = self._extended(observed, ramps)
         self._since_tuned += len(observed)
         if self._triggered(observed):
-            return self._tune(ramps, "alarm", f"too many of the last {WINDOW} answers were wrong")
+            return self._tune(self._window, ramps, "alarm", f"too many of the last {WINDOW} answers were wrong")
         if self._since_tuned >= TUNED_ON:
-            return self._tune(ramps, "tuned", f"after {self._since_tuned} inputs")
+            return self._tune(self._window, ramps, "tuned", f"after {self._since_tuned} inputs")
         return None
 
     @property
@@ -181,15 +181,17 @@ class ApparateTuner(Tuner):
             limit=1.0,
             watched=number,
             watched_loss=mean,
-            rows=sum(map(len, self._rows)),
+            rows=0 if self._window is None else len(self._window),
             next_test=None,
             safe=no_input_leaves(self.settings.score, self._followed),
         )
 
-    def _remember(self, observed: Observations, ramps: list[int]) -> None:
-        rows = Observations.join(observed.shape, [*self._rows, observed])
+    def _extended(self, observed: Observations, ramps: list[int]) -> Observations:
+        """Returns the last inputs of the window and of new observations that saw these ramps."""
+        parts = [observed] if self._window is None else [self._window, observed]
+        rows = Observations.join(observed.shape, parts)
         rows = rows.take(np.flatnonzero(fully_observed_N(rows, ramps)))
-        self._rows = [rows.take(np.arange(max(len(rows) - TUNED_ON, 0), len(rows)))]
+        return rows.take(np.arange(max(len(rows) - TUNED_ON, 0), len(rows)))
 
     def _triggered(self, observed: Observations) -> bool:
         for loss in answered_losses_N(observed.take(observed.times_s_N >= self._since_s)).tolist():
@@ -198,8 +200,7 @@ class ApparateTuner(Tuner):
                 return True
         return False
 
-    def _tune(self, ramps: list[int], why: Reason, occasion: str) -> NewThresholds:
-        rows = self._rows[0]
+    def _tune(self, rows: Observations, ramps: list[int], why: Reason, occasion: str) -> NewThresholds:
         records, times = rows.records(ramps), self.settings.times
         found = greedy(WindowReplay(records, times, self.settings.guarantee.budget))
         self._losses.clear()

@@ -40,7 +40,7 @@ def seconds(problem: PlanProblem, stages: tuple[Stage, ...]) -> list[float]:
     return [each.seconds for each in evaluate(problem, stages).splits]
 
 
-def test_of_a_sequence_only_tokens_that_no_survivor_follows_are_never_filled_in() -> None:
+def test_only_tokens_without_a_later_survivor_are_never_filled_in() -> None:
     rng = np.random.default_rng(1)
     share, steps = 0.3, 6
     reached = []
@@ -57,7 +57,7 @@ def test_of_a_sequence_only_tokens_that_no_survivor_follows_are_never_filled_in(
     assert 4 * mixed.tokens_per_step(0.4) == pytest.approx(short.tokens_per_step(0.4) + 3 * long.tokens_per_step(0.4))
 
 
-def test_an_exit_saves_work_where_batches_have_room_and_else_none() -> None:
+def test_an_exit_saves_work_only_if_batches_are_not_full() -> None:
     problem = asking(two_blocks(per_token_s=0.01), output=Lengths(mean=10_001))
     table = replace(problem.latency["gpu"], block_s_NB=0.01 * np.array([BATCHES, BATCHES], dtype=float))
     problem = asking(replace(problem, latency={"gpu": table}), prompt=Lengths(mean=1))
@@ -72,7 +72,7 @@ def test_an_exit_saves_work_where_batches_have_room_and_else_none() -> None:
     assert evaluate(problem, two_splits(8, 8)).rate_per_s == pytest.approx(8 / (0.016 + 8 * prompts))
 
 
-def test_a_batch_takes_the_time_of_fills_and_of_being_put_together() -> None:
+def test_a_batch_takes_the_time_to_fill_in_tokens_and_to_regroup() -> None:
     problem = asking(two_blocks(per_token_s=0.001), output=Lengths(mean=3), prompt=Lengths(mean=1))
     reached = 1 - (0.5 + 0.25) / 2  # of two steps: the last skips with 1/2, both with 1/4
     prompt_s = 0.011 / 2
@@ -88,7 +88,7 @@ def test_a_batch_takes_the_time_of_fills_and_of_being_put_together() -> None:
     assert after == pytest.approx([before[0], before[1] + 0.003])
 
 
-def test_the_head_sees_survivors_alone_and_what_nobody_is_left_for_is_not_run() -> None:
+def test_the_head_runs_on_survivors_and_a_batch_without_survivors_ends() -> None:
     block_s = np.array([np.full(5, 0.01), 0.01 + 0.002 * np.array(BATCHES)])
     table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=np.zeros((1, 5)))
     body, head_s_B = without_head(table)
@@ -103,7 +103,7 @@ def test_the_head_sees_survivors_alone_and_what_nobody_is_left_for_is_not_run() 
     assert seconds(problem, one_split(1, (0,))) == pytest.approx([0.011 + 0.001 + 0.5 * (0.01 + 0.002)], rel=1e-4)
 
 
-def test_a_late_head_is_asked_once_of_all_who_leave() -> None:
+def test_a_late_head_runs_once_for_all_inputs_that_leave() -> None:
     head_s = 0.003 + 0.0005 * np.array(BATCHES)
     block_s = np.array([np.full(5, 0.01), 0.01 + head_s])
     table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=0.001 + head_s[None])
@@ -131,7 +131,7 @@ def test_prompts_are_cut_into_chunks_and_unmeasured_batches_refused() -> None:
         evaluate(problem, two_splits(16, 16))
 
 
-def test_a_chain_without_exits_is_planned_as_inputs_are_but_for_its_prompts() -> None:
+def test_without_exits_steps_are_planned_like_inputs_except_for_prompts() -> None:
     table = replace(two_blocks().latency["gpu"], ramp_s_EB=np.zeros((0, len(BATCHES))))
     problem = two_blocks(ramps=(), survival_N=(1.0, 1.0), latency={"gpu": table})
     problem = asking(problem, output=Lengths(mean=1e6))
@@ -171,7 +171,7 @@ def test_steps_prompts_and_the_head_take_what_was_measured() -> None:
     assert decoder.ramp(0, 3) == pytest.approx(1.3)
 
 
-def test_contexts_cost_by_their_tokens_of_which_the_cost_model_counts_the_mean() -> None:
+def test_contexts_cost_time_per_token_and_the_cost_model_uses_the_mean() -> None:
     decoder = DecoderSeconds(replace(STEPS, context=10, context_s=0.25))
     assert decoder.blocks(rows(2), steps=2, context=24).tolist() == [13.0, 13.0]
     assert decoder.blocks(rows(2), steps=2, context=16).tolist() == [11.0, 11.0]
@@ -256,7 +256,7 @@ def test_best_is_never_below_another_strategy_at_any_number_of_sequences() -> No
 
 
 @pytest.mark.parametrize("most", [2, 6, 9, 15])
-def test_with_few_sequences_the_plan_is_within_its_gap_of_the_best(most: int) -> None:
+def test_with_few_sequences_the_plan_is_within_its_gap_of_the_optimum(most: int) -> None:
     problem = asking(two_blocks(count=2, half=0.4, per_token_s=2e-4), most_running=most)
     best = max(figures.rate_per_s for _, figures in every_plan(problem, "best"))
     found = planned(problem)
@@ -271,7 +271,7 @@ def with_memory(memory_bytes: float) -> PlanProblem:
     return asking(two_blocks(), kv=kv)
 
 
-def test_keys_and_values_have_room_and_first_tokens_time_or_that_is_said() -> None:
+def test_promises_of_memory_and_first_tokens_are_kept_or_reported() -> None:
     free, tight = planned(with_memory(1e9)), planned(with_memory(5000.0 + 8 * 24 * 100))
     assert tight.figures.rate_per_s < free.figures.rate_per_s
     assert running_sequences(tight.stages) <= 8
@@ -287,7 +287,7 @@ def test_keys_and_values_have_room_and_first_tokens_time_or_that_is_said() -> No
         assert no_plan_text(none, refused(none)).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
 
 
-def test_figures_of_sequences_are_those_of_little() -> None:
+def test_figures_of_sequences_follow_littles_law() -> None:
     problem = with_memory(5000.0 + 700 * 100.5)
     stages = planned(problem).stages
     figures = evaluate(problem, stages)

@@ -1,4 +1,4 @@
-"""Change-overs: literal logs of some, and what holds in all, on random ones."""
+"""Changes of plans: literal logs, and properties of random changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def line(step: ChangeStep) -> str:
 def log(
     before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = None, coming: Counts | None = None
 ) -> str:
-    """The steps of a change-over; replicas run as the plan before has them unless `running` says otherwise."""
+    """The steps of a change. By default the replicas of the plan before are running."""
     now = {**({} if before is None else before.occupied), **(running or {})}
     return ", ".join(line(each) for each in steps(before, after, {"T4": 9, "V100": 9}, now, coming or now))
 
@@ -79,7 +79,7 @@ def random_plan(rng: Generator, counts: Counts, *, epoch: int) -> PlacedPlan:
 
 
 def test_in_every_change_over_no_plan_lacks_replicas_and_none_has_too_many() -> None:
-    """Also in those that go on from where another one broke off."""
+    """Includes changes that continue an interrupted one."""
     started = 0
     for seed in range(400):
         rng = default_rng(seed)

@@ -1,4 +1,4 @@
-"""What a new plan gains against what its change costs, on a plan whose rates are round, and plans on trial."""
+"""Gains of new plans against the cost of a change, trials, failed plans, and stragglers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def weighed(
     )
 
 
-def test_a_gain_changes_the_plan_where_it_pays_for_the_change_and_is_the_least_gain() -> None:
+def test_the_plan_changes_only_for_a_gain_above_its_cost_and_the_least_gain() -> None:
     verdict = weighed(stages(10), stages(12), moved=2)
     assert verdict.change
     # 240/s instead of 200/s; 2 of 12 replicas miss a tenth of the period.
@@ -65,7 +65,7 @@ def test_a_gain_changes_the_plan_where_it_pays_for_the_change_and_is_the_least_g
     assert weighed(stages(10), stages(11), moved=9, least_gain=0.01).change
 
 
-def test_the_same_plan_is_no_change_unless_only_it_breaks_a_promise() -> None:
+def test_the_plan_changes_if_only_the_current_one_breaks_a_promise() -> None:
     verdict = weighed(None, stages(1), moved=1)
     assert verdict.change
     assert verdict.words == "takes the plan: there is none yet"
@@ -83,7 +83,7 @@ def test_the_same_plan_is_no_change_unless_only_it_breaks_a_promise() -> None:
 
 
 @pytest.mark.parametrize(("slo_s", "change"), [(0.25, False), (0.21, True)])
-def test_the_present_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
+def test_the_current_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s, slack=0.2))  # a new plan must keep 0.2 s, this one takes 0.22
     assert weighed(stages(10), stages(10, batch=1), moved=0, problem=tight).change is change
 
@@ -92,14 +92,14 @@ def test_the_present_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
     ("old", "new", "gain", "change"),
     [(10, 8, "save 20.0%", True), (10, 10, "save 0.0%", False), (8, 10, "cost 25.0% more", False)],
 )
-def test_where_cost_is_sought_the_gain_is_what_is_saved(old: int, new: int, gain: str, change: bool) -> None:
+def test_the_gain_of_a_cheaper_plan_is_the_saved_share(old: int, new: int, gain: str, change: bool) -> None:
     cheap = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50.0))
     verdict = weighed(stages(old), stages(new, batch=1 if new == old else 4), moved=0, problem=cheap)
     assert verdict.change is change
     assert gain in verdict.words
 
 
-def test_both_plans_are_scored_by_the_reach_given() -> None:
+def test_both_plans_are_evaluated_with_the_given_reach() -> None:
     table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.2], [0.2]]), ramp_s_EB=np.zeros((1, 1)))
     two_blocks = plain_problem(survival_N=(1.0, 0.5), latency={"T4": table}, slo=Slo(latency_s=10.0))
     current = (Stage(device="T4", replicas=1, splits=(Split(first=0, end=2, batch=4),)),)
@@ -143,7 +143,7 @@ AS_PROMISED = served(150, 148, dropped=2)
         pytest.param(served(400, 220, dropped=180), 1.1, id="a plan may do better than it promised"),
     ],
 )
-def test_what_a_plan_keeps_of_its_promise(now: Delivered, kept: float) -> None:
+def test_a_plan_keeps_a_share_of_the_expected_goodput(now: Delivered, kept: float) -> None:
     assert now.kept(200.0) == pytest.approx(kept)
 
 
@@ -173,7 +173,7 @@ def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> 
         (AS_PROMISED, served(300, 155, dropped=145), "155/s in time, 77.5% of what was expected (200/s); the one"),
     ],
 )
-def test_a_plan_is_kept_where_the_one_before_is_no_better_or_is_not_known(
+def test_a_plan_is_kept_if_the_one_before_is_no_better_or_unknown(
     before: Delivered | None, now: Delivered, words: str
 ) -> None:
     verdict = judged(trial(before), now)
@@ -183,10 +183,10 @@ def test_a_plan_is_kept_where_the_one_before_is_no_better_or_is_not_known(
     assert words in verdict.words
 
 
-def test_it_waits_for_enough_but_not_for_ever() -> None:
+def test_a_trial_waits_for_inputs_but_not_forever() -> None:
     assert judged(trial(AS_PROMISED), served(300, 0, seconds=5.0)) is None
     assert judged(trial(AS_PROMISED), served(1, 0)) is None
-    words = "keeps plan 3: only 0 inputs came in 120 s, too few to judge"
+    words = "keeps plan 3: only 0 inputs arrived in 120 s, too few to judge"
     assert judged(trial(AS_PROMISED), served(0, 0, seconds=120.0)) == Judgement(rolls_back=False, words=words)
 
 
@@ -202,7 +202,7 @@ OTHER = (Stage(device="T4", replicas=3, splits=(Split(first=0, end=2, batch=4),)
 BLAMED = (FailedPlan(stages=FAILED, problem=TRIED, until=15),)
 
 
-def test_a_plan_that_failed_is_blamed_and_no_other() -> None:
+def test_only_the_plan_that_failed_counts_as_failed() -> None:
     assert has_failed(BLAMED, FAILED, TRIED)
     assert not has_failed(BLAMED, OTHER, TRIED)
 
@@ -219,12 +219,12 @@ def test_a_plan_that_failed_is_blamed_and_no_other() -> None:
         pytest.param(replace(TRIED, slo=Slo(latency_s=5.0)), True, id="another SLO"),
     ],
 )
-def test_a_clearly_changed_problem_lifts_the_blame(now: PlanProblem, another: bool) -> None:
+def test_a_failed_plan_may_return_if_the_problem_differs_clearly(now: PlanProblem, another: bool) -> None:
     assert has_failed(BLAMED, FAILED, now) is not another
 
 
 def ran(replica: str, slot: str, seconds: float, *, batches: int = 10, device: str = "T4") -> ReplicaTimes:
-    """So many seconds per batch, of which the profile has one second each."""
+    """A replica that takes `seconds` per batch. The profile says one second."""
     taken_s, expected_s = seconds * batches, 1.0 * batches
     return ReplicaTimes(
         replica=replica, slot=slot, device=device, batches=batches, seconds=taken_s, expected_s=expected_s
@@ -241,7 +241,7 @@ def names(times: list[ReplicaTimes], *, resting: Collection[str] = ()) -> list[s
     return [each.replica for each in found]
 
 
-def test_one_of_three_is_slow_and_no_more_than_a_third_rests() -> None:
+def test_a_straggler_is_slower_than_its_peers_and_at_most_a_third_rests() -> None:
     (straggler,) = find_stragglers(slots(a=[1.0, 1.1, 1.8]), 1.5)
     assert (straggler.replica, straggler.slot, straggler.device) == ("a2", "a", "T4")
     assert straggler.words == "a2 takes 1.71 times as long as its 2 peers (1.80 against 1.05 times the profile)"
@@ -253,7 +253,7 @@ def test_one_of_three_is_slow_and_no_more_than_a_third_rests() -> None:
     assert names([*slots(a=[1.0, 1.0]), ran("a2", "a", 5.0, batches=9)]) == [], "of few batches nothing is known"
 
 
-def test_peers_are_those_of_the_slot_or_the_type_whatever_batches_they_ran() -> None:
+def test_peers_share_the_slot_or_the_type_and_may_run_other_batches() -> None:
     assert names(slots(a=[3.0, 3.0, 3.0, 3.0], b=[3.0, 3.0], c=[3.0])) == []
     assert names(slots(a=[1.0] * 4, b=[2.0, 2.1])) == []
     assert names(slots(a=[1.0] * 4, b=[1.0, 2.0])) == ["b1"]

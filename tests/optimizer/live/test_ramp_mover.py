@@ -1,4 +1,4 @@
-"""Apparate's ramp adjustment, round by round, on windows that fit on a page; and all sets of ramps beside it."""
+"""Apparate's ramp adjustment, round by round, on small windows, compared with all sets of ramps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUDGET = 0.03
 
 
 def leaving(counts: dict[int, int], number: int) -> ExitRecords:
-    """Of these ramps so many inputs are sure, each of one ramp and all later ones; all answers are right."""
+    """`counts[ramp]` inputs are confident at a ramp and at all later ones. All answers are right."""
     ramps = tuple(sorted(counts))
     sure_from = np.full(number, NUM_BLOCKS)
     sure_from[: sum(counts.values())] = np.repeat(ramps, [counts[ramp] for ramp in ramps])
@@ -74,7 +74,7 @@ def test_ramps_that_cost_more_than_they_save_go_and_others_are_added_shifted_or_
 @pytest.mark.parametrize(
     ("budget", "ramps"), [(0.005, ()), (0.01, (4,)), (0.02, (3, 6)), (0.03, (2, 4, 7)), (1.0, tuple(range(10)))]
 )
-def test_at_first_as_many_ramps_as_the_budget_allows_are_spread_out(budget: float, ramps: tuple[int, ...]) -> None:
+def test_the_initial_ramps_are_evenly_spaced_within_the_budget(budget: float, ramps: tuple[int, ...]) -> None:
     assert evenly_spaced(TIMES, budget) == ramps
 
 

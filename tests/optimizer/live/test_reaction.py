@@ -1,4 +1,4 @@
-"""Forecasts held against counts, by hand and by chance."""
+"""Deviations from forecasts, on hand-made counts and on random ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def left(early: int, late: int) -> dict[int, int]:
     return {0: early, 1: late}
 
 
-def test_only_active_ramps_let_inputs_out_within_an_interval() -> None:
+def test_expected_shares_change_at_active_ramps_only() -> None:
     expected = expected_shares(FORECAST, (1,))
     assert expected.share_N == (1.0, 1.0, 0.6, 0.6)
     assert expected.low_N == (1.0, 1.0, 0.5, 0.5)
@@ -45,7 +45,7 @@ def test_only_active_ramps_let_inputs_out_within_an_interval() -> None:
     assert expected.high_N[2] == 1.0
 
 
-def test_what_is_seen_has_wilsons_bounds_and_what_is_sure_but_small_is_no_deviation() -> None:
+def test_shares_have_wilsons_interval_and_small_differences_do_not_count() -> None:
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
     assert left_interval(300, 1000, 0, 1.96) == pytest.approx((0.2724, 0.3291), abs=1e-4)
     found = survival_deviation(one_ramp(), left(300, 700))
@@ -63,11 +63,11 @@ def test_what_is_seen_has_wilsons_bounds_and_what_is_sure_but_small_is_no_deviat
     [left(10, 89), left(60, 60), left(46, 74), {}],
     ids=["fewer than the least inputs", "inside", "38 %, which noise of 120 inputs explains", "nothing"],
 )
-def test_what_chance_explains_is_no_deviation(exits: Mapping[int, int]) -> None:
+def test_sampling_noise_is_no_deviation(exits: Mapping[int, int]) -> None:
     assert survival_deviation(one_ramp(), exits) is None
 
 
-def test_the_ramp_furthest_off_is_named_unless_inputs_are_unknown() -> None:
+def test_the_ramp_with_the_largest_deviation_is_named() -> None:
     expected = expected_shares(FORECAST, (0, 1, 2))
     found = survival_deviation(expected, {0: 200, 1: 900, 2: 0, 3: 0})
     assert found == "100.0% of 1100 inputs left by ramp 1, 30.0% to 50.0% were expected"  # at ramp 2 50 % to 70 %
@@ -76,7 +76,7 @@ def test_the_ramp_furthest_off_is_named_unless_inputs_are_unknown() -> None:
     assert survival_deviation(one_ramp(), left(700, 300), unknown=400) is None
 
 
-def test_agreement_is_seldom_called_a_deviation() -> None:
+def test_false_deviations_are_rare() -> None:
     rng = default_rng(7)
     expected = expected_shares(FORECAST, (0, 1, 2))
     sharp = ExpectedShares(
@@ -90,7 +90,7 @@ def test_agreement_is_seldom_called_a_deviation() -> None:
 
 
 def rates(expected_rps: float, low_rps: float, high_rps: float) -> RateForecast:
-    """Of one window to come."""
+    """A forecast of one window."""
     mean_H, low_H, high_H = (np.array([each]) for each in (expected_rps, low_rps, high_rps))
     return RateForecast(rate_rps_H=mean_H, low_rps_H=low_H, high_rps_H=high_H, coverage=0.95, method=METHOD)
 
@@ -99,7 +99,7 @@ def rate(num_arrived: int, *, sized_for_rps: float | None = 150.0, seconds: floa
     return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, sized_for_rps=sized_for_rps)
 
 
-def test_a_rate_beyond_its_interval_or_the_plans_size_is_told() -> None:
+def test_a_rate_outside_its_interval_or_above_the_plans_is_a_deviation() -> None:
     assert rate(2000) == "200 requests/s arrived for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
     assert rate(1400, sized_for_rps=120.0) == "140 requests/s arrived for 10 s, 70 to 120 were expected"
@@ -107,12 +107,12 @@ def test_a_rate_beyond_its_interval_or_the_plans_size_is_told() -> None:
 
 
 @pytest.mark.parametrize("num_arrived", [1000, 1500, 1570, 700, 660])
-def test_a_rate_that_the_interval_or_its_noise_explains_is_no_deviation(num_arrived: int) -> None:
+def test_a_rate_within_the_interval_and_its_noise_is_no_deviation(num_arrived: int) -> None:
     # 1570 in 10 s: 1.96 * sqrt(1570) = 78, so 149.6/s is likely enough; 660: 51 more make 71/s.
     assert rate(num_arrived) is None
 
 
-def test_a_difference_below_a_fifth_is_none_nor_one_below_an_endless_bound() -> None:
+def test_a_rate_difference_below_a_fifth_is_no_deviation() -> None:
     sharp = rates(100.0, 99.0, 101.0)
     assert rate_deviation(sharp, 119_000, 1000.0, sized_for_rps=101.0) is None
     assert rate_deviation(sharp, 121_000, 1000.0, sized_for_rps=101.0) is not None

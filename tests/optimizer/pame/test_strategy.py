@@ -57,7 +57,7 @@ def test_no_more_replicas_are_used_than_needed_and_given_thresholds_are_taken() 
     assert planned(problem(batches=lossy), "pame").stages[0].splits[0].ramps == (0,)
 
 
-def test_it_is_compared_where_early_answers_are_sought_and_needs_a_stock_plan() -> None:
+def test_it_is_a_baseline_for_early_answers_and_needs_a_stock_plan() -> None:
     assert strategies_for(problem())[-1] == "pame"
     assert "pame" not in strategies_for(replace(problem(), batches=None))
     assert "pame" not in strategies_for(replace(problem(), objective=MaximizeRate()))

@@ -23,11 +23,11 @@ from profiles.scores import SCORES, Score
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 
-EVERYBODY = np.ones(10, dtype=bool)
+ALL_INPUTS = np.ones(10, dtype=bool)
 
 
 def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = False) -> ExitRecords:
-    """Ten inputs, surer one by one: 0.52 to 0.97; the ramp errs on the three that it is least sure of."""
+    """Ten inputs of increasing confidence, 0.52 to 0.97. The ramp errs on the three least confident ones."""
     scores_N1 = (0.52 + 0.05 * np.arange(10) - shift).reshape(-1, 1).astype(np.float32)
     losses_N1 = (np.arange(10) < 3).astype(np.float64).reshape(-1, 1)
     true_losses_NE = np.column_stack([np.zeros(10), np.arange(10) == 9]).astype(np.float64) if truth else None
@@ -37,7 +37,7 @@ def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = Fa
 
 def chosen(checks: Checks, kept: float) -> ConfiguredExit:
     least = kept * (1 - float(checks.end_losses_N.mean()))
-    found = configure_exit(checks, 0, EVERYBODY, checks.end_losses_N, least)
+    found = configure_exit(checks, 0, ALL_INPUTS, checks.end_losses_N, least)
     assert found is not None
     return found
 
@@ -87,7 +87,7 @@ def test_of_several_confidences_the_best_pair_is_taken_or_none() -> None:
     always_wrong = records()
     always_wrong.losses_NR[:] = 1.0
     checks = grid_checks({None: always_wrong}, grid=TEN_CONFIDENCES)  # some inputs leave at each
-    assert configure_exit(checks, 0, EVERYBODY, checks.end_losses_N, 0.99) is None
+    assert configure_exit(checks, 0, ALL_INPUTS, checks.end_losses_N, 0.99) is None
     checks = grid_checks({0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
     assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
     assert chosen(checks, 0.95).setting.confidence == 0.5
@@ -128,8 +128,8 @@ def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> Non
     alone = search([[1, 0]] * 4)
     assert (alone.ramps, len(alone.steps)) == ((0,), 1)
     three_move_on = [[1, 1], [0, 1], [0, 1], [0, 1]]  # 6 + 6 s: as long as without
-    nobody_leaves = [[0, 0]] * 4  # 6 + 8 s
-    late = [[1, 1]] * 4 + nobody_leaves
+    none_leaves = [[0, 0]] * 4  # 6 + 8 s
+    late = [[1, 1]] * 4 + none_leaves
     assert search(three_move_on).ramps == (1,)  # 0 alone: (6 + 3 * 12) / 4 = 10.5 s; 1: 10 s
     assert search(late).ramps == ()
     assert search(late, slower=0.5).ramps == (0,)
@@ -149,7 +149,7 @@ def test_an_exit_that_costs_precision_is_not_taken() -> None:
     assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)
 
 
-def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come() -> None:
+def test_further_exits_are_chosen_by_the_tail_of_the_largest_batch() -> None:
     """Behind exit 0 at most 3 may move on: with exit 1 they take 4.5 s and 1 s per input that goes on, else 6 s."""
     goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
     assert goes_on.ramps == (0, 1)
@@ -158,7 +158,7 @@ def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come(
     assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
 
 
-def test_batches_in_order_of_arrival_take_what_their_own_inputs_take() -> None:
+def test_batches_are_timed_by_their_own_inputs_in_order_of_arrival() -> None:
     exits_N = np.array([0, 1, 0, 2, 0, 0, 0, 0, 2])  # the last is in no batch
     times = Batching(seconds=seconds_of(TABLE, (0, 1)), size=4).times(exits_N, {1, 0})
     # The first: two after 6 s, one after 6 + 3 s, one after 1 s more. The second: all four after 6 s.

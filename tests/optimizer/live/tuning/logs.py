@@ -15,7 +15,7 @@ from profiles.stream import Observations, StreamShape
 SHAPE = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
 TIMES = ExitTimes(block_s=(1.0, 1.0, 1.0), ramp_s={0: 0.01, 1: 0.01})
 NEVER = SCORES["confidence"].never
-NOBODY = {0: NEVER, 1: NEVER}
+NO_EXITS = {0: NEVER, 1: NEVER}
 SURE = (0.9, 0.99)
 UNSURE = (0.6, 0.7)
 
@@ -52,19 +52,19 @@ def stream(
 
 
 def mixed(number: int, thresholds: Mapping[int, float], *, first_s: float = 0.0, whole: bool = True) -> Observations:
-    """Every other input is sure and right; the others are unsure, and wrong at the first ramp."""
+    """Every other input is confident and right. The others are not confident, and wrong at the first ramp."""
     scores = [SURE if index % 2 else UNSURE for index in range(number)]
     wrong = [(0, 0) if index % 2 else (1, 0) for index in range(number)]
     return stream(scores, wrong, thresholds, first_s=first_s, whole=whole)
 
 
 def lying(number: int, thresholds: Mapping[int, float], *, first_s: float) -> Observations:
-    """All inputs are sure, and wrong at both ramps."""
+    """All inputs are confident, and wrong at both ramps."""
     return stream([SURE] * number, [(1, 1)] * number, thresholds, first_s=first_s)
 
 
 def changed(tuner: Tuner, seen: Observations) -> NewThresholds:
-    """The change that a tuner makes by what it sees, where it must make one."""
+    """The new thresholds that a tuner must return for these observations."""
     found = tuner.observe(seen)
     assert found is not None
     return found

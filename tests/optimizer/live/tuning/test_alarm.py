@@ -1,4 +1,4 @@
-"""The alarm on losses: honest while they are within the budget, and quick where they are not."""
+"""The alarm is seldom raised while losses are within the budget, and quickly if they are not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.live.tuning.base import answered_losses_N, outcome_of
 from optimizer.live.tuning.guarantee import BETS, CHUNK, Alarm, bet_size, reserve_shares
-from tests.optimizer.live.tuning.logs import NOBODY, mixed
+from tests.optimizer.live.tuning.logs import NO_EXITS, mixed
 
 
 def losses(*values: float) -> np.ndarray:
@@ -18,7 +18,7 @@ def losses(*values: float) -> np.ndarray:
 
 
 def mean_evidence(laws: list[dict[float, float]], false_alarms: float, begins: set[int]) -> float:
-    """Over all sequences of losses, each drawn by its law, what is owned when it sounds, or at the end."""
+    """The expected evidence at the alarm or at the end, over all sequences of losses drawn from `laws`."""
     total = 0.0
     for sequence in product(*(law.items() for law in laws)):
         alarm = Alarm(0.1, false_alarms)
@@ -59,7 +59,7 @@ def test_many_losses_at_once_are_the_same_as_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("budget", [1e-6, 0.01, 0.9])
-def test_neither_losses_alone_nor_none_at_all_overflow(budget: float) -> None:
+def test_long_runs_with_or_without_losses_do_not_overflow(budget: float) -> None:
     alarm = Alarm(budget, 1e-12)
     alarm.restart_bets()
     assert alarm.update(np.zeros(5 * CHUNK)) is None
@@ -68,7 +68,7 @@ def test_neither_losses_alone_nor_none_at_all_overflow(budget: float) -> None:
     assert np.isfinite(alarm.evidence)
 
 
-def test_it_tells_the_input_at_which_it_sounds() -> None:
+def test_update_returns_the_input_that_raises_the_alarm() -> None:
     alarm = Alarm(0.01, 0.1)
     alarm.restart_bets()
     # Of the first stake, 1/2, parts of .2, .6 and .2 grow 2, 5 and 15 times as much with a loss: to about
@@ -77,7 +77,7 @@ def test_it_tells_the_input_at_which_it_sounds() -> None:
     assert alarm.evidence >= alarm.limit == pytest.approx(10)
 
 
-def test_without_a_loss_what_is_left_is_the_reserve() -> None:
+def test_without_losses_only_the_reserve_remains() -> None:
     alarm = Alarm(0.01, 0.1)
     alarm.restart_bets()
     assert alarm.update(np.zeros(50_000)) is None
@@ -85,7 +85,7 @@ def test_without_a_loss_what_is_left_is_the_reserve() -> None:
 
 
 @pytest.mark.parametrize("good", [0, 300, 3000], ids=lambda good: f"after {good} good inputs")
-def test_half_of_all_jumps_to_five_budgets_are_found_soon(good: int) -> None:
+def test_half_of_the_jumps_to_five_budgets_are_detected_quickly(good: int) -> None:
     rng = np.random.default_rng(1)
     delays = []
     for _ in range(60):
@@ -101,11 +101,11 @@ SEEN = replace(mixed(4, {0: 0.8, 1: 0.99}), probe_N=np.full(4, True), stayed_N=n
 PRUNED = replace(SEEN, end_losses_N=np.array([1, 1, 0, np.nan], dtype=np.float32))
 
 
-def test_the_end_of_a_pruned_text_alone_loses_what_pruning_changed() -> None:
+def test_pruning_adds_loss_only_to_answers_of_the_end() -> None:
     assert SEEN.exits_N.tolist() == [2, 0, 2, 0]
     assert answered_losses_N(SEEN).tolist() == [0, 0, 0, 0]
     assert SEEN.records((0, 1)).end_losses_N is None
     assert answered_losses_N(PRUNED).tolist() == [1, 0, 0, 0], "the second was answered before"
     assert outcome_of(PRUNED).losses_N.tolist() == [1, 0, 0, 0]
     records = PRUNED.records((0, 1))
-    assert records.outcome(NOBODY).losses_N.tolist() == [1, 1, 0, 0]
+    assert records.outcome(NO_EXITS).losses_N.tolist() == [1, 1, 0, 0]

@@ -6,7 +6,7 @@ from collections import deque
 
 from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, is_triggered
 from optimizer.live.tuning.tuners import make_tuner
-from tests.optimizer.live.tuning.logs import NOBODY, changed, lying, mixed, question
+from tests.optimizer.live.tuning.logs import NO_EXITS, changed, lying, mixed, question
 
 BOLD = {0: 0.8, 1: 0.8}
 
@@ -17,16 +17,16 @@ def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> 
     assert is_triggered(deque([*right, 1.0], maxlen=WINDOW), 0.01)
     assert not is_triggered(deque([1.0] * 15, maxlen=WINDOW), 0.01)  # no window yet
     tuner = make_tuner("apparate", question(budget=0.01))
-    tuner.follow(NOBODY, 0.0)
-    assert tuner.observe(mixed(TUNED_ON - 1, NOBODY)) is None
-    found = changed(tuner, mixed(1, NOBODY, first_s=127.0))
+    tuner.follow(NO_EXITS, 0.0)
+    assert tuner.observe(mixed(TUNED_ON - 1, NO_EXITS)) is None
+    found = changed(tuner, mixed(1, NO_EXITS, first_s=127.0))
     assert found.why == "tuned"
     # Half are sure, and right, at the first ramp: they leave at once; the second ramp is right about all others.
     assert 0.6 < found.thresholds[0] <= 0.9
     assert found.words == "after 128 inputs: tuned to the last 128 inputs, 49.2% saved at a loss of 0.00%"
 
 
-def test_wrong_answers_set_it_off_at_once_unless_they_are_of_older_thresholds() -> None:
+def test_wrong_answers_trigger_unless_they_belong_to_older_thresholds() -> None:
     tuner = make_tuner("apparate", question(budget=0.01))
     tuner.follow(BOLD, 0.0)
     assert tuner.observe(mixed(40, BOLD)) is None

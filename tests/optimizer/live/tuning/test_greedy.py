@@ -1,4 +1,4 @@
-"""Apparate's threshold search on windows that fit on a page, and beside all vectors of a grid."""
+"""Apparate's threshold search on small windows, compared with all threshold vectors of a grid."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def times(num_ramps: int, ramp_s: float = 0.0) -> ExitTimes:
     return ExitTimes(block_s=(1.0,) * (num_ramps + 2), ramp_s=dict.fromkeys(range(num_ramps), ramp_s))
 
 
-def random_game(seed: int, num_ramps: int, budget: float = 0.03, number: int = 200) -> WindowReplay:
-    """Ramps that are the surer and the righter the deeper they are."""
+def random_window(seed: int, num_ramps: int, budget: float = 0.03, number: int = 200) -> WindowReplay:
+    """Ramps whose confidence and accuracy grow with their depth."""
     rng = np.random.default_rng(seed)
     ease_N1 = rng.beta(2, 1, (number, 1))
     scores_NR = np.clip(ease_N1 + 0.05 * np.arange(num_ramps) + rng.normal(0, 0.1, (number, num_ramps)), 0.5, 1)
@@ -38,7 +38,7 @@ def random_game(seed: int, num_ramps: int, budget: float = 0.03, number: int = 2
 WINDOW = records([[0.95], [0.85], [0.75], [0.65]], [[0], [0], [0], [1]])
 
 
-def test_an_error_below_the_threshold_lets_inputs_leave_by_any_score() -> None:
+def test_inputs_leave_if_their_error_is_below_the_threshold() -> None:
     game = WindowReplay(WINDOW, times(1), 0.5)
     assert game.evaluate([0.0]) == (0.0, 0.0)
     # Two of four leave after one of three blocks.
@@ -65,7 +65,7 @@ def test_a_step_is_worth_what_it_saves_per_loss() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_ramps", [1, 2, 3])
 def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) -> None:
-    game, other = random_game(seed, num_ramps), random_game(seed, num_ramps)
+    game, other = random_window(seed, num_ramps), random_window(seed, num_ramps)
     found = greedy(game)
     coarse = [other.evaluate(errors) for errors in product(np.arange(11) / 10, repeat=num_ramps)]
     assert found.loss <= 0.03
@@ -85,7 +85,7 @@ def placed(scores: list[tuple[float, float]], wrong: list[tuple[int, int]] | Non
     return exit_records(scores, wrong)
 
 
-def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:
+def test_a_fast_exit_that_whole_batches_pass_is_moved_later() -> None:
     # Of four batches one moves on whole at ramp 0; at ramp 1 every input leaves.
     hard = placed([EASY] * 6 + [HARD] * 2)
     place = best_placement([hard], BATCHING, 0.99, [0, 1])
@@ -96,7 +96,7 @@ def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:
     assert (acceptable.ramp, acceptable.violated, acceptable.mean_s) == (0, 0.25, (3 * 4.0 + 10.0) / 4)
 
 
-def test_a_place_has_the_boldest_threshold_that_is_precise_in_every_window() -> None:
+def test_a_placement_has_the_loosest_threshold_that_is_precise_in_every_window() -> None:
     found = placed([(0.72, 0.9), (0.82, 0.9)] * 5, [(1, 0), (0, 0)] * 5)
     careful = placement_at([found], BATCHING, 0.99, 0, {})
     bold = placement_at([found], BATCHING, 0.5, 0, {})

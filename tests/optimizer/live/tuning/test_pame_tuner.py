@@ -12,7 +12,7 @@ from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.batches import Batching, seconds_of
 from profiles.stream import Observations
 from profiles.table import LatencyTable
-from tests.optimizer.live.tuning.logs import NEVER, NOBODY, changed, lying, question, stream
+from tests.optimizer.live.tuning.logs import NEVER, NO_EXITS, changed, lying, question, stream
 
 TABLE = LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2)
 BATCHING = Batching(seconds=seconds_of(TABLE, (0, 1)), size=2)
@@ -29,13 +29,13 @@ def tuner(thresholds: dict[int, float] = FIRST) -> Tuner:
 
 
 def batches(hard: int, *, wrong: int = 0, thresholds: dict[int, float] = FIRST, first_s: float = 0.0) -> Observations:
-    """A window in which so many batches move on whole, and so many inputs are wrong, at the first ramp."""
+    """A window in which `hard` batches move on as a whole, and `wrong` inputs are wrong at the first ramp."""
     scores = [EASY] * (WINDOW - 2 * hard) + [HARD] * (2 * hard)
     losses = [(1, 0)] * wrong + [(0, 0)] * (WINDOW - wrong)
     return stream(scores, losses, thresholds, first_s=first_s)
 
 
-def test_a_second_slow_batch_moves_the_exit_later_and_low_precision_raises_it() -> None:
+def test_a_second_slow_batch_moves_the_exit_later_and_low_precision_raises_the_threshold() -> None:
     made = tuner()
     assert made.observe(batches(hard=1)) is None
     found = changed(made, batches(hard=2, first_s=100.0))
@@ -51,7 +51,7 @@ def test_a_second_slow_batch_moves_the_exit_later_and_low_precision_raises_it() 
     assert found.words == "precision was 89.0%, 90.0% must be kept: ramp 0 from 0.55 to 0.6"
 
 
-def test_nothing_is_judged_before_a_window_of_these_thresholds() -> None:
+def test_a_window_is_judged_when_it_is_full() -> None:
     made = tuner()
     assert made.observe(lying(WINDOW - 1, FIRST, first_s=0.0)) is None
     assert (made.state.rows, made.state.next_test) == (WINDOW - 1, WINDOW)
@@ -68,12 +68,12 @@ def test_without_an_acceptable_later_exit_no_input_leaves() -> None:
     made = tuner()
     unsure = stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, FIRST)
     found = changed(made, unsure)
-    assert found.thresholds == NOBODY
+    assert found.thresholds == NO_EXITS
     assert found.words.endswith("no input leaves, no later exit is acceptable")
-    made.follow(NOBODY, 100.0)
+    made.follow(NO_EXITS, 100.0)
     assert made.state.safe
-    assert made.observe(stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, NOBODY, first_s=100.0)) is None
-    back = changed(made, batches(hard=1, thresholds=NOBODY, first_s=200.0))
+    assert made.observe(stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, NO_EXITS, first_s=100.0)) is None
+    back = changed(made, batches(hard=1, thresholds=NO_EXITS, first_s=200.0))
     assert back.thresholds == {0: 0.5, 1: NEVER}
     assert back.words.startswith("no input left: ramp 0 at 0.5")
 
@@ -91,7 +91,7 @@ def test_after_four_calm_windows_the_exit_goes_back_unless_it_was_wrong() -> Non
         assert made.observe(batches(hard=hard, thresholds=later, first_s=100.0 * window)) is None
 
 
-def test_exits_that_the_plan_has_off_are_not_told_and_batches_are_the_plans() -> None:
+def test_inactive_exits_are_ignored_and_batches_have_the_plans_size() -> None:
     later = {0: NEVER, 1: 0.5}
     made = tuner(later)
     off = stream([HARD] * WINDOW, [(0, 0)] * WINDOW, later)
