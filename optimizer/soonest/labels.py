@@ -43,7 +43,7 @@ TOLERANCE = 5e-10
 MOST_REPLICAS = 1e15
 
 
-class PriceRows(NamedTuple):
+class RowArrays(NamedTuple):
     """Several rows of prices (V). Each row alone is a valid bound."""
 
     mean_V: FloatArray
@@ -78,7 +78,7 @@ def least_replicas(tables: RunTables, work_s: float) -> int:
 
 @compiled
 def extend_labels(
-    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, first: int, output: Labels
+    tables: RunTables, rows: RowArrays, cutoffs: Cutoffs, block: int, labels: Labels, first: int, output: Labels
 ) -> tuple[int, int]:
     """Extends labels from `first` on until `output` is full. Returns the number of successors and the next label."""
     most = 2 * (1 + 2 * tables.device_R.size)
@@ -119,7 +119,7 @@ def _add(tables: RunTables, sums_F: FloatArray, run: int, entry: int, rank: int,
 
 @compiled
 def _write_successors(
-    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, sums_F: FloatArray,
+    tables: RunTables, rows: RowArrays, cutoffs: Cutoffs, block: int, labels: Labels, label: int, sums_F: FloatArray,
     next_F: FloatArray, run: int, entry: int, rank: int, is_active: int, free_C: IntArray, spent_usd: float,
     output: Labels, count: int,
 ) -> int:  # fmt: skip
@@ -156,7 +156,7 @@ def _write_successors(
 
 @compiled
 def _write_labels(
-    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, labels: Labels, label: int, sums_F: FloatArray,
+    tables: RunTables, rows: RowArrays, cutoffs: Cutoffs, block: int, labels: Labels, label: int, sums_F: FloatArray,
     run: int, entry: int, rank: int, is_active: int, action: int, replicas: int, output: Labels, count: int,
 ) -> int:  # fmt: skip
     """Writes one label for every split that may begin, or a single one if the plan ends or its split goes on."""
@@ -209,7 +209,7 @@ def _is_feasible(cutoffs: Cutoffs, float_F: FloatArray) -> int:
 
 @compiled
 def _can_complete(
-    tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, replicas: int, output: Labels, label: int
+    tables: RunTables, rows: RowArrays, cutoffs: Cutoffs, block: int, replicas: int, output: Labels, label: int
 ) -> int:
     """Fills the bound of a label whose open stage needs `replicas` at least. Returns 0 if the bound excludes it."""
     float_F, int_I = output.float_LF[label], output.int_LI[label]

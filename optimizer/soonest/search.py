@@ -31,7 +31,7 @@ from optimizer.soonest.labels import (
     TOLERANCE,
     USED,
     Cutoffs,
-    PriceRows,
+    RowArrays,
     extend_labels,
 )
 from optimizer.step import IntArray, Labels, undominated
@@ -92,7 +92,7 @@ class LatencySearch:
                 break
         return LatencyResult(plans=plans, bound=bound)
 
-    def _search(self, rows: PriceRows, value: float, width: int) -> float:
+    def _search(self, rows: RowArrays, value: float, width: int) -> float:
         """Fills the layers. Returns the least bound of the labels that were dropped because of the width."""
         cutoffs = Cutoffs(
             float(self.limits.latency_s), float(self.limits.usd_per_hour), _ramp_rounding_s(self.tables),
@@ -180,7 +180,7 @@ def _first_labels(tables: RunTables) -> Labels:
     return Labels(int_LI, float_LF)
 
 
-def _successors(tables: RunTables, rows: PriceRows, cutoffs: Cutoffs, block: int, layer: Labels) -> Iterator[Labels]:
+def _successors(tables: RunTables, rows: RowArrays, cutoffs: Cutoffs, block: int, layer: Labels) -> Iterator[Labels]:
     """Yields the labels behind a block, part by part."""
     most = max(OUTPUT_ROOM, 2 * (1 + 2 * len(tables.device_R)))
     output = Labels(np.empty((most, layer.int_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_FLOATS)))
@@ -214,8 +214,8 @@ def _hash_factors(count: int) -> IntArray:
     return np.random.default_rng(0).integers(-(2**62), 2**62, count) | 1
 
 
-def _row_arrays(tables: RunTables, rows: list[PriceRow]) -> PriceRows:
-    return PriceRows(
+def _row_arrays(tables: RunTables, rows: list[PriceRow]) -> RowArrays:
+    return RowArrays(
         mean_V=np.array([row.prices.mean for row in rows]),
         latency_V=np.array([row.prices.latency for row in rows]),
         ramps_V=np.array([row.prices.ramps for row in rows]),
