@@ -1,4 +1,4 @@
-"""Faults of the kind that the simulation is there to find, each put into the live code by a patch of one function."""
+"""Faults that the simulation must find, each put into the live code by a patch of one function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of the simulated service: live replicas, ingresses and their callers, on virtual time."""
+"""The processes of the simulated service on virtual time: live replicas, ingresses and their callers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.simulation.model import (
 from tests.simulation.network import HOST, Network
 
 CALIBRATED = dict.fromkeys(RAMPS, 0.6)
-"""The thresholds of calibration: nothing may ever leave with a lower score."""
+"""The calibrated thresholds; no input may leave with a lower score."""
 MAX_ATTEMPTS = 3
 TOKENIZER = byte_tokenizer()
 VOCABULARY = TOKENIZER.get_vocab_size()
@@ -60,10 +60,10 @@ SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
 
 
 class VirtualDriver:
-    """Drives a device in virtual time: a batch takes as long as the replica says, and is computed at its end."""
+    """Drives a device in virtual time. A batch takes the replica's time, and is computed at its end."""
 
     replica: Replica
-    """The replica that is being made."""
+    """The replica under construction."""
 
     def __init__(self, device: Device[Any], **_: Any) -> None:
         self._device = device
@@ -143,15 +143,15 @@ class Replica:
 
 
 class WatchedDispatcher(Dispatcher):
-    """The live dispatcher; writes down what it took, and holds every outcome against that."""
+    """The live dispatcher. It records its inputs, and checks every outcome against the record."""
 
     def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, codec: Any) -> None:
         super().__init__(core, ways, clock, codec=codec)
         self._watch = watch
         self.open: set[PendingInput] = set()
-        """Inputs that were admitted and have no outcome."""
+        """Admitted inputs without an outcome."""
         self.sent: Counter[PendingInput] = Counter()
-        """How often each was sent from the start."""
+        """How often each input was sent to the first stage."""
         self.placements: dict[int, KVPlacement] = {}
 
     def submit(self, inputs: Any, deadline_s: float, settle: Settle, **others: Any) -> list[PendingInput]:
@@ -218,7 +218,7 @@ class Ingress:
         self._context = contextvars.copy_context()
         self._context.run(HOST.set, name)
         self.links = ReplicaLinks(placed, boards, phase=self.rng.random(), link=self._link)
-        for device, board in boards.items():  # as `ReplicaLinks.connect`, without the running loop
+        for device, board in boards.items():  # as in `ReplicaLinks.connect`, without the running loop
             board.follow(partial(loop.call_soon, self.links.set_addresses, device))
         rules = IngressOptions(
             max_queued=settings.max_queued,
@@ -247,12 +247,12 @@ class Ingress:
         return self._context.copy().run(ReplicaLink, replica, address, on_change)
 
     def follow(self, placed: PlacedPlan) -> None:
-        """As the deployment's `follow`."""
+        """Follows a plan, as the deployment's `follow`."""
         self.dispatcher.follow(placed)
         self.generation.follow(placed)
 
     def check(self) -> None:
-        """What holds of an ingress after every event."""
+        """Checks the invariants of an ingress; called after every event."""
         core, expect = self.core, self.watch.expect
         counts, unanswered = core.counts, core.num_unanswered
         expect(unanswered == len(self.dispatcher.open), "the core knows every admitted input, and no other")
@@ -274,7 +274,7 @@ class Ingress:
             self.watch.expect_calibrated(core.placed.plan.policy)
 
     def take_completed(self, now_s: float) -> IngressReport:
-        """What the controller is told; what is observed of inputs is as the model computes."""
+        """Returns the observations for the controller, and checks them against the model."""
         report = self.core.report(now_s, now_s)
         tokens = sum(each.cost for each in self.dispatcher.open)
         self.watch.expect(report.unanswered_tokens == tokens, "the core knows the tokens of every open input")
@@ -292,7 +292,7 @@ class Ingress:
             expect(bool(seen.active_NR[left_N, column].all()), "an input left at a ramp that was active")
             sure = seen.scores_NR[left_N, column] >= np.float32(CALIBRATED[ramp])
             expect(bool(sure.all()), "an input that was observed left with the score of its ramp")
-        if not self.watch.sequences:  # each block changes the answer, so only the full model agrees with itself
+        if not self.watch.sequences:  # each block changes the answer, so an answer agrees only with the same block
             agreement, share = self.core.agreement, self.num_of_the_end / self.num_observed
             expect(
                 agreement is not None and abs(agreement - share) < 1e-9, "the agreement is that of what was observed"
@@ -301,12 +301,12 @@ class Ingress:
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """Collects what is wrong, and what happens."""
+    """Collects violations and events."""
 
     seed: int
     sequences: bool
     networks: tuple[int, ...]
-    """The ends of the networks, where the service has a chain of them."""
+    """Ends of the networks, if the service has a chain of them."""
     clock: Events
     wrong: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -325,12 +325,12 @@ class Watcher:
 
 
 def is_sure_enough(number: int, exit_block: int) -> bool:
-    """Whether an input may leave there by the thresholds of calibration."""
+    """Returns whether an input may leave after a block, by the calibrated thresholds."""
     return exit_block == NUM_BLOCKS - 1 or score_of(number, exit_block) >= CALIBRATED[exit_block]
 
 
 async def ask(ingress: Ingress, numbers: Sequence[int], timeout_s: float | None) -> str:
-    """A request of several inputs: what its caller hears, in a word."""
+    """Sends a request of several inputs; returns its outcome as a word."""
     watch = ingress.watch
     request = InferRequest(rows=tuple(numbers), ids=("",) * len(numbers), truncate=False, timeout_s=timeout_s)
     arrived_s = watch.clock.time_s
@@ -352,7 +352,7 @@ async def ask(ingress: Ingress, numbers: Sequence[int], timeout_s: float | None)
 async def generate(
     ingress: Ingress, prompt: Sequence[int], max_tokens: int, timeout_s: float | None, leaves_after: int | None
 ) -> str:
-    """A sequence: what its caller hears, in a word. `leaves_after`: tokens after which the caller goes away."""
+    """Sends a sequence; returns its outcome as a word. The caller disconnects after `leaves_after` tokens."""
     watch, tokens = ingress.watch, list(prompt)
     request = GenerateRequest(prompt=tuple(prompt), max_tokens=max_tokens, ignores_ends=True, timeout_s=timeout_s)
     try:
