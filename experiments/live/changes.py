@@ -50,11 +50,11 @@ class Step(NamedTuple):
     end_s: float
 
 
-async def run(on: Bench, service: RunningService, plans: Mapping[str, Plan], names: Sequence[str]) -> dict[str, Any]:
+async def run(setup: Bench, service: RunningService, plans: Mapping[str, Plan], names: Sequence[str]) -> dict[str, Any]:
     """Sends the load, performs the steps, and returns the outcomes of the requests."""
-    rate_per_s = on.options.share * min(plan.predicted["rate_per_s"] for plan in plans.values())
+    rate_per_s = setup.options.share * min(plan.predicted["rate_per_s"] for plan in plans.values())
     began_s = time.monotonic()
-    load = asyncio.create_task(drive(on, service.url, rate_per_s, on.options.seconds, slo_s=PATIENCE_S))
+    load = asyncio.create_task(drive(setup, service.url, rate_per_s, setup.options.seconds, slo_s=PATIENCE_S))
     steps = [Step(names[0], plans[names[0]], 0.0, 0.0)]
     async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, trust_env=False) as client:
         for name in names[1:]:
@@ -64,11 +64,11 @@ async def run(on: Bench, service: RunningService, plans: Mapping[str, Plan], nam
             steps.append(Step(name, plan, begin_s, time.monotonic() - began_s))
             print(f"{name}: {begin_s:.1f} to {steps[-1].end_s:.1f} s", flush=True)
         await asyncio.sleep(PAUSE_S)
-        assert time.monotonic() - began_s < on.options.seconds, "the load ended before the last step: more --seconds"
+        assert time.monotonic() - began_s < setup.options.seconds, "the load ended before the last step: more --seconds"
         driven = await load
         page = (await client.get("/metrics")).text
     counted = {each: sum(map(float, re.findall(rf"^offramp_{each}_total{{.*}} (.+)$", page, re.M))) for each in COUNTED}
-    return {"counted": counted, **outcomes(on, driven, steps)}
+    return {"counted": counted, **outcomes(setup, driven, steps)}
 
 
 async def kill(client: httpx.AsyncClient, plan: Plan) -> None:
@@ -85,9 +85,9 @@ async def kill(client: httpx.AsyncClient, plan: Plan) -> None:
         pids = [[each["pid"] for each in of] for of in reply.json()["stages"]] if reply.is_success else []
 
 
-def outcomes(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
+def outcomes(setup: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]:
     """Returns the outcomes of the requests, in total and for the requests that were due during each step."""
-    answers_of = [possible_answers(on.records, step.plan) for step in steps]
+    answers_of = [possible_answers(setup.records, step.plan) for step in steps]
 
     def is_answered(record: RequestRecord) -> bool:
         """Returns whether the answer follows one of the plans that were in force while the request ran."""
@@ -105,7 +105,7 @@ def outcomes(on: Bench, driven: Driven, steps: Sequence[Step]) -> dict[str, Any]
         due = [record for record in driven.records if step.begin_s <= record.scheduled_s < end_s]
         latencies_s = [record.latency_s for record in due if record.error is None]
         took = step.name, len(step.plan.chains), step.end_s - step.begin_s
-        in_slo = sum(latency_s <= on.slo_s for latency_s in latencies_s) / max(1, len(due))
+        in_slo = sum(latency_s <= setup.slo_s for latency_s in latencies_s) / max(1, len(due))
         rows.append((*took, len(due), sum(map(is_answered, due)), in_slo, percentile(latencies_s, 99)))
     columns = ("step", "chains", "took_s", "requests", "answered rightly", "in the SLO", "p99_s")
     print_table("plans change and replicas die", columns, rows)
@@ -119,14 +119,14 @@ def main() -> None:
     parser.add_argument("--steps", default="best:1,best:3,kill,best:1,kill,best:2,kill,best:3", help="plans and kills")
     parser.add_argument("--share", type=float, default=0.5, help="load as a share of the slowest plan's predicted rate")
     parser.add_argument("--seconds", type=float, default=300.0, help="seconds of load")
-    on = bench(parser.parse_args())
-    names = on.options.steps.split(",")
-    plans = {name: on.best(name) for name in names if name != KILL}
-    control = hand_control(on.problem, on.policy, RUNS / "live" / "changes.sqlite")
+    setup = bench(parser.parse_args())
+    names = setup.options.steps.split(",")
+    plans = {name: setup.best(name) for name in names if name != KILL}
+    control = hand_control(setup.problem, setup.policy, RUNS / "live" / "changes.sqlite")
     control = control.model_copy(update={"watch_s": PATIENCE_S})  # otherwise a stage that is empty for 30 s is given up
-    settings = on.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
-    with served(settings, plans[names[0]], LocalCluster(port=on.options.port)) as service:
-        result = asyncio.run(run(on, service, plans, names))
+    settings = setup.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
+    with served(settings, plans[names[0]], LocalCluster(port=setup.options.port)) as service:
+        result = asyncio.run(run(setup, service, plans, names))
     print(f"errors: {result['errors']}, counted by the ingress: {result['counted']}, CPU {result['machine']:.0%}")
     print(f"written: {write_json(result, RUNS / 'live' / 'changes.json')}")
 

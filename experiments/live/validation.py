@@ -169,12 +169,12 @@ class Driven:
         return [self.keys[index] for index in record.input_indices]
 
 
-async def drive(on: Bench, url: str, rate_per_s: float, seconds: float, *, slo_s: float) -> Driven:
+async def drive(setup: Bench, url: str, rate_per_s: float, seconds: float, *, slo_s: float) -> Driven:
     """Sends Poisson arrivals at a rate of inputs per second; returns when every request has its outcome."""
-    process, seed = Poisson(rate_per_s=rate_per_s / INPUTS_PER_REQUEST), on.options.seed
+    process, seed = Poisson(rate_per_s=rate_per_s / INPUTS_PER_REQUEST), setup.options.seed
     times_s = process.draw(seconds, np.random.default_rng(seed)).tolist()
-    rows_N = np.random.default_rng(seed).integers(len(on.records), size=NUM_DRAWN)
-    keys = tuple(on.records.sample_ids[row] for row in rows_N)
+    rows_N = np.random.default_rng(seed).integers(len(setup.records), size=NUM_DRAWN)
+    keys = tuple(setup.records.sample_ids[row] for row in rows_N)
     config = LoadConfig(
         url=url,
         inputs=(TEXT,) * len(keys),
@@ -219,18 +219,18 @@ def active_thresholds(plan: Plan) -> dict[int, float]:
 # The comparison.
 
 
-def run(on: Bench) -> list[dict[str, Any]]:
+def run(setup: Bench) -> list[dict[str, Any]]:
     """Runs every plan under every load, each on its own service; simulates each run and compares."""
     rows = []
-    for name in on.options.plans.split(","):
-        plan = on.best(name)
+    for name in setup.options.plans.split(","):
+        plan = setup.best(name)
         print(f"{name}: {plan_words(PlacedPlan(plan=plan))}, shares {plan.shares}", flush=True)
-        for share in map(float, on.options.loads.split(",")):
+        for share in map(float, setup.options.loads.split(",")):
             rate_per_s = share * plan.predicted["rate_per_s"]
-            seconds = WARM_SLOS * on.slo_s + on.options.requests * INPUTS_PER_REQUEST / rate_per_s
-            with served(on.settings(plan), plan, LocalCluster(port=on.options.port)) as service:
-                driven = asyncio.run(drive(on, service.url, rate_per_s, seconds, slo_s=on.slo_s))
-            rows.append({"run": f"{name}-{share:g}", **compare(on.problem, plan, on.records, driven)})
+            seconds = WARM_SLOS * setup.slo_s + setup.options.requests * INPUTS_PER_REQUEST / rate_per_s
+            with served(setup.settings(plan), plan, LocalCluster(port=setup.options.port)) as service:
+                driven = asyncio.run(drive(setup, service.url, rate_per_s, seconds, slo_s=setup.slo_s))
+            rows.append({"run": f"{name}-{share:g}", **compare(setup.problem, plan, setup.records, driven)})
             print(rows[-1], flush=True)
     return rows
 
@@ -319,9 +319,9 @@ def options_of(name: str, words: str | None, *, devices: str = "V100=6", slo_s: 
 def bench(options: Namespace) -> Bench:
     """Returns the cluster and records that the options describe."""
     counts = {name: int(count) for name, _, count in (each.partition("=") for each in options.devices.split(","))}
-    on = Bench(counts=counts, records=make_model(), options=options)
-    print(f"emulated {options.devices}, {options.time_scale:g} times stretched; SLO {on.slo_s:g} s")
-    return on
+    setup = Bench(counts=counts, records=make_model(), options=options)
+    print(f"emulated {options.devices}, {options.time_scale:g} times stretched; SLO {setup.slo_s:g} s")
+    return setup
 
 
 def main() -> None:
@@ -330,11 +330,11 @@ def main() -> None:
     parser.add_argument("--plans", default="stock,e3,best", help="strategies; best:3 has three chains")
     parser.add_argument("--loads", default="0.4,0.7,0.95,1.2", help="shares of a plan's predicted rate")
     parser.add_argument("--requests", type=int, default=600, help="requests per load")
-    on = bench(parser.parse_args())
-    rows = run(on)
+    setup = bench(parser.parse_args())
+    rows = run(setup)
     _print_comparison(rows)
-    result = {"emulated": True, "time_scale": on.options.time_scale, "slo_s": on.slo_s, "bounds": BOUNDS, "runs": rows}
-    print(f"written: {write_json(result, RUNS / 'live' / 'validation.json')}")
+    facts = {"emulated": True, "time_scale": setup.options.time_scale, "slo_s": setup.slo_s, "bounds": BOUNDS}
+    print(f"written: {write_json(facts | {'runs': rows}, RUNS / 'live' / 'validation.json')}")
 
 
 if __name__ == "__main__":

@@ -132,58 +132,58 @@ def phases(records: ExitRecords) -> tuple[Phase, ...]:
     )
 
 
-def play(on: Bench, side: Side, load: Load, *, seed: int) -> Controlled | None:
+def play(setup: Bench, side: Side, load: Load, *, seed: int) -> Controlled | None:
     """Runs one side under all three mixes; returns None without a first plan."""
-    first = on.plan(KEPT.get(side, CONTROLLED.get(side, "best")), on.phases[0])
+    first = setup.plan(KEPT.get(side, CONTROLLED.get(side, "best")), setup.phases[0])
     if first is None:
         return None
-    closed = _closed(on) if load == "closed" else None
-    arrivals_s = np.zeros(0) if closed is not None else _arrivals_s(on, seed)
-    rows_N = rows_in_turn(_mixes(on), arrivals_s) if closed is None else closed.rows_N
+    closed = _closed(setup) if load == "closed" else None
+    arrivals_s = np.zeros(0) if closed is not None else _arrivals_s(setup, seed)
+    rows_N = rows_in_turn(_mixes(setup), arrivals_s) if closed is None else closed.rows_N
     scenario = Scenario(
-        problem=on.cluster,
+        problem=setup.cluster,
         plan=first,
-        decisions=on.phases[0].inputs.decisions,
+        decisions=setup.phases[0].inputs.decisions,
         rows_N=rows_N,
         arrivals_s=arrivals_s,
-        duration_s=on.duration_s,
-        slo_s=on.cluster.slo.latency_s,
+        duration_s=setup.duration_s,
+        slo_s=setup.cluster.slo.latency_s,
         admission=load == "open",
     )
-    return simulate_controlled(scenario, _control(on, side), closed=closed, seed=seed)
+    return simulate_controlled(scenario, _control(setup, side), closed=closed, seed=seed)
 
 
-def _control(on: Bench, side: Side) -> Control:
-    problem = on.problem(on.phases[0])
+def _control(setup: Bench, side: Side) -> Control:
+    problem = setup.problem(setup.phases[0])
     orders = tuple(
         Order(at_s=phase.start_s, plan=plan)
-        for phase in on.phases[1:]
-        if side == "omniscient" and (plan := on.plan("best", phase)) is not None
+        for phase in setup.phases[1:]
+        if side == "omniscient" and (plan := setup.plan("best", phase)) is not None
     )
     return Control(
         problem=problem,
         settings={"period_s": PERIOD_S, "strategy": CONTROLLED.get(side, "best")},
-        records=on.records,
-        probe_share=on.probe_share if side in CONTROLLED else 0.0,
+        records=setup.records,
+        probe_share=setup.probe_share if side in CONTROLLED else 0.0,
         hold=side not in CONTROLLED,
         orders=orders,
     )
 
 
-def _mixes(on: Bench) -> tuple[Mix, ...]:
-    return tuple(Mix(at_s=phase.start_s, rows_N=phase.inputs.rows_N) for phase in on.phases)
+def _mixes(setup: Bench) -> tuple[Mix, ...]:
+    return tuple(Mix(at_s=phase.start_s, rows_N=phase.inputs.rows_N) for phase in setup.phases)
 
 
-def _closed(on: Bench) -> Closed:
-    in_flight = IN_FLIGHT_SLOS * on.cluster.slo.latency_s * on.rate_per_s("stock", on.phases[0])
-    return Closed(in_flight=max(1, math.ceil(in_flight)), mixes=_mixes(on), pause_s=on.cluster.slo.latency_s)
+def _closed(setup: Bench) -> Closed:
+    in_flight = IN_FLIGHT_SLOS * setup.cluster.slo.latency_s * setup.rate_per_s("stock", setup.phases[0])
+    return Closed(in_flight=max(1, math.ceil(in_flight)), mixes=_mixes(setup), pause_s=setup.cluster.slo.latency_s)
 
 
-def _arrivals_s(on: Bench, seed: int) -> FloatArray:
+def _arrivals_s(setup: Bench, seed: int) -> FloatArray:
     parts = [
         phase.start_s
-        + poisson_arrivals(OFFERED * on.rate_per_s("best", phase), phase.end_s - phase.start_s, seed + index)
-        for index, phase in enumerate(on.phases)
+        + poisson_arrivals(OFFERED * setup.rate_per_s("best", phase), phase.end_s - phase.start_s, seed + index)
+        for index, phase in enumerate(setup.phases)
     ]
     return np.concatenate(parts)
 
@@ -222,23 +222,23 @@ class Played(NamedTuple):
     results: Mapping[str, Controlled | None]
 
 
-def play_all(on: Bench, load: Load) -> Played:
+def play_all(setup: Bench, load: Load) -> Played:
     """Runs all sides, one after the other, with the same inputs."""
-    results: dict[str, Controlled | None] = {side: play(on, side, load, seed=SEED) for side in SIDES}
-    bins = [(index * BIN_S, (index + 1) * BIN_S) for index in range(round(on.duration_s / BIN_S))]
+    results: dict[str, Controlled | None] = {side: play(setup, side, load, seed=SEED) for side in SIDES}
+    bins = [(index * BIN_S, (index + 1) * BIN_S) for index in range(round(setup.duration_s / BIN_S))]
 
     def rates(spans: Sequence[tuple[float, float]]) -> Rates:
         return {
             side: (None,) * len(spans)
             if result is None
-            else tuple(result.outcome.figures_between(*span).goodput_per_s * on.time_scale for span in spans)
+            else tuple(result.outcome.figures_between(*span).goodput_per_s * setup.time_scale for span in spans)
             for side, result in results.items()
         }
 
     return Played(
-        mixes=tuple(phase.name for phase in on.phases),
-        predicted_per_s=tuple(on.rate_per_s("best", phase) * on.time_scale for phase in on.phases),
-        after=rates([phase.scored_s for phase in on.phases]),
+        mixes=tuple(phase.name for phase in setup.phases),
+        predicted_per_s=tuple(setup.rate_per_s("best", phase) * setup.time_scale for phase in setup.phases),
+        after=rates([phase.scored_s for phase in setup.phases]),
         over_time=rates(bins),
         results=results,
     )
@@ -264,14 +264,14 @@ def _comparisons(name: str, played: Played) -> Iterator[Comparison]:
             yield Comparison(f"{name}: best / {other}, {mix}", ratio(ours, theirs))
 
 
-def _table(name: str, on: Bench, played: Played) -> Table:
+def _table(name: str, setup: Bench, played: Played) -> Table:
     """Returns the changes of the controlled sides, and the best plans' goodput relative to the prediction."""
     rows = dict[str, str | float | None]()
     for side in CONTROLLED:
         result = played.results[side]
         in_force = [] if result is None else [plan for plan in result.plans if plan.outcome == "in force"]
         rows[f"{side}: changes of plan"] = len(in_force) - 1
-        for mix, at_s in zip(played.mixes[1:], settled_s(on.phases, result), strict=True):
+        for mix, at_s in zip(played.mixes[1:], settled_s(setup.phases, result), strict=True):
             rows[f"{side}: last plan in force after the switch to {mix} (s)"] = at_s
     for mix, did, predicted in zip(played.mixes, played.after["omniscient"], played.predicted_per_s, strict=True):
         rows[f"omniscient, {mix}: goodput over what is predicted"] = ratio(did, predicted)
@@ -296,15 +296,15 @@ def run(effort: Effort) -> StudyResult:
     found: dict[str, tuple[Bench, Played]] = {}
     for cluster, load in RUNS[effort]:
         problem = CLUSTERS[cluster](E3_SLOWER * time_scale)
-        on = bench(problem, records, time_scale=time_scale, probe_share=PROBES[effort])
-        found[f"{cluster}, {load} loop"] = on, play_all(on, load)
+        setup = bench(problem, records, time_scale=time_scale, probe_share=PROBES[effort])
+        found[f"{cluster}, {load} loop"] = setup, play_all(setup, load)
     _, first = next(iter(found.values()))
     return StudyResult(
         comparisons=tuple(each for name, (_, one) in found.items() for each in _comparisons(name, one)),
         pictures=tuple(picture for name, (_, one) in found.items() for picture in _pictures(name, one)),
         e3=largest_ratios(first.after, "e3"),
         best=largest_ratios(first.after, "best"),
-        tables=tuple(_table(name, on, one) for name, (on, one) in found.items()),
+        tables=tuple(_table(name, setup, one) for name, (setup, one) in found.items()),
     )
 
 
