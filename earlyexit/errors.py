@@ -65,7 +65,7 @@ class OfframpError(Exception):
 
 
 class InputError(OfframpError, http_status=400, grpc_status="INVALID_ARGUMENT", exit_status=2):
-    """A request, file or option is wrong. The message says what is wrong and what is allowed."""
+    """A request, file or option is wrong. The message names the mistake and the allowed values."""
 
     param: str | None = None
     """The name of the wrong request field. None: not known."""

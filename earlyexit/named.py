@@ -52,7 +52,7 @@ class Named:
         """Returns the entry for a model card. `make_named` builds an equal object from it.
 
         By default the entry holds the name and every constructor parameter that is not None. Each parameter must also
-        be an attribute. The constructor is that of the class which defines `name`.
+        be an attribute. The constructor of the class that defines `name` counts.
         """
         kind: Any = type(self)
         settings = {key: _plain(getattr(self, key)) for key in _parameters(kind)}

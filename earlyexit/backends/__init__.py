@@ -25,8 +25,8 @@ else:  # pydantic refuses other names, and lists these
 def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
     """Opens a backend for a model whose weights are final. Modules of the model may be replaced by equivalent ones.
 
-    `folder` keeps exports, which take long. A backbone with a runtime of its own uses that runtime, whatever the
-    backend. Raises PlanError for a model that the backend cannot run.
+    `folder` keeps exports, which take long. A backbone that has its own runtime ignores `backend`. Raises PlanError for
+    a model that the backend cannot run.
     """
     opener = model.backbone.own_segments or BACKENDS[backend]
     segments: SegmentRunner = import_attribute(opener)(model, folder, num_threads)

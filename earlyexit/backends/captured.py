@@ -320,8 +320,8 @@ class CapturedSegments(SegmentRunner):
     graph is launched at once, but only for the shapes and addresses of its capture. So a piece is copied to the inputs
     of the smallest shape that holds it, and the results of unused rows are ignored.
 
-    The model itself runs all other pieces: larger ones, those with `importance`, those of mixed lengths if attention is
-    not padded, and segments that could not be captured. So every segment is always ready.
+    The model itself runs all other pieces: larger ones, pieces with `importance`, pieces of mixed lengths if
+    attention is not padded, and segments that could not be captured. So every segment is always ready.
     """
 
     def __init__(self, model: EarlyExitModel, recorder: Record) -> None:
@@ -365,7 +365,7 @@ class CapturedSegments(SegmentRunner):
         recorded: dict[Key, StaticSegment] = {}
         failures: list[str] = []  # not the errors themselves, which would keep tensors of failed recordings alive
         failed: set[Segment] = set()
-        buffers = Buffers(self._model.device)  # not those of other recordings, which may be in use
+        buffers = Buffers(self._model.device)  # buffers of other recordings may be in use
         for segment, shape in sorted(keys, key=lambda key: key[1], reverse=True):
             if segment in failed:
                 continue

@@ -22,7 +22,7 @@ from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WireP
 
 
 class Payload(Protocol):
-    """Inputs in the form that a device needs: `earlyexit.network.piece.Piece`, or those of an emulated device."""
+    """The inputs of a device: `earlyexit.network.piece.Piece`, or the inputs of an emulated device."""
 
     @property
     def sample_ids(self) -> tuple[str, ...]: ...
@@ -101,7 +101,7 @@ class InFlight(Generic[PayloadT]):
 
     members: dict[str, Member[PayloadT]]
     """Members by sample id."""
-    # The next two record what was released for inputs that stay: a failed batch runs again, but releases nothing twice.
+    # The next two record releases for inputs that stay, because a failed batch runs again but releases nothing twice.
     answered_s: dict[str, float] = field(default_factory=dict)
     """For early answers, the seconds of this run that are already part of the member's compute time."""
     observed: set[int] = field(default_factory=set)
@@ -231,7 +231,7 @@ class Runner(Protocol[PayloadT]):
 
 
 WARM_UP_TOKENS = 16
-"""The length of warm-up inputs: that of a short text."""
+"""The length of warm-up inputs, in tokens. A short text has about this length."""
 
 
 def warm_up_length(split: Split, size: int) -> int:

@@ -159,7 +159,7 @@ class BatchEngine(Generic[P]):
         self._running: list[_Running[P]] = []
         self._ran_probed_steps = False
         """Whether the latest batch consisted of steps of probed sequences. Such a step starts at once, and the next one
-        arrives soon after its batch. Two probed sequences would occupy the device for ever, so others run next."""
+        arrives soon after its batch. Two probed sequences would always occupy the device, so others run next."""
         self._hosted: dict[int, Queue[P]] = {}
         """The queues of the hosted splits, by first block."""
         self._passing: dict[Split, Queue[P]] = {}
@@ -366,7 +366,7 @@ class BatchEngine(Generic[P]):
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
             hosted.counts.busy_s += busy_s
-        if not batch.probe:  # probes run more ramps, so their times say nothing about other batches
+        if not batch.probe:  # probes run more ramps, so their times are not representative
             self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s, weight=weight)
             self._run_sums.add(batch.split, len(batch.members), batch.tokens, busy_s, shared=shared_s > 0)
         return busy_s

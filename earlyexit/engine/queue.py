@@ -216,7 +216,7 @@ class OrderSpec:
         """Whether the next batch is simply the first `number_in_front` inputs. At least one input must wait.
 
         In the order by deadline it nearly always is. The exception is an overdue input without a deadline, which would
-        otherwise wait behind new inputs with deadlines for ever.
+        otherwise always wait for newer inputs with deadlines.
         """
         if self.name != "deadline":
             return False
@@ -294,7 +294,7 @@ def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
 def _overdue_among(
     waiting: Sequence[Waiting], among: range, since_s: float, lengths: Sequence[int], budget: Budget
 ) -> list[int]:
-    """Returns the overdue inputs for the next batch: those of `among` that have waited since `since_s` or longer.
+    """Returns the overdue inputs for the next batch: inputs of `among` that have waited since `since_s` or longer.
 
     They take at most their share of the batch, but at least one input. The latest deadlines go first. Among equal
     deadlines, and without deadlines, the oldest go first.

@@ -18,7 +18,7 @@ MOST_SPLITS = 64
 """The most splits whose times are kept. A few dozen plans need a few kilobytes."""
 
 Work = tuple[int, int, tuple[int, ...], AfterAnswer]
-"""What a split computes: its first block, end, ramps, and whether answered inputs leave. The first block alone is no
+"""A split's computation: its first block, end, ramps, and whether answered inputs leave. The first block alone is no
 key, since splits of two plans may start with the same block."""
 
 

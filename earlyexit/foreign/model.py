@@ -37,7 +37,7 @@ class ForeignOptions:
     columns: tuple[str, ...] = ()
     """The kind of the data: see `LabelledRows.kind`."""
     image_size: tuple[int, int] | None = None
-    """Height and width. None: those of an ONNX file."""
+    """Height and width. None: the size in the ONNX file."""
     pixels: Mapping[str, Any] = field(default_factory=dict)
     """How an ONNX file takes pixels: settings of `Pixels` except size and layout."""
 

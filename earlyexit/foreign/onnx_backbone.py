@@ -184,7 +184,7 @@ class GraphConfig(Entry):
         return self
 
     def before(self, block: int) -> tuple[Crossing, ...]:
-        """Returns the tensors that cross before a block; before the first block, those of the codec."""
+        """Returns the tensors that cross before a block; before the first block, the codec's tensors."""
         return self.codec_inputs if block == 0 else self.cuts[block - 1]
 
 

@@ -161,8 +161,8 @@ def _token_inputs(graph: Any, infos: Sequence[Any], codec_has_types: bool) -> tu
         inputs.append(GraphInput(name=info.name, axes="BT", dtype=dtype, source=source, below=below))
     tokens = [each.name for each in inputs if each.source == "codec"]
     if len(tokens) != 1 + codec_has_types:
-        found = ", ".join(map(repr, tokens)) or "none"
-        raise GraphError(f"{1 + codec_has_types} of the graph's inputs should take tokens; by their names: {found}")
+        names = ", ".join(map(repr, tokens)) or "none"
+        raise GraphError(f"{1 + codec_has_types} of the graph's inputs should take tokens; by their names: {names}")
     ids_first = sorted(inputs, key=lambda each: layout_role(each.name) == "zeros")
     return tuple(ids_first)
 
@@ -236,7 +236,7 @@ def _table_rows(graph: Any, name: str) -> int:
 
 
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Whether rows of a shape fit an input of these sizes, of which the first is the batch size."""
+    """Whether rows of a shape fit an input with axes of these sizes. The first axis is the batch."""
     return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
 
 

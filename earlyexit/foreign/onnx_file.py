@@ -147,7 +147,7 @@ def locations(proto: Any) -> Iterator[tuple[str, str]]:
 
 
 def _tensors(message: Any) -> Iterator[Any]:
-    """Yields every onnx.TensorProto in a message, including those of subgraphs."""
+    """Yields every onnx.TensorProto in a message and its subgraphs."""
     import onnx
     from google.protobuf.message import Message
 

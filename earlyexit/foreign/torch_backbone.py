@@ -76,7 +76,7 @@ def call_of(node: fx.Node, renamed: Mapping[str, str]) -> tuple[str, str, Any, A
 def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
     """Returns a graph as a module that maps the arguments `takes` and `weights` to a tuple.
 
-    `device`: that of constants. Raises ModelFolderError for operators that are not allowed, and unknown names.
+    `device`: for constants. Raises ModelFolderError for operators that are not allowed, and unknown names.
     """
     fx_graph, nodes = fx.Graph(), dict[str, fx.Node]()
     for k, name in enumerate((*graph.takes, *graph.weights)):

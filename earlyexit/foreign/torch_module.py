@@ -363,7 +363,7 @@ def _add_logarithm(node: fx.Node) -> str:
 
 
 def _is_fed(example: Tensor, name: str, layout: Layout) -> bool:
-    """Whether an example of an input equals what is fed for inputs of these lengths, except for padding."""
+    """Whether an example of an input equals the tensor that is fed for these lengths, except for padding."""
     fed = LAYOUT_INPUTS[name](layout)
     values = example[:, : layout.longest]
     return fed.shape == values.shape and bool((fed == values.to(fed.dtype))[layout.mask_BT].all())

@@ -17,8 +17,8 @@ from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 
 AfterAnswer = Literal["stop", "stay"]
-"""What inputs do after their answer at a ramp. `stop`: they leave, so that batches shrink (E3). `stay`: they run on to
-the model's end, so that the full model's answer to every input is known (Apparate, section 3)."""
+"""Whether inputs leave after their answer at a ramp, so that batches shrink (`stop`, E3), or run on to the model's end,
+so that the full model's answer to every input is known (`stay`, Apparate, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

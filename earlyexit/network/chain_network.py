@@ -128,7 +128,7 @@ def load_network(
 
 
 def open_network(backend: BackendName, network: AnyNetwork, folder: Path, num_threads: int) -> SegmentRunner:
-    """Returns what computes the segments of a network or chain whose weights are final: see `open_segments`."""
+    """Opens a backend for a network or chain whose weights are final: see `open_segments`."""
     folders = read_card(folder).members(folder)
     members = network.members if isinstance(network, ChainNetwork) else (network,)
     runners = [open_segments(backend, member, path, num_threads) for member, path in zip(members, folders, strict=True)]
@@ -170,6 +170,6 @@ def open_memory(network: AnyNetwork, tokens: int | None, fill: Fill, free_bytes:
 
 
 def tokens_that_fit(free_bytes: int, token_bytes: int, max_length: int, *, on_gpu: bool) -> int:
-    """Returns the default capacity in tokens: what fits into the share of free memory, within the limits above."""
+    """Returns the default capacity in tokens: the share of free memory, within the limits above."""
     most_bytes = free_bytes * GPU_SHARE if on_gpu else min(free_bytes * CPU_SHARE, MOST_BYTES)
     return max(PAGE_TOKENS, min(int(most_bytes) // token_bytes, MOST_SEQUENCES * max_length))

@@ -169,15 +169,15 @@ def end_ids(source: str) -> tuple[int, ...]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     location, file = _location(source)
-    found: set[int | None] = set()
+    token_ids: set[int | None] = set()
     for loader in (AutoConfig, AutoTokenizer, *(() if file else (GenerationConfig,))):
         try:
             tokens = loader.from_pretrained(location, **file).eos_token_id
-            found.update(tokens if isinstance(tokens, list) else [tokens])
+            token_ids.update(tokens if isinstance(tokens, list) else [tokens])
         except (ImportError, OSError, TypeError, ValueError) as error:
             # A checkpoint may lack one of them, or have another tokenizer than its family's class builds.
             logger.info("%s: no %s: %s", source, loader.__name__, first_line(error))
-    return tuple(sorted(token for token in found if token is not None))
+    return tuple(sorted(token for token in token_ids if token is not None))
 
 
 def start_id(source: str) -> int | None:
@@ -261,11 +261,11 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     sides = info.task.image_sides
     if sides is not None and info.codec["name"] == ImageCodec.name:
         codec_sides = (info.codec.get("height"), info.codec.get("width"))
-        for owner, found in (("codec", codec_sides), ("network", backbone.inputs[0].shape[:2])):
-            if found != sides:
+        for owner, sizes in (("codec", codec_sides), ("network", backbone.inputs[0].shape[:2])):
+            if sizes != sides:
                 raise ModelFolderError(
                     f"the task {info.task.name} answers for images of {sides[1]} x {sides[0]} pixels (width x height); "
-                    f"the {owner}'s images are {' x '.join(map(str, reversed(found)))}"
+                    f"the {owner}'s images are {' x '.join(map(str, reversed(sizes)))}"
                 )
 
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:

@@ -69,7 +69,7 @@ class Cut:
         *,
         looks: frozenset[int] | None = None,
     ) -> None:
-        """`segments`: what computes the blocks; None for the network itself.
+        """`segments`: the backend that computes the blocks; None: the network itself.
 
         `looks`: if inputs stay, the ramps that are observed, active or not; None: inputs leave.
         Raises PlanError for blocks or ramps that the network does not have, and for a policy that cannot judge them.
@@ -311,7 +311,7 @@ class TorchRunner:
         segments: SegmentRunner | None = None,
         memory: Memory[Piece] | None = None,
     ) -> None:
-        """`segments`: what computes all inputs but probes, as soon as it is ready; None for the network itself.
+        """`segments`: the backend for all inputs but probes, as soon as it is ready; None: the network itself.
 
         `memory`: the network's memory of sequences, if it has any.
         """

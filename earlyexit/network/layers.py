@@ -171,7 +171,7 @@ def reorder_convolutions(model: nn.Module) -> None:
 def reorder_linears(model: nn.Module) -> None:
     """Replaces the model's linear layers by reordered ones, without using more memory.
 
-    Layers that oneDNN does not support are not replaced, nor are those of a backbone that accesses their weights.
+    Layers that oneDNN does not support are not replaced, nor are layers whose backbone accesses their weights.
     Afterwards the model cannot be trained, moved, exported or saved.
     """
     excluded = {
@@ -189,7 +189,7 @@ def reorder_linears(model: nn.Module) -> None:
 
 
 def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
-    """Returns what computes a model's segments with torch.
+    """Opens the backend `torch`.
 
     On a CPU this is the model itself, with reordered layers; on a GPU, its captured segments. Models with memory of
     sequences are never captured, because each run reads keys and values of another length.

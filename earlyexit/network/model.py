@@ -1,6 +1,6 @@
 """The interface of a network that can be cut between any two blocks, and its implementation with torch modules.
 
-Users of a network need not know what a block is, or which tensors pass between blocks. A network of torch modules has
+Users of a network need not know how blocks work, or which tensors pass between them. A network of torch modules has
 the blocks of a backbone, ramps after any of them but the last, and a head.
 """
 
@@ -150,7 +150,7 @@ class ModelInfo:
     ramp_style: RampStyle
     pooling: Pooling
     head_style: RampStyle
-    """The style of the full model's head: that of the checkpoint's head if it has one."""
+    """The style of the full model's head. A head from a checkpoint has its own style."""
     head_pooling: Pooling
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """The origin of the weights, and how the ramps were trained."""

@@ -80,7 +80,7 @@ class ModelCard(BaseModel):
     codec: dict[str, Any]
     """How inputs are encoded: the codec's name and its settings."""
     task: dict[str, Any]
-    """What answers are: the task's name and its settings."""
+    """The meaning of answers: the task's name and its settings."""
     boundaries: tuple[Boundary, ...]
     """The tensors after every block, so that hops can be planned without building the network."""
     inputs: Boundary | None = None

@@ -4,10 +4,10 @@ When a sequence enters, pages are reserved for its prompt and for all tokens tha
 evicted, and sequences cannot block each other by waiting for pages. The pages are freed as soon as the sequence ends
 (TCB section 4.2.2: early memory cleaning).
 
-`KvIndex` holds the places of a packed batch's rows in the store, and what each row attends to. It is computed with
-array operations for every batch and stretch of blocks, since a call per row would cost as much as a small model's
-blocks. Tensor legend, in addition to `piece.py`: P places of the store (one token each), K key/value heads, G query
-heads per key/value head, d size of a head, S inputs of one token, R runs, N rows.
+`KvIndex` holds the places of a packed batch's rows in the store, and the places to which each row attends. It is
+computed with array operations for every batch and stretch of blocks, since a call per row would cost as much as a small
+model's blocks. Tensor legend, in addition to `piece.py`: P places of the store (one token each), K key/value heads, G
+query heads per key/value head, d size of a head, S inputs of one token, R runs, N rows.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class TokenSequence:
 
 
 def step_of(tokens: Sequence[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:
-    """Returns the input for a step of a sequence, of which the decoder has processed `seen` tokens: see `run_of`."""
+    """Returns the input for a step of a sequence. `seen`: the tokens before it; for the others see `run_of`."""
     run = np.array([run_of(sequence, seen, limit, prompt)], dtype=np.int32)
     return Encoded(len(tokens), (np.array(tokens, dtype=np.int32), run))
 

@@ -123,7 +123,7 @@ def assert_nearly_same(task: Task, answers: dict[str, Answer], expected: dict[st
 
 
 @each_network
-def test_answers_do_not_depend_on_cuts_or_company(name: str, made: Made) -> None:
+def test_answers_do_not_depend_on_cuts_or_other_inputs(name: str, made: Made) -> None:
     model = made(name)
     policy, encoded = some_leave(model), inputs_of(model, NUMBER)
     expected = answers_alone(model, policy, encoded)
@@ -148,7 +148,7 @@ def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str, made: M
 
 @each_network
 @torch.inference_mode()
-def test_hidden_states_have_the_shapes_that_boundaries_say(name: str, made: Made) -> None:
+def test_hidden_states_have_the_shapes_of_the_boundaries(name: str, made: Made) -> None:
     model = made(name)
     values, layout = pack(inputs_of(model, 3), torch.device("cpu"))
     hidden = model.backbone.embed(values, layout)
@@ -161,7 +161,7 @@ def test_hidden_states_have_the_shapes_that_boundaries_say(name: str, made: Made
 
 
 @each_network
-def test_a_saved_model_is_as_it_was_and_half_the_bytes_give_nearly_that(name: str, made: Made, tmp_path: Path) -> None:
+def test_a_saved_model_answers_the_same_and_in_bfloat16_nearly_the_same(name: str, made: Made, tmp_path: Path) -> None:
     model = made(name)
     save_model(model, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
@@ -182,7 +182,7 @@ def test_a_saved_model_is_as_it_was_and_half_the_bytes_give_nearly_that(name: st
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
 )
-def test_onnx_runtime_gives_what_torch_gives_in_any_batches(name: str, made: Made, tmp_path: Path) -> None:
+def test_onnx_runtime_and_torch_agree_in_all_batch_sizes(name: str, made: Made, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     model = made(name)

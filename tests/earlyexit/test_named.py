@@ -42,7 +42,7 @@ def own(*, radius: float) -> Circle:
         ("", False),
     ],
 )
-def test_a_module_and_a_function_are_told_from_other_names(name: str, expected: bool) -> None:
+def test_module_function_names_are_recognized(name: str, expected: bool) -> None:
     assert is_own(name) == expected
 
 
@@ -54,7 +54,7 @@ def test_a_module_and_a_function_are_told_from_other_names(name: str, expected: 
         pytest.param({"name": f"{HERE}:own", "radius": 3.0}, Circle(6.0), id="a function of one's own"),
     ],
 )
-def test_what_a_name_stands_for_is_called_with_the_settings_beside_it(spec: NamedSpec, made: Circle) -> None:
+def test_a_named_factory_is_called_with_its_settings(spec: NamedSpec, made: Circle) -> None:
     assert make_named(spec, TABLE, called="shape") == made
 
 
@@ -66,7 +66,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_has_a_status_of_grpc_that_says_whose_fault_it_is(kind: type[OfframpError]) -> None:
+def test_every_error_has_a_grpc_status_of_client_or_server(kind: type[OfframpError]) -> None:
     callers = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "PERMISSION_DENIED"}
     assert grpc.StatusCode[kind.grpc_status] is not grpc.StatusCode.OK
     assert (kind.grpc_status in callers) == (kind.http_status < 500)

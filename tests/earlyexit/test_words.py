@@ -26,7 +26,7 @@ def cut(text: str, spans: list[tuple[int, int]], importance: list[float], alpha:
     return pruned(text, offsets(*spans), np.array(importance), alpha)
 
 
-def test_a_word_stays_by_more_than_alpha_times_the_mean_over_words_for_one_of_its_tokens() -> None:
+def test_a_word_is_kept_if_a_token_gets_more_than_alpha_times_the_mean() -> None:
     # [CLS] this | film | shines [SEP]; the mean over words is 4, so that 0.8 of it is 3.2.
     spans = [CLS, (0, 4), (5, 9), (10, 16), CLS]
     assert cut("this film shines", spans, [90.0, 3.0, 4.0, 5.0, 90.0]) == "film shines"
@@ -37,7 +37,7 @@ def test_a_word_stays_by_more_than_alpha_times_the_mean_over_words_for_one_of_it
     assert cut("beautifully gone", spans, [9.0, 0.1, 5.0, 0.9, 9.0], alpha=0.5) == "beautifully"
 
 
-def test_the_text_stays_where_a_words_importance_is_not_known_or_there_is_no_word_or_token() -> None:
+def test_a_text_is_unchanged_if_an_importance_is_unknown_or_it_has_no_words() -> None:
     spans = [CLS, (0, 1), (2, 3), CLS]
     assert cut("a b", spans, [1.0, math.nan, 9.0, 1.0]) == "a b"
     assert cut("a b", spans, [math.nan, 1.0, 9.0, math.nan]) == "b", "that of special tokens is never asked"
@@ -47,7 +47,7 @@ def test_the_text_stays_where_a_words_importance_is_not_known_or_there_is_no_wor
     assert pruned("a b", offsets(), np.zeros(0), 0.5) == "a b"
 
 
-def test_words_that_no_token_tells_of_stay() -> None:
+def test_words_without_tokens_are_kept() -> None:
     # A text cut after "b"; and a character that the tokenizer dropped.
     spans = [CLS, (0, 1), (2, 3), CLS]
     assert cut("a b c d", spans, [0.0, 1.0, 9.0, 0.0]) == "b c d"
@@ -57,7 +57,7 @@ def test_words_that_no_token_tells_of_stay() -> None:
     assert cut("a \u200b b", [CLS, (0, 1), (4, 5), CLS], [0.0, 1.0, 9.0, 0.0]) == "\u200b b"
 
 
-def test_white_space_stays_behind_the_word_before_it_and_a_token_with_it_is_the_words_behind() -> None:
+def test_white_space_belongs_to_the_word_before_it() -> None:
     spans = [(1, 2), (4, 5), (6, 7)]
     assert cut(" a  b\nc ", spans, [9.0, 1.0, 9.0]) == " a  c"
     assert cut(" a  b\nc ", spans, [9.0, 9.0, 1.0]) == " a  b"
@@ -66,7 +66,7 @@ def test_white_space_stays_behind_the_word_before_it_and_a_token_with_it_is_the_
     assert cut("a b", [(0, 1), (1, 2), (2, 3)], [9.0, 500.0, 9.0]) == "a b", "a lone space is no word's"
 
 
-def test_the_texts_of_a_pair_share_one_mean_and_a_word_stands_as_its_best_token_does() -> None:
+def test_the_texts_of_a_pair_share_one_mean_and_a_words_largest_importance_counts() -> None:
     # [CLS] a b [SEP] c d [SEP]: the mean is 4; of the second text alone it would be 1.5.
     first = offsets(CLS, (0, 1), (2, 3), CLS, CLS, CLS, CLS)
     second = offsets(CLS, CLS, CLS, CLS, (0, 1), (2, 3), CLS)
@@ -85,7 +85,7 @@ def test_the_texts_of_a_pair_share_one_mean_and_a_word_stands_as_its_best_token_
     seed=st.integers(0, 999),
     alpha=st.floats(0.01, LARGEST_ALPHA),
 )
-def test_what_is_left_are_words_of_the_text_in_their_order(words: list[str], seed: int, alpha: float) -> None:
+def test_kept_words_stay_in_their_order(words: list[str], seed: int, alpha: float) -> None:
     text = " ".join(words)
     spans = offsets(CLS, *((k, k + 1) for k, letter in enumerate(text) if letter != " "), CLS)
     importance = np.random.default_rng(seed).exponential(size=len(spans))
@@ -96,7 +96,7 @@ def test_what_is_left_are_words_of_the_text_in_their_order(words: list[str], see
 
 
 @given(seed=st.integers(0, 999))
-def test_the_larger_alpha_the_fewer_words(seed: int) -> None:
+def test_a_larger_alpha_keeps_fewer_words(seed: int) -> None:
     text = " ".join("abcdefghij")
     spans = offsets(*((2 * k, 2 * k + 1) for k in range(10)))
     importance = np.random.default_rng(seed).exponential(size=10)

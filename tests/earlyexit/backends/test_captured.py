@@ -122,7 +122,7 @@ HALVES = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, ba
     ids=lambda lengths: "-".join(map(str, lengths)),
 )
 @ON_EACH
-def test_rows_that_are_free_change_nothing(
+def test_unused_rows_change_nothing(
     lengths: list[int], segment: Segment, device: str, small_model: EarlyExitModel
 ) -> None:
     model = small_model.to(device)
@@ -133,7 +133,7 @@ def test_rows_that_are_free_change_nothing(
     assert_as_the_model(segments, model, segment, piece_before(model, segment.first, lengths))
 
 
-def test_no_batch_sees_or_changes_what_another_was_given(small_model: EarlyExitModel) -> None:
+def test_batches_do_not_share_results(small_model: EarlyExitModel) -> None:
     segments = ready(small_model, Log(), LAST)
     broken = piece_before(small_model, 2, [5, 32, 3, 30])
     nothing = torch.full_like(broken.tensors[0], torch.nan)
@@ -176,7 +176,7 @@ def test_every_cut_answers_as_the_network_does(kind: str, device: str) -> None:
         assert_same(answers, expected, within=1e-5 if device == "cpu" else 1e-4)
 
 
-def test_a_device_replays_all_that_it_runs_and_answers_the_same(small_model: EarlyExitModel) -> None:
+def test_a_device_replays_every_segment_and_answers_the_same(small_model: EarlyExitModel) -> None:
     policy, log = ConfidencePolicy(0.42), Log()
     piece = piece_before(small_model, 0, [5] * 11 + [9] * 12)
     runner = TorchRunner(small_model, policy, CapturedSegments(small_model, log))
@@ -189,7 +189,7 @@ def test_a_device_replays_all_that_it_runs_and_answers_the_same(small_model: Ear
 
 
 @pytest.mark.gpu
-def test_a_gpu_answers_by_the_records_with_graphs_and_lookahead(small_model: EarlyExitModel) -> None:
+def test_a_gpu_answers_like_the_records_with_graphs_and_lookahead(small_model: EarlyExitModel) -> None:
     model = small_model.to("cuda", torch.bfloat16)
     answers = RecordedAnswers(
         row_of={f"s{k}": k for k in range(23)},
@@ -205,7 +205,7 @@ def test_a_gpu_answers_by_the_records_with_graphs_and_lookahead(small_model: Ear
 
 
 @pytest.mark.gpu
-def test_a_batch_waits_for_the_device_only_where_it_says_so(small_model: EarlyExitModel) -> None:
+def test_a_batch_waits_for_the_device_only_where_it_must(small_model: EarlyExitModel) -> None:
     model = small_model.to("cuda")
     runner = TorchRunner(model, ConfidencePolicy(0.42), CapturedSegments(model, recorder_on("cuda")))
     runner.prepare(HALVES)
@@ -230,7 +230,9 @@ def test_a_batch_waits_for_the_device_only_where_it_says_so(small_model: EarlyEx
         pytest.param([3, 5], "slotted", id="or in slots"),
     ],
 )
-def test_torch_runs_what_has_no_shape(lengths: list[int], attention: Attention, small_model: EarlyExitModel) -> None:
+def test_torch_runs_batches_without_a_shape(
+    lengths: list[int], attention: Attention, small_model: EarlyExitModel
+) -> None:
     small_model.attention = attention
     log = Log()
     segments = ready(small_model, log, LAST)
@@ -240,7 +242,7 @@ def test_torch_runs_what_has_no_shape(lengths: list[int], attention: Attention, 
     assert log.replayed == 1
 
 
-def test_torch_runs_what_measures_attention_and_what_was_not_prepared(small_model: EarlyExitModel) -> None:
+def test_torch_runs_pieces_with_importance_and_unprepared_segments(small_model: EarlyExitModel) -> None:
     log = Log()
     segments = ready(small_model, log, FIRST)
     piece = piece_before(small_model, 0, [3, 5])
@@ -282,7 +284,7 @@ class Serving(Log):
         return super().__call__(work)
 
 
-def test_a_plan_is_made_ready_beside_batches_that_run(small_model: EarlyExitModel) -> None:
+def test_a_plan_is_prepared_while_batches_run(small_model: EarlyExitModel) -> None:
     serving = Serving()
     segments = ready(small_model, serving, LAST)
     piece = piece_before(small_model, 2, [5, 17, 9])
@@ -354,7 +356,7 @@ def test_plans_that_come_and_go_leave_no_memory_behind(small_model: EarlyExitMod
 
 
 @pytest.mark.gpu
-def test_what_asks_the_device_for_numbers_is_not_captured_and_runs(
+def test_a_segment_that_synchronizes_with_the_host_is_not_captured_but_runs(
     small_model: EarlyExitModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = small_model.to("cuda")
@@ -376,14 +378,16 @@ def test_what_asks_the_device_for_numbers_is_not_captured_and_runs(
         pytest.param([100] * 3, 512, (320, 5, 128, True), id="a quarter more at most"),
     ],
 )
-def test_the_smallest_shape_is_taken(lengths: list[int], max_length: int, expected: tuple[int, int, int, bool]) -> None:
+def test_the_smallest_shape_is_chosen(
+    lengths: list[int], max_length: int, expected: tuple[int, int, int, bool]
+) -> None:
     shape = shape_of(np.array(lengths, dtype=np.int32), max_length)
     assert (shape.num_tokens, shape.num_rows, shape.longest, shape.mixed) == expected
 
 
 @pytest.mark.parametrize("max_length", [1, 4, 20, 32, 100, 512])
 @pytest.mark.parametrize("budget", [Budget(inputs=1), Budget(inputs=11), Budget(inputs=16, tokens=200)], ids=str)
-def test_whatever_a_batch_shrinks_to_has_a_shape_that_was_captured(max_length: int, budget: Budget) -> None:
+def test_every_batch_that_can_remain_has_a_captured_shape(max_length: int, budget: Budget) -> None:
     rng = np.random.default_rng(0)
     shapes = shapes_within(budget, max_length)
     for _ in range(500):

@@ -107,7 +107,7 @@ def some_piece(model: EarlyExitModel) -> Piece:
     return piece_of(model, ConfidencePolicy(0.5), random_inputs(np.random.default_rng(0), [3]))
 
 
-def test_onnx_computes_what_it_computes_faster_and_prepares_what_comes_later() -> None:
+def test_onnx_is_chosen_if_it_is_faster_and_prepares_later_segments() -> None:
     machine = Machine(always(0.003), always(0.002))
     segments = machine.segments()
     segments.prepare(FULL)
@@ -122,7 +122,7 @@ def test_onnx_computes_what_it_computes_faster_and_prepares_what_comes_later() -
     assert len(onnx.sizes) == before + 1
 
 
-def test_torch_computes_the_model_itself_where_it_is_no_slower() -> None:
+def test_torch_is_chosen_if_it_is_not_slower() -> None:
     machine = Machine(always(0.25), always(0.25))
     segments = machine.segments()
     segments.prepare(FULL)
@@ -148,13 +148,13 @@ def test_torch_computes_the_model_itself_where_it_is_no_slower() -> None:
         pytest.param(lambda _, inputs: 0.002 if inputs == 4 else 0.0005, 0.0, "onnx", id="few count as many"),
     ],
 )
-def test_the_middle_of_all_that_runs_cost_decides(onnx_s: Seconds, after_s: float, backend: str) -> None:
+def test_the_median_of_all_runs_decides(onnx_s: Seconds, after_s: float, backend: str) -> None:
     segments = Machine(always(0.001), onnx_s, after_s).segments()
     segments.prepare({WHOLE: Budget(inputs=4)})
     assert segments.backend == backend
 
 
-def test_torch_computes_what_onnx_runtime_cannot_and_before_anything_is_prepared_the_network_itself() -> None:
+def test_torch_computes_models_that_onnx_runtime_cannot() -> None:
     def refuse(*_: object) -> SegmentRunner:
         raise PlanError("ONNX Runtime is not installed")
 
@@ -171,7 +171,7 @@ def test_torch_computes_what_onnx_runtime_cannot_and_before_anything_is_prepared
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_who_was_faster_is_told_of_every_network_of_a_chain() -> None:
+def test_the_faster_backend_is_reported_for_every_network_of_a_chain() -> None:
     machines = [Machine(always(0.001), always(0.002)), Machine(always(0.002), always(0.001))]
     machines[0].model.info = replace(machines[0].model.info, name="a smaller one")
     found = [machine.segments() for machine in machines]

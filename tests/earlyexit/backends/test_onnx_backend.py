@@ -101,7 +101,7 @@ EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_too(cache: Path) -> None:
+def test_onnx_runtime_and_torch_agree_on_a_gpu(cache: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     if CUDA not in runtime.get_available_providers():
         pytest.skip("this ONNX Runtime has no CUDA: it is not that of offramp[gpu]")
@@ -111,7 +111,7 @@ def test_on_a_gpu_too(cache: Path) -> None:
         assert_runners_agree(model, segments, segment)
 
 
-def test_a_session_that_runs_where_tensors_are_gives_the_same(model: EarlyExitModel, segments: OnnxSegments) -> None:
+def test_a_session_with_bound_tensors_returns_the_same(model: EarlyExitModel, segments: OnnxSegments) -> None:
     for segment, lengths in product(EXPORTED[:2], BATCHES):
         piece = piece_before(model, segment.first, lengths)
         with torch.inference_mode():
@@ -152,7 +152,7 @@ def test_a_changed_weight_does_not_use_the_old_file(part: str, segments: OnnxSeg
     assert OnnxSegments(changed, cache=cache).file(LAST) != segments.file(LAST)
 
 
-def test_sessions_are_made_beside_a_device_that_runs_also_of_segments_without_an_exit(
+def test_sessions_are_opened_while_the_device_runs(
     model: EarlyExitModel, tmp_path: Path, encoded: list[Encoded]
 ) -> None:
     segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
@@ -194,21 +194,23 @@ def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, 
     assert [segments.is_ready(each) for each in (one, two)] == [False, True]
 
 
-def test_a_provider_that_is_not_there_and_bfloat16_are_refused(model: EarlyExitModel, tmp_path: Path) -> None:
+def test_a_missing_provider_and_bfloat16_are_refused(model: EarlyExitModel, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
         OnnxSegments(small().to(torch.bfloat16), cache=tmp_path)
     with pytest.raises(PlanError, match=r"has no NoSuchProvider; it has .*CPUExecutionProvider"):
         OnnxSegments(model, cache=tmp_path, providers=["NoSuchProvider", "CPUExecutionProvider"])
 
 
-def test_an_onnxruntime_without_cuda_says_what_to_install(model: EarlyExitModel, tmp_path: Path) -> None:
+def test_without_cuda_the_error_says_what_to_install(model: EarlyExitModel, tmp_path: Path) -> None:
     if CUDA in pytest.importorskip("onnxruntime").get_available_providers():
         pytest.skip("this one has CUDA")
     with pytest.raises(PlanError, match=r"has no CUDAExecutionProvider; .*install offramp\[gpu\] in the place of"):
         OnnxSegments(model, cache=tmp_path, providers=[CUDA])
 
 
-def test_without_onnxruntime_it_says_so(model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_the_error_says_so(
+    model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(PlanError, match=r"install offramp\[onnx\] or offramp\[gpu\]"):
         OnnxSegments(model, cache=tmp_path)

@@ -158,7 +158,7 @@ def test_batches_are_counted_and_learnt_with_their_tokens() -> None:
     assert {run.size: (run.batches, run.tokens) for run in driver.engine.times_run} == {1: (1, 30), 2: (2, 19)}
 
 
-def test_times_that_leave_a_split_without_a_batch_are_tried_again() -> None:
+def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
     engine = Engine(splits_of(0, 2, 4, batch=1), ObservedTimes())
     engine.submit(2, [member("cold")], 0.0)
     engine.finished(chosen(engine), first_s=2.0, total_s=2.0)
@@ -269,7 +269,7 @@ def test_plans_change_while_inputs_wait(splits: Sequence[Split], events: list[Ev
     assert driver.engine.num_waiting == 0
 
 
-def test_the_rest_of_a_split_is_a_split_and_a_block_no_plan_holds_refused() -> None:
+def test_the_rest_of_a_split_is_a_split_and_an_unknown_block_is_refused() -> None:
     engine = Engine([Split(first=0, end=4, batch=3, ramps=(0, 1, 2))], TableTimes({0: 1.0, 2: 1.0}))
     engine.submit(2, [member("a")], 0.0)
     assert chosen(engine).split == Split(first=2, end=4, batch=3, ramps=(2,))
@@ -328,7 +328,7 @@ def two_have_run(batch: int = 8) -> Engine:
     return engine
 
 
-def test_steps_are_waited_for_until_their_time_the_sequences_or_a_full_batch_is_over() -> None:
+def test_returning_steps_are_awaited_until_a_limit_a_full_batch_or_the_end_of_their_sequences() -> None:
     engine = two_have_run()
     waits = engine.choose(1.0)
     assert (waits.batch, waits.wake_s) == (None, UNTIL_S)
@@ -390,7 +390,7 @@ def test_probes_that_are_steps_of_sequences_take_turns_with_other_inputs() -> No
 
 
 @pytest.mark.parametrize(("dispatch", "second"), [("deferred", "A"), ("filling", "a")])
-def test_a_probe_goes_on_while_others_still_wait_for_their_batch_to_fill(dispatch: Dispatch, second: str) -> None:
+def test_a_probe_starts_while_other_inputs_wait_for_a_full_batch(dispatch: Dispatch, second: str) -> None:
     waits = Member[None](sample_id="a", payload=None, sequence=2, deadline_s=99.0)
     assert in_turn(engine_of(waits, step("A", 1), dispatch=dispatch), step("A", 1)) == f"A; {second}"
 
@@ -407,7 +407,7 @@ RULES = st.sampled_from(["work-conserving", "deferred"])
     dispatch=RULES,
     came=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1), TIMES), max_size=25),
 )
-def test_inputs_of_one_token_run_as_without_tokens_whatever_bounds_their_batches(
+def test_inputs_of_one_token_run_like_inputs_without_tokens(
     batches: tuple[int, int], dispatch: Dispatch, came: list[tuple[int, int, float]]
 ) -> None:
     without = tuple(Split(first=k, end=k + 1, batch=batch) for k, batch in enumerate(batches))

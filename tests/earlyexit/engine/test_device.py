@@ -38,7 +38,7 @@ from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import wire_of
 
 
-def test_answers_know_how_long_they_waited_and_ran() -> None:
+def test_answers_have_their_waiting_and_running_times() -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
     bench = Bench(splits, {0: [Part(1, 1, "a"), Part(2, 2, "")], 2: [Part(4, 4, ALL_OF_THEM)]})
     a, b, c, d = pieces = members("abcd")
@@ -52,7 +52,7 @@ def test_answers_know_how_long_they_waited_and_ran() -> None:
     assert (d.queue_s, d.compute_s) == (7.5, 7.0)
 
 
-def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None:
+def test_a_late_input_fails_with_its_reason_and_is_not_run() -> None:
     bench = one_split([Part(1, 4, ALL_OF_THEM)], batch=1)
     bench.engine.submit(0, [member("a", deadline_s=5.0), member("b", deadline_s=5.0)], 0.0)
     bench.device.run(start(bench))
@@ -65,7 +65,7 @@ def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None
     assert bench.runner.runs == ["0:a"]
 
 
-def test_a_poisonous_input_fails_alone_and_those_in_a_row_are_counted_until_one_succeeds() -> None:
+def test_a_bad_input_fails_alone_and_failures_in_a_row_are_counted() -> None:
     bench = one_split([Part(1, 4, ALL_OF_THEM)], poison="b")
     assert bench.run(members("abc")) == [
         "2.000 answer a after 3",
@@ -92,7 +92,7 @@ def a_plan_comes(engine: BatchEngine[Letters], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Letters, "singles", singles)
 
 
-def test_survivors_whose_block_a_plan_took_away_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_leave_if_a_new_plan_no_longer_hosts_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
     bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, ALL_OF_THEM)]})
     bench.engine.submit(0, members("ab"), 0.0)
@@ -105,7 +105,7 @@ def test_survivors_whose_block_a_plan_took_away_go_on_elsewhere(monkeypatch: pyt
 # Probes
 
 
-def test_probes_stay_until_the_end_and_those_that_run_again_say_nothing_twice() -> None:
+def test_probes_stay_until_the_end_and_release_nothing_twice_when_they_run_again() -> None:
     bench = one_split([Part(1, 1, "a"), Part(1, 4, ALL_OF_THEM)])
     a, b = probes = members("ab", probe=True)
     assert bench.run(probes) == [
@@ -148,7 +148,7 @@ def test_seconds_of_a_shared_device_count_half() -> None:
     assert [(run.batches, run.seconds, run.shared) for run in engine.times_run] == [(1, 6.5, True), (1, 9.0, False)]
 
 
-def test_two_batches_at_most_run_in_lanes_of_their_own_by_what_the_running_ones_plan_said() -> None:
+def test_at_most_two_batches_run_and_the_running_batchs_plan_decides() -> None:
     engine = overlapping(batch=1)
     engine.submit(0, [waiting(name) for name in "zyxw"], 0.0)
     first, second = begun(engine), begun(engine)
@@ -168,7 +168,7 @@ def test_two_batches_at_most_run_in_lanes_of_their_own_by_what_the_running_ones_
     assert not engine.may_begin  # the new plan's batch is alone, and says never
 
 
-def test_beside_a_batch_filling_begins_what_is_full_and_what_goes_on() -> None:
+def test_filling_begins_only_full_batches_or_survivors_beside_a_running_one() -> None:
     splits = [Split(first=first, end=first + 2, batch=2, overlap_below=3) for first in (0, 2)]
     engine: Engine = BatchEngine(splits, TableTimes({0: 4.0, 2: 4.0}))
     engine.follow(splits, "filling")
@@ -184,7 +184,7 @@ def test_beside_a_batch_filling_begins_what_is_full_and_what_goes_on() -> None:
     assert begun(engine, 3.0).split is splits[1]
 
 
-def test_what_runs_again_alone_shares_only_from_then_on() -> None:
+def test_a_member_that_runs_again_shares_the_device_only_from_then_on() -> None:
     engine = overlapping(batch=1)
     engine.submit(0, [waiting(name) for name in "zyx"], 0.0)
     failing, beside = begun(engine), begun(engine)
@@ -277,7 +277,7 @@ class Scene:
         return [(each.member.sample_id, type(each.error)) for each in self.released if isinstance(each, Failed)]
 
 
-def test_inputs_not_taken_and_steps_of_ended_sequences_are_lost_alone() -> None:
+def test_only_inputs_that_are_not_admitted_and_steps_of_ended_sequences_fail() -> None:
     scene = Scene(room=2)
     assert scene.submit("abc") == ["a", "b"]
     assert scene.lost == [("c", OverloadedError)]
@@ -292,7 +292,7 @@ def test_inputs_not_taken_and_steps_of_ended_sequences_are_lost_alone() -> None:
     assert scene.answered == ["a"]
 
 
-def test_a_step_that_comes_in_behind_the_end_of_its_sequence_does_not_begin_it_anew() -> None:
+def test_a_step_after_the_end_of_its_sequence_does_not_restart_it() -> None:
     """Its caller left while a batch still had the token before: kept until that batch is over, it may not come back."""
     scene = Scene(FIRST)
     scene.submit("ab")
@@ -305,7 +305,7 @@ def test_a_step_that_comes_in_behind_the_end_of_its_sequence_does_not_begin_it_a
     assert scene.memory.kept == {2, 3}
 
 
-def test_a_survivor_of_a_sequence_that_was_ended_meanwhile_does_not_go_on() -> None:
+def test_a_survivor_of_an_ended_sequence_does_not_go_on() -> None:
     scene = Scene()
     scene.submit("bc")
     batch = scene.batch()
@@ -318,7 +318,7 @@ def test_a_survivor_of_a_sequence_that_was_ended_meanwhile_does_not_go_on() -> N
 
 
 @pytest.mark.parametrize("hosted", [True, False])
-def test_where_nobody_of_a_batch_goes_on_nobody_is_asked_for(hosted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_sequences_all_ended_has_no_survivors(hosted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     scene.submit("bc")
     batch = scene.batch()
@@ -330,7 +330,7 @@ def test_where_nobody_of_a_batch_goes_on_nobody_is_asked_for(hosted: bool, monke
     assert scene.device.start_next() is None
 
 
-def test_a_token_that_was_answered_may_be_followed_before_its_batch_is_over() -> None:
+def test_the_next_token_of_an_answered_one_may_start_before_its_batch_is_over() -> None:
     """Its batch-mates run on: the sequence is in hand twice, and goes when both batches are over."""
     scene = Scene(Split(first=0, end=4, batch=4, ramps=(1,), overlap_below=2))
     scene.submit("a")
@@ -344,7 +344,7 @@ def test_a_token_that_was_answered_may_be_followed_before_its_batch_is_over() ->
     assert scene.memory.kept == set()
 
 
-def test_who_waits_for_a_step_of_a_sequence_that_is_over_is_told() -> None:
+def test_a_queued_step_of_an_ended_sequence_fails() -> None:
     scene, told = Scene(), list[str]()
     scene.device.wake = lambda: told.append("b may run")
     scene.submit("a")
@@ -359,7 +359,7 @@ def test_who_waits_for_a_step_of_a_sequence_that_is_over_is_told() -> None:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at the batch's end", "as a plan comes in between"])
-def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(
+def test_survivors_for_another_stage_take_along_the_tokens_that_wait(
     later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(*((FIRST, LAST) if later else (FIRST,)))
@@ -378,7 +378,7 @@ def staying(*splits: Split) -> list[Split]:
 
 
 @pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)
-def test_first_answers_are_those_of_inputs_that_stop_and_everything_on_their_way_is_seen(
+def test_inputs_that_stay_have_the_same_first_answers_and_all_exits_are_observed(
     bounds: tuple[int, ...], encoded: list[Encoded]
 ) -> None:
     runner = TorchRunner(spread(small()), EntropyPolicy({0: 0.8, 2: 0.8}))

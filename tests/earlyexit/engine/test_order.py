@@ -49,7 +49,7 @@ def picked(
 
 
 @pytest.mark.parametrize("name", ["shortest", "das"])
-def test_the_overdue_go_first_within_their_quarter_and_late_ones_last(name: str) -> None:
+def test_overdue_inputs_go_first_within_a_quarter_and_late_ones_last(name: str) -> None:
     queued = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
     assert picked(name, queued, Budget(inputs=1), now_s=0.6) == [7]
     assert picked(name, queued, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
@@ -69,14 +69,14 @@ def test_the_overdue_go_first_within_their_quarter_and_late_ones_last(name: str)
     assert picked(name, [each for each in queued if each.tokens != 40], Budget(inputs=4), now_s=1.5)[0] == 60
 
 
-def test_by_deadline_too_who_has_none_goes_first_once_overdue() -> None:
+def test_an_overdue_input_without_a_deadline_goes_first_in_the_order_by_deadline() -> None:
     queued = waiting((1, 9.0, 0.9), (2, 9.5, 0.9), (30, math.inf, 0.2), (40, math.inf, 0.4))
     assert picked("deadline", queued, Budget(inputs=2), now_s=1.0) == [1, 2]
     assert picked("deadline", queued, Budget(inputs=2), now_s=1.25) == [30, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nobody_waits_longer_than_until_overdue_and_a_batch_for_each_who_was_before(name: str) -> None:
+def test_no_input_waits_longer_than_overdue_s_and_a_batch_per_earlier_input(name: str) -> None:
     """More than fits keeps coming for ever, all of it shorter, sooner due, and younger than the ten that wait."""
     rng, overdue_s = random.Random(3), 5.0
     chosen = order(name, None if name == "arrival" else overdue_s)
@@ -106,7 +106,7 @@ def test_nobody_waits_longer_than_until_overdue_and_a_batch_for_each_who_was_bef
     inputs=st.integers(1, 12),
     tokens=st.one_of(st.none(), st.integers(1, 60)),
 )
-def test_a_batch_is_never_empty_nor_over_its_budget_and_all_have_their_turn(
+def test_a_batch_is_never_empty_or_over_its_budget_and_all_inputs_run(
     name: str, told: list[tuple[int, float, float]], inputs: int, tokens: int | None
 ) -> None:
     queued, budget = waiting(*told), Budget(inputs=inputs, tokens=tokens)
@@ -129,7 +129,7 @@ def test_a_batch_is_never_empty_nor_over_its_budget_and_all_have_their_turn(
     ),
     tokens=st.one_of(st.none(), st.integers(1, 60)),
 )
-def test_what_the_default_takes_from_the_front_is_what_it_picks(
+def test_the_front_of_the_default_order_is_what_it_picks(
     told: list[tuple[int, float, float]], tokens: int | None
 ) -> None:
     queued, budget, default = waiting(*told), Budget(inputs=5, tokens=tokens), order("deadline")
@@ -137,7 +137,7 @@ def test_what_the_default_takes_from_the_front_is_what_it_picks(
     assert [id(each) for each in take_from(queued, default, budget, 0.5)] == [id(each) for each in picks]
 
 
-def test_eta_and_q_say_each_other_and_an_order_is_named_in_one_word() -> None:
+def test_eta_and_q_determine_each_other_and_an_order_is_parsed_from_text() -> None:
     assert OrderSpec(name="das").shares == (0.5, 0.5)
     assert OrderSpec(name="das", eta=0.3).shares == (0.3, 0.7)
     assert OrderSpec(name="das", q=0.25).shares == (0.75, 0.25)
@@ -215,7 +215,7 @@ def test_das_prefers_the_earlier_deadline_to_the_shorter_input() -> None:
 
 
 @pytest.mark.parametrize("eta", ETAS, ids=str)
-def test_it_reaches_its_bound_against_brute_force(eta: Fraction) -> None:
+def test_das_reaches_its_bound_against_brute_force(eta: Fraction) -> None:
     """Theorem 5.1, and the better bound that holds as well: eta / (1 + eta)."""
     rng = random.Random(f"{eta} 1")
     q, worst = 1 - eta, Fraction(1)
@@ -246,6 +246,6 @@ def test_every_input_has_one_slot_and_none_overflows(lengths: list[int], spare: 
 
 
 @given(LENGTHS)
-def test_where_no_two_fit_every_input_has_its_own_slot(lengths: list[int]) -> None:
+def test_each_input_has_its_own_slot_if_no_two_fit_together(lengths: list[int]) -> None:
     slots = first_fit_decreasing(lengths, max(lengths))
     assert any_two_fit(lengths, max(lengths)) == (len(slots) < len(lengths))

@@ -155,7 +155,7 @@ def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
     assert sorted(outbox.released) == list("aeixz")
 
 
-def test_nobody_is_lost_or_answered_twice_under_plans_that_come_and_go() -> None:
+def test_no_input_is_lost_or_answered_twice_while_plans_change() -> None:
     names = [f"{letter}{number}" for number in range(60) for letter in "abez"]
     outbox = Outbox(expected=len(names))
     parts = {0: [Part(0, 1, "".join(n for n in names if n[0] in "ae")), Part(0, 4, ALL_OF_THEM)]}
@@ -176,7 +176,7 @@ def test_nobody_is_lost_or_answered_twice_under_plans_that_come_and_go() -> None
     assert runner.most_at_once <= 2
 
 
-def test_batches_of_a_network_that_overlap_answer_as_every_input_alone() -> None:
+def test_overlapping_batches_answer_like_every_input_alone() -> None:
     model, encoded = model_of_maps(), encoded_images(40)
     outputs = exit_outputs(model, encoded)
     policy = ConfidencePolicy({ramp: float(STREET.score(outputs[ramp]).median()) for ramp in (0, 1)})

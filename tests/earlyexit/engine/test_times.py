@@ -47,7 +47,9 @@ OF_TOKENS = learnt_of_tokens((2, 33, 1.0), (9, 125, 3.5), (3, 128, 6.0))
         pytest.param(learnt_of_tokens((8, 56, 1.0), (8, 400, 9.0)), 8 * 7.000000000000001, 1.0, id="a rounded mean"),
     ],
 )
-def test_a_batch_takes_what_such_batches_took(times: ObservedTimes, tokens: float, expected_s: float) -> None:
+def test_the_expected_time_of_a_batch_is_the_average_of_its_bucket(
+    times: ObservedTimes, tokens: float, expected_s: float
+) -> None:
     assert times.batch_s(SPLIT, tokens) == pytest.approx(expected_s)
 
 
@@ -61,20 +63,20 @@ def test_a_batch_takes_what_such_batches_took(times: ObservedTimes, tokens: floa
         pytest.param(learnt((4, 0.5, 1.0), (4, 1.0, 1.0)), 4, 0.6, id="a newer one moves it by a fifth"),
     ],
 )
-def test_first_answers_come_when_those_of_such_batches_came(
+def test_the_expected_time_of_first_answers_is_the_least_of_larger_buckets(
     times: ObservedTimes, tokens: float, expected_s: float
 ) -> None:
     assert times.first_s(SPLIT, tokens) == pytest.approx(expected_s)
 
 
 @given(size=st.integers(1, 64), tokens=st.integers(65, 10**6))
-def test_a_bucket_ends_at_most_an_eighth_above(size: int, tokens: int) -> None:
+def test_a_bucket_ends_at_most_an_eighth_above_its_batch(size: int, tokens: int) -> None:
     end = bucket_end(size, tokens)
     assert tokens <= end <= tokens * 9 / 8
     assert (bucket_end(size, end), bucket_end(size, size), bucket_end(8, 1000)) == (end, size, 1024)
 
 
-def test_the_mean_length_is_of_lately_and_a_split_the_same_whoever_names_it() -> None:
+def test_the_mean_length_follows_recent_batches_and_equal_splits_share_it() -> None:
     assert ObservedTimes().mean_tokens(SPLIT) == 1.0
     assert learnt_of_tokens((4, 4, 1.0), (1, 1, 1.0)).mean_tokens(SPLIT) == 1.0
     assert learnt_of_tokens((8, 80, 1.0)).mean_tokens(SPLIT) == 10.0

@@ -34,7 +34,7 @@ def masked() -> Dataflow:
     return replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
 
 
-def test_a_mask_beside_the_stream_crosses_with_it_where_it_is_cheapest() -> None:
+def test_a_mask_crosses_with_the_hidden_state_where_that_is_cheapest() -> None:
     flow = masked()
     assert [site.tensors for site in find_sites(flow)] == [("h",)]
     found = with_cut_sets(flow, find_sites(flow))
@@ -48,7 +48,7 @@ def test_a_mask_beside_the_stream_crosses_with_it_where_it_is_cheapest() -> None
     assert len(with_cut_sets(flow, find_sites(flow), long=0.9)) == 1
 
 
-def test_a_ramp_looks_at_what_most_work_went_into_though_the_mask_be_made_later() -> None:
+def test_a_ramp_reads_the_tensor_that_depends_on_the_most_work() -> None:
     flow = flow_of("a = work x w", "m = light x", *MASKED[2:])
     flow = replace(flow, bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
     assert with_cut_sets(flow, find_sites(flow))[0].tensors == ("a", "m")
@@ -99,7 +99,7 @@ def cheapest_by_trying(flow: Dataflow, last: Operator) -> tuple[int, int] | None
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_cut_behind_an_operator_is_the_cheapest_of_all(seed: int) -> None:
+def test_the_cut_after_an_operator_is_the_cheapest(seed: int) -> None:
     flow = drawn(seed)
     for each in flow.live:
         if each.kind == "work":

@@ -82,7 +82,7 @@ def in_pieces(backbone: ExportedBackbone, encoded: list[Encoded], bounds: tuple[
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("name", ["pictures", "texts"])
-def test_outputs_are_the_modules_own_to_the_last_bit_however_it_is_cut(name: str, count: int) -> None:
+def test_outputs_equal_the_modules_bit_by_bit_for_every_cut(name: str, count: int) -> None:
     backbone, encoded = taken(name).backbone, inputs_of(name, count)
     assert isinstance(backbone, ExportedBackbone)
     assert backbone.num_blocks >= 3
@@ -90,7 +90,7 @@ def test_outputs_are_the_modules_own_to_the_last_bit_however_it_is_cut(name: str
         assert in_pieces(backbone, encoded, bounds).equal(whole(name, encoded))
 
 
-def test_probabilities_become_the_logits_before_them_and_separate_ones_their_logarithms() -> None:
+def test_a_softmax_becomes_its_logits_and_other_probabilities_their_logarithms() -> None:
     answers = dict[str, Tensor]()
     for name in ("probable", "separate"):
         backbone = taken(name).backbone
@@ -100,7 +100,7 @@ def test_probabilities_become_the_logits_before_them_and_separate_ones_their_log
     torch.testing.assert_close(answers["separate"].exp(), whole("separate", inputs_of("separate", 4)))
 
 
-def test_what_crosses_is_described() -> None:
+def test_crossing_tensors_are_described() -> None:
     backbone = taken("texts").backbone
     assert [(each.name, each.dtype, each.per_token, each.below) for each in backbone.inputs] == [
         ("input_ids", "int32", True, foreign.VOCABULARY)
@@ -113,7 +113,7 @@ def test_what_crosses_is_described() -> None:
     assert not boundaries[-1][0].per_token
 
 
-def test_other_weights_or_another_graph_in_the_folder_are_noticed(tmp_path: Path) -> None:
+def test_other_weights_or_another_graph_in_the_folder_are_refused(tmp_path: Path) -> None:
     model = model_of("pictures")
     model.info = replace(model.info, provenance={"backbone_sha256": model.backbone.sha256()})
     save_model(model, tmp_path)
@@ -184,7 +184,7 @@ def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
     assert len(names) == 1
 
 
-def test_a_table_that_is_indexed_says_how_large_tokens_may_be_and_a_fingerprint_is_of_any_type() -> None:
+def test_tokens_are_bounded_by_their_table_and_weights_of_any_type_have_a_fingerprint() -> None:
     backbone = taken("indexed").backbone
     assert backbone.inputs[0].below == foreign.VOCABULARY
     before = backbone.sha256()
@@ -195,7 +195,7 @@ def test_a_table_that_is_indexed_says_how_large_tokens_may_be_and_a_fingerprint_
     assert (before == after, before == backbone.sha256()) == (False, True)
 
 
-def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
+def test_tokens_beyond_a_table_are_an_error_of_one_line() -> None:
     graph = foreign.traced("offset")
     with pytest.raises(GraphError, match=r"does not take any number of inputs: index .* out of"):
         cut_at(graph)
@@ -213,7 +213,7 @@ def test_types_that_torch_does_not_have_are_refused_when_loaded(kept: tuple[Path
         load_model(folder)
 
 
-def test_what_follows_from_the_lengths_is_no_input_and_token_types_of_pairs_come_after_the_tokens() -> None:
+def test_layout_inputs_are_not_from_the_codec_and_token_types_of_pairs_come_last() -> None:
     assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
     graph = replace(foreign.traced("placed_second_texts"), options=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.codec_inputs == ("input_ids", "token_type_ids")
@@ -221,7 +221,7 @@ def test_what_follows_from_the_lengths_is_no_input_and_token_types_of_pairs_come
 
 
 @pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
-def test_carriers_of_traced_modules_are_what_disconnects_them(name: str) -> None:
+def test_cut_tensors_of_traced_modules_disconnect_them(name: str) -> None:
     flow = foreign.traced(name).flow
     assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     assert flow.live[0].kind == "work" or name == "resnet14"
@@ -241,13 +241,13 @@ def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_a
     assert given.shape == (3, 2)
 
 
-def test_nothing_writes_in_place_and_taking_a_tuple_apart_is_no_operator() -> None:
+def test_traced_graphs_have_no_in_place_writes_and_no_getitem_operators() -> None:
     flow = foreign.traced("plain").flow
     assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
     assert len(find_sites(flow)) == 2
 
 
-def test_what_cannot_be_exported_is_traced_symbolically(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_cannot_be_exported_are_traced_symbolically(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 
@@ -258,7 +258,7 @@ def test_what_cannot_be_exported_is_traced_symbolically(monkeypatch: pytest.Monk
     assert len(find_sites(flow)) == 2
 
 
-def test_what_neither_tracer_can_follow_is_refused_in_one_line() -> None:
+def test_modules_that_no_tracer_supports_are_refused_in_one_line() -> None:
     with pytest.raises(
         GraphError, match=r"cannot be traced with a dynamic batch size: torch.export: .*; torch.fx: "
     ) as refused:

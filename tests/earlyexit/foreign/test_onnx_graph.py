@@ -205,7 +205,7 @@ CASES: dict[str, tuple[Callable[[Path], Case], list[tuple[tuple[int, ...], bool]
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.slow) if "dynamo" in each else each for each in CASES]
 )
-def test_every_cut_answers_as_the_file_itself(name: str, tmp_path: Path) -> None:
+def test_every_cut_answers_like_the_uncut_file(name: str, tmp_path: Path) -> None:
     make, crosses = CASES[name]
     case = make(tmp_path)
     model, last = case.model, case.model.num_blocks - 1
@@ -307,7 +307,7 @@ def test_sessions_are_prepared_by_all_backends_and_old_ones_closed(case: Case, t
     assert sum(backbone.is_ready(first, end, "cpu") for first, end in spans) <= 1 + model.num_blocks
 
 
-def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
+def test_probabilities_become_their_logarithm(tmp_path: Path) -> None:
     case = of_pictures(partial(pictures_graph, end="probabilities"), tmp_path)
     outputs_NC = exit_outputs(case.model, case.encoded)[2]
     np.testing.assert_allclose(outputs_NC.softmax(1).numpy(), case.expected, atol=1e-5)
@@ -316,7 +316,7 @@ def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 @pytest.mark.parametrize(("layout", "dtype"), [("NCHW", "uint8"), ("NHWC", "uint8"), ("NCHW", "int32")])
-def test_pixels_that_enter_as_integers_stay_what_they_are(tmp_path: Path, layout: str, dtype: str, order: str) -> None:
+def test_integer_pixels_are_unchanged(tmp_path: Path, layout: str, dtype: str, order: str) -> None:
     path = saved(onnx_graphs.bytes_graph(layout, dtype=dtype), tmp_path / "from")
     pixels_of = {} if order == "RGB" else {"order": order}
     taken = read_graph(path, pixels=pixels_of).build([["r0"]], onnx_graphs.CODEC, tmp_path)
@@ -329,7 +329,7 @@ def test_pixels_that_enter_as_integers_stay_what_they_are(tmp_path: Path, layout
         np.testing.assert_allclose(exit_outputs(model, [encoded])[1], expected, rtol=1e-5, atol=1e-4)
 
 
-def test_weights_beside_the_file_come_along_and_missing_ones_are_said(tmp_path: Path) -> None:
+def test_weights_beside_the_file_are_copied_and_missing_ones_are_an_error(tmp_path: Path) -> None:
     path = saved(pictures_graph(), tmp_path / "from", beside=True)
     assert (tmp_path / "from" / "theirs.bin").stat().st_size > 1000
     model = with_ramps(pictures_taken(path, tmp_path / "model"))
@@ -366,7 +366,7 @@ def taken(
     return read_graph(saved(graph, folder / "from"), **asked).build(cuts, codec, folder, rows)
 
 
-def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
+def test_integers_can_cross_but_cannot_have_an_exit(tmp_path: Path) -> None:
     text = """numbers (float[B, 4] x) => (float[B, 4] logits) {
         h = Gemm(x, w, b) bytes = Cast <to = 2> (h) back = Cast <to = 1> (bytes) logits = Gemm(back, w, b) }"""
     path = saved(small_graph(text, w=(4, 4), b=(4,)), tmp_path / "from")
@@ -377,7 +377,7 @@ def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
         with_ramps(model.build(cuts, NUMBERS, tmp_path / "model"))
 
 
-def test_one_of_several_outputs_is_chosen_and_several_inputs_taken_where_the_codec_has_them(tmp_path: Path) -> None:
+def test_one_of_several_outputs_can_be_chosen_and_several_inputs_used(tmp_path: Path) -> None:
     graph = numbers_graph("other = Relu(x) logits = Gemm(other, w, b)", output="float[B, 4] logits, float[B, 4] other")
     head = taken(graph, tmp_path, output="logits").head
     assert head is not None
@@ -390,7 +390,9 @@ def test_one_of_several_outputs_is_chosen_and_several_inputs_taken_where_the_cod
 
 
 @pytest.mark.parametrize(("others", "is_taken"), [pytest.param(3e-4, True, id="rounding"), pytest.param(0.05, False)])
-def test_rounding_by_the_batch_is_no_dependence_on_others(tmp_path: Path, others: float, is_taken: bool) -> None:
+def test_rounding_by_the_batch_is_not_a_dependence_on_other_inputs(
+    tmp_path: Path, others: float, is_taken: bool
+) -> None:
     """Every input gets a share of the batch's largest number, as kernels round by what is beside an input."""
     graph = numbers_graph(
         f"most = ReduceMax<keepdims=0>(x) share = Constant<value = float {{{others}}}>() more = Mul(most, share) "
@@ -436,7 +438,7 @@ def test_where_the_number_of_inputs_rounds_the_users_rows_decide(tmp_path: Path)
     ],
     ids=["the largest of the batch", "the inputs before", "quantized by the batch"],
 )
-def test_inputs_that_mix_are_refused_whatever_the_users_rows_are(tmp_path: Path, mixing: str) -> None:
+def test_mixed_inputs_are_refused_for_all_rows(tmp_path: Path, mixing: str) -> None:
     zero = "zero = Constant<value = int64 {0}>()"
     graph = numbers_graph(f"{zero} h = Gemm(x, w, b) {mixing} logits = Gemm(m, w, b)")
     alike = [Encoded(1, (np.ones((1, 4), np.float32),))] * 40
@@ -453,7 +455,7 @@ def test_a_text_graph_that_ignores_its_mask_is_refused(tmp_path: Path) -> None:
         words_taken(path, tmp_path, cuts=[["h0"]])
 
 
-def test_a_batch_that_cannot_be_taken_out_is_said(tmp_path: Path) -> None:
+def test_a_fixed_batch_size_that_cannot_be_changed_is_an_error(tmp_path: Path) -> None:
     graph = numbers_graph(
         "flat = Constant <value_ints = [8]> () t = Reshape(x, flat) back = Constant <value_ints = [2, 4]> ()"
         " s = Reshape(t, back) logits = Gemm(s, w, b)",
@@ -463,7 +465,7 @@ def test_a_batch_that_cannot_be_taken_out_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["branch", "attribute", "sparse"])
-def test_weights_outside_a_models_folder_are_refused_wherever_the_graph_has_them(tmp_path: Path, place: str) -> None:
+def test_weights_outside_a_models_folder_are_refused_in_subgraphs_too(tmp_path: Path, place: str) -> None:
     folder = tmp_path / "model"
     pictures_taken(saved(pictures_graph(), tmp_path / "from"), folder)
     outside = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[4])
@@ -483,7 +485,7 @@ def test_weights_outside_a_models_folder_are_refused_wherever_the_graph_has_them
         read_kept(folder, "graph.onnx")
 
 
-def test_numbers_held_one_by_one_and_large_constants_are_weights_too(tmp_path: Path) -> None:
+def test_unpacked_tensors_and_large_constants_become_weights(tmp_path: Path) -> None:
     graph = pictures_graph()
     [weight] = [each for each in graph.graph.initializer if each.name == "w1"]
     values = numpy_helper.to_array(weight)

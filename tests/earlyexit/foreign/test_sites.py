@@ -92,7 +92,7 @@ FLOWS: dict[str, tuple[Dataflow, list[str]]] = {
 
 
 @pytest.mark.parametrize(("flow", "sites"), FLOWS.values(), ids=FLOWS)
-def test_sites_are_where_all_that_the_outputs_need_crosses_at_once(flow: Dataflow, sites: list[str]) -> None:
+def test_sites_are_tensors_that_every_path_to_the_outputs_passes(flow: Dataflow, sites: list[str]) -> None:
     assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     assert [" ".join(site.tensors) for site in find_sites(flow)] == sites
 
@@ -104,7 +104,7 @@ def test_a_model_with_states_among_its_outputs_has_the_sites_of_the_output_that_
     assert len(find_sites(asked)) == 6
 
 
-def test_a_run_ends_before_pooling_leaves_one_vector_of_an_input(tmp_path: Path) -> None:
+def test_a_run_ends_before_pooling_to_one_vector(tmp_path: Path) -> None:
     nodes = [("Conv", "x w", "a"), ("Relu", "a", "b"), ("GlobalAveragePool", "b", "c"), ("Flatten", "c", "d")]
     model = graph_of(
         [*nodes, ("Gemm", "d v", "y")],
@@ -124,7 +124,7 @@ def shares(sites: tuple[Site, ...]) -> list[float]:
     return [each.seconds_share or 0.0 for each in sites]
 
 
-def test_a_share_counts_what_must_have_run_before_a_site_and_leads_to_the_outputs() -> None:
+def test_a_share_counts_operators_before_a_site_on_which_outputs_depend() -> None:
     flow = flow_of("a = work x w", "b = work a v", "copy = light a", "c = work b u", "y = work c t", outputs="y copy")
     seconds = {"operator0": 4.0, "operator1": 3.0, "operator2": 50.0, "operator3": 2.0, "operator4": 1.0}
     sites = with_shares([site("a"), site("c"), site("copy")], flow, ["y"], seconds)
@@ -141,7 +141,7 @@ def test_a_large_layer_takes_most_of_the_time_of_an_onnx_file(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [tmp_path / "model.onnx"]
 
 
-def test_weights_beside_a_file_are_found_where_it_lies_and_inputs_that_it_cannot_take_told(tmp_path: Path) -> None:
+def test_weights_beside_a_file_are_found_and_unusable_inputs_are_errors(tmp_path: Path) -> None:
     stored = weight("w", 4, 6)
     (tmp_path / "w.bin").write_bytes(stored.raw_data)
     nodes = [("MatMul", "x w", "a"), ("MatMul", "a v", "y")]
@@ -157,7 +157,7 @@ def test_weights_beside_a_file_are_found_where_it_lies_and_inputs_that_it_cannot
         file.timed(find_sites(file.flow))
 
 
-def test_bytes_that_the_file_does_not_tell_are_measured() -> None:
+def test_unknown_bytes_are_measured() -> None:
     file = read_onnx(model_file("squeezenet"))
     told = find_sites(file.flow)
     untold = find_sites(replace(file.flow, bytes_per_input={}))
@@ -173,7 +173,7 @@ def test_torch_modules_are_timed_operator_by_operator() -> None:
     assert all(0 < first < second < 1 for first, second in pairwise(found))
 
 
-def test_bytes_are_of_one_input_and_open_axes_of_the_size_asked_for(tmp_path: Path) -> None:
+def test_bytes_are_per_input_with_the_requested_size_of_open_axes(tmp_path: Path) -> None:
     for batch in ("batch", 1, 5):
         file = read_onnx(saved(tmp_path, two_layers(weight("w", 4, 6), ("x", TensorProto.FLOAT, (batch, 4)))))
         assert file.flow.bytes_per_input == {"x": 16, "a": 24, "y": 8}
@@ -183,7 +183,7 @@ def test_bytes_are_of_one_input_and_open_axes_of_the_size_asked_for(tmp_path: Pa
     assert read_onnx(path).flow.shapes["a"] == (1, 128, 6)
 
 
-def test_operators_are_a_files_functions_and_nodes_all_with_names_and_weights_no_inputs(tmp_path: Path) -> None:
+def test_functions_are_inlined_nodes_named_and_weights_are_not_inputs(tmp_path: Path) -> None:
     model = graph_of([("Add", "x w", "y")], ["x", ("w", TensorProto.FLOAT, (4,))], ["y"], [weight("w", 4)])
     flow = read_onnx(saved(tmp_path, model)).flow
     assert flow.inputs == ("x",)
@@ -206,7 +206,7 @@ def test_an_embedding_is_work_and_picking_a_token_is_not(tmp_path: Path) -> None
     assert [operator.kind for operator in read_onnx(saved(tmp_path, model)).flow.operators] == ["work", "light"]
 
 
-def test_nodes_without_a_name_or_with_that_of_another_get_one(tmp_path: Path) -> None:
+def test_unnamed_nodes_and_duplicate_names_get_a_unique_name(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["a"], ["b"], name="n")]
     model = graph_of([*nodes, helper.make_node("Log", ["b"], ["y"], name="n")], ["x"], ["y"])
     file = read_onnx(saved(tmp_path, model))
@@ -214,7 +214,7 @@ def test_nodes_without_a_name_or_with_that_of_another_get_one(tmp_path: Path) ->
     assert len({operator.name for operator in file.flow.operators}) == 3
 
 
-def test_weights_beside_the_file_are_told_and_not_loaded_nor_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
+def test_weights_beside_the_file_are_listed_but_not_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
     file = read_onnx(saved(tmp_path, two_layers(beside(weight("w", 4, 6), "weights/w.bin"))))
     assert file.beside == (tmp_path / "weights" / "w.bin",)
     assert file.flow.shapes["a"] == (1, 6)
@@ -245,7 +245,7 @@ def whole(name: str, numbers: int | list[int]) -> Any:
     return numpy_helper.from_array(np.array(numbers, dtype=np.int64), name)
 
 
-def test_a_shape_that_is_computed_of_sizes_is_followed(tmp_path: Path) -> None:
+def test_a_shape_that_is_computed_from_sizes_is_inferred(tmp_path: Path) -> None:
     nodes = [
         ("Shape", "x", "sizes"),
         ("Gather", "sizes one", "tokens"),
@@ -261,7 +261,7 @@ def test_a_shape_that_is_computed_of_sizes_is_followed(tmp_path: Path) -> None:
     assert flow.bytes_per_input["y"] == 120
 
 
-def test_shapes_are_known_of_large_constants_and_of_operators_that_others_define(tmp_path: Path) -> None:
+def test_shapes_of_large_constants_and_custom_operators_are_known(tmp_path: Path) -> None:
     nodes = [("ConstantOfShape", "huge", "zeros"), ("MatMul", "x zeros", "y")]
     model = graph_of(nodes, ["x"], ["y"], [whole("huge", [4, 2**40])])
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 2**40)
@@ -271,7 +271,7 @@ def test_shapes_are_known_of_large_constants_and_of_operators_that_others_define
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
 
 
-def test_an_expansion_as_torch_exports_it_is_followed(tmp_path: Path) -> None:
+def test_the_shape_of_an_expansion_exported_by_torch_is_inferred(tmp_path: Path) -> None:
     nodes = [
         ("Shape", "x", "sizes"),
         ("Gather", "sizes first", "inputs"),

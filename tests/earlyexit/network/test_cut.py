@@ -90,7 +90,7 @@ each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name
 
 
 @each_policy
-def test_cuts_batch_mates_and_the_wire_change_no_answer(
+def test_cuts_other_inputs_and_the_wire_change_no_answer(
     make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
@@ -102,7 +102,7 @@ def test_cuts_batch_mates_and_the_wire_change_no_answer(
         assert_same(answers, expected)
 
 
-def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+def test_a_cut_stops_when_all_inputs_have_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = ConfidencePolicy(0.0)
     steps = list(Cut(model, 0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
     assert [(len(step.answers), step.survivors) for step in steps] == [(24, None)]
@@ -127,7 +127,7 @@ def numbers_with(number: float, *, block: int) -> EarlyExitModel:
 
 @pytest.mark.parametrize(("threshold", "block"), [(0.0, 0), (1.1, 1)], ids=["ramp", "full model"])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
+def test_an_answer_that_is_not_finite_is_an_error(
     threshold: float, block: int, number: float, encoded: list[Encoded]
 ) -> None:
     model, policy = numbers_with(number, block=block), ConfidencePolicy(threshold)
@@ -135,7 +135,7 @@ def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
         list(Cut(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
 
 
-def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_answer(encoded: list[Encoded]) -> None:
+def test_a_ramp_with_an_infinite_answer_costs_a_probe_its_record_but_not_its_answer(encoded: list[Encoded]) -> None:
     model, policy = numbers_with(np.nan, block=0), ConfidencePolicy(0.0)
     steps = list(Cut(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
     assert [each.block for step in steps for each in step.seen] == [1, 1]
@@ -156,7 +156,7 @@ class Watched(LabelTask):
         return super().answer(outputs_BC)
 
 
-def test_of_large_outputs_only_those_of_who_leaves_become_answers(encoded: list[Encoded]) -> None:
+def test_large_outputs_become_answers_only_for_inputs_that_leave(encoded: list[Encoded]) -> None:
     task = Watched(("no", "yes"))
     model = small(task, num_blocks=2)
     scores = sorted(task.score(exit_outputs(model, encoded[:8])[0]).tolist())
@@ -213,7 +213,7 @@ def probe(
 
 
 @each_policy
-def test_a_probe_s_first_answer_is_that_of_any_other_input(
+def test_a_probe_has_the_same_first_answer_as_any_other_input(
     make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
@@ -226,7 +226,7 @@ def test_a_probe_s_first_answer_is_that_of_any_other_input(
 
 
 @pytest.mark.parametrize("active", [(), (1,), (0, 2)], ids=["none active", "one active", "two active"])
-def test_ramps_that_are_off_do_nothing(active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]) -> None:
+def test_inactive_ramps_do_nothing(active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = EntropyPolicy(dict.fromkeys(active, 0.8))
     for bounds in BOUNDS:
         probed = probe(model, policy, encoded, bounds, active)
@@ -235,7 +235,7 @@ def test_ramps_that_are_off_do_nothing(active: tuple[int, ...], model: EarlyExit
 
 
 @pytest.mark.parametrize("make", [EntropyPolicy, ConfidencePolicy], ids=["entropy", "confidence"])
-def test_what_is_seen_is_what_the_policy_compares_with_its_threshold(
+def test_observed_scores_are_those_that_the_policy_compares_with_its_threshold(
     make: Callable[[float], ThresholdPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make(0.7)
@@ -296,7 +296,7 @@ def test_no_input_leaves_at_a_ramp_without_a_threshold(small_model: EarlyExitMod
         pytest.param(PatiencePolicy(9), VotingPolicy(9), id="patience, then votes"),
     ],
 )
-def test_pieces_of_another_policy_are_fused_and_begin_anew(
+def test_pieces_of_another_policy_get_the_initial_state(
     before: ExitPolicy, after: ExitPolicy, small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     runner = TorchRunner(small_model, before)
@@ -308,7 +308,9 @@ def test_pieces_of_another_policy_are_fused_and_begin_anew(
     assert exits(steps) == [3, 3, 3, 3]
 
 
-def test_where_a_policy_has_no_probes_they_run_as_others(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+def test_probes_run_as_other_inputs_if_the_policy_cannot_observe(
+    small_model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
     runner = TorchRunner(small_model, VotingPolicy(1))
     (step,) = run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)
     assert (exits([step]), step.seen, step.survivors) == ([0, 0], (), None)
@@ -316,7 +318,7 @@ def test_where_a_policy_has_no_probes_they_run_as_others(small_model: EarlyExitM
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("split", [WHOLE, HALVES[1]], ids=["from tokens", "from a hidden state"])
-def test_inputs_of_nothing_run(split: Split, dtype: torch.dtype, small_model: EarlyExitModel) -> None:
+def test_warm_up_inputs_run(split: Split, dtype: torch.dtype, small_model: EarlyExitModel) -> None:
     runner = TorchRunner(small_model.to(dtype), NOBODY_LEAVES)
     piece = runner.warm_up_pieces(split, 3)
     assert piece.lengths_B.tolist() == [16, 16, 16]
@@ -342,7 +344,7 @@ class SlowSegments:
         self.ready |= set(segments)
 
 
-def test_torch_runs_what_is_not_prepared_and_says_so(
+def test_torch_runs_segments_that_are_not_prepared_and_logs_it(
     small_model: EarlyExitModel, encoded: list[Encoded], caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = SlowSegments(small_model)
@@ -361,7 +363,9 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
-def test_inputs_that_stay_run_prepared_and_others_by_torch(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+def test_inputs_that_stay_use_prepared_segments_and_probes_use_torch(
+    small_model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     some = replace(WHOLE, ramps=(1,))
@@ -437,7 +441,7 @@ def test_every_cut_of_every_set_of_networks_gives_the_answers_of_its_members(
 
 
 @pytest.mark.parametrize("ramps", [(0, 3), (1,), (0, 1, 2), ()], ids=str)
-def test_ramps_may_be_off_ends_of_networks_among_them(ramps: tuple[int, ...], two: ChainNetwork) -> None:
+def test_ramps_may_be_inactive_including_the_ends_of_networks(ramps: tuple[int, ...], two: ChainNetwork) -> None:
     inputs, policy = inputs_for(two), CHAIN_POLICIES["confidence"]
     for seed, (used, splits) in enumerate(plans(two, ramps)):
         expected, _ = offline(two, policy, inputs, ramps, used)
@@ -446,7 +450,7 @@ def test_ramps_may_be_off_ends_of_networks_among_them(ramps: tuple[int, ...], tw
 
 
 @pytest.mark.parametrize("kind", ["stay", "probe"])
-def test_who_stays_crosses_too_and_every_exit_is_seen(kind: str, three: ChainNetwork) -> None:
+def test_inputs_that_stay_go_on_to_the_next_network_and_every_exit_is_observed(kind: str, three: ChainNetwork) -> None:
     inputs, policy, ramps = inputs_for(three), CHAIN_POLICIES["confidence"], (0, 2)
     for seed, (used, splits) in enumerate(plans(three, ramps)):
         expected, said = offline(three, policy, inputs, ramps, used)
@@ -463,7 +467,7 @@ def test_who_stays_crosses_too_and_every_exit_is_seen(kind: str, three: ChainNet
         }
 
 
-def test_a_networks_head_is_computed_where_it_decides(two: ChainNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_networks_head_is_computed_only_if_it_decides(two: ChainNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     heads = {id(member.head): member.info.name for member in two.members}
     classify = Ramp.classify
@@ -484,7 +488,7 @@ def test_a_networks_head_is_computed_where_it_decides(two: ChainNetwork, monkeyp
         assert (called, step.survivors.next_block, step.survivors.tensors) == (expected, 2, ())
 
 
-def test_nothing_crosses_the_end_of_a_network_and_every_start_takes_inputs(two: ChainNetwork) -> None:
+def test_no_hidden_state_passes_the_end_of_a_network(two: ChainNetwork) -> None:
     assert [len(two.boundary(block)) for block in range(5)] == [1, 0, 1, 1, 1]
     assert (two.boundary(-1), two.takes(2)) == tuple(member.boundary(-1) for member in two.members)
     assert (two.takes(1), two.takes(3)) == tuple(member.boundary(0) for member in two.members)

@@ -125,7 +125,7 @@ def test_hidden_states_travel_in_half_precision_and_nothing_else_does(small_mode
     assert all(one.equal(other) for one, other in zip(back.tensors[1:], piece.tensors[1:], strict=True))
 
 
-def test_what_half_precision_cannot_hold_is_its_largest_and_what_two_bytes_hold_stays_as_it_is() -> None:
+def test_values_beyond_half_precision_are_clamped_and_other_types_unchanged() -> None:
     piece = piece_with([7e4, -1e30, 65504.0, math.inf, -math.inf, math.nan, 1e-9])
     *numbers, nan, tiny = piece.to_wire("float16").tensors[0].flatten().tolist()
     assert numbers == [65504.0, -65504.0, 65504.0, 65504.0, -65504.0]
@@ -138,7 +138,7 @@ def test_what_half_precision_cannot_hold_is_its_largest_and_what_two_bytes_hold_
         assert np.array_equal(half, same)
 
 
-def test_singles_are_views_and_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
+def test_singles_are_views_and_pieces_without_tensors_can_be_selected_and_fused() -> None:
     piece = Piece(
         sample_ids=("a", "b", "c"),
         next_block=1,
@@ -164,7 +164,7 @@ def test_singles_are_views_and_pieces_without_tensors_are_selected_and_fused_by_
         pytest.param(np.arange(12, dtype=np.float32).reshape(2, 3, 2), id="arrays"),
     ],
 )
-def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+def test_answers_survive_splitting_and_stacking(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
     values = values_of(array)
     assert {type(value) for value in values} == {PackedArray if array.ndim > 1 else type(array.tolist()[0])}
     assert stack_values(values).tolist() == array.tolist()
@@ -178,12 +178,12 @@ def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_tensor_is_copied_when_it_is_computed() -> None:
+def test_a_gpu_tensor_is_copied_after_it_is_computed() -> None:
     copy = to_host(torch.arange(1000, device="cuda").cumsum(0))
     assert (copy.device.type, copy[-1].item()) == ("cpu", 499500)
 
 
-def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:
+def test_the_next_step_is_started_before_the_last_is_awaited() -> None:
     log: list[str] = []
 
     def steps() -> Iterator[str]:
@@ -242,7 +242,7 @@ def test_a_reordered_model_gives_the_same_outputs_at_every_exit(name: str) -> No
     ],
     ids=["linear", "convolutions and the norms behind them"],
 )
-def test_every_such_layer_is_reordered_and_the_model_cannot_be_saved(
+def test_every_supported_layer_is_reordered_and_the_model_cannot_be_saved(
     make: Callable[[], EarlyExitModel], layer: type[nn.Module], gone: tuple[type[nn.Module], ...], tmp_path: Path
 ) -> None:
     model = reordered(make)
@@ -266,7 +266,7 @@ def test_a_bfloat16_model_runs_on_every_processor_one_over_images_as_it_is(encod
 
 @needs_onednn
 @torch.inference_mode()
-def test_rows_filled_up_once_for_all_blocks_change_no_output() -> None:
+def test_padding_rows_once_for_all_blocks_changes_no_output() -> None:
     model, other = small(), reordered(small)
     assert isinstance(other.backbone, EncoderBackbone)
     assert other.backbone.fills_rows

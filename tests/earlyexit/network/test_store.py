@@ -34,11 +34,11 @@ def test_weights_can_be_loaded_in_another_dtype_and_temperatures_stay_exact(fold
     assert loaded.temperatures_E.dtype == torch.float32
 
 
-def test_the_weights_may_be_read_as_the_card_may(folder: Path) -> None:
+def test_the_weights_file_has_the_permissions_of_the_card(folder: Path) -> None:
     assert (folder / "model.safetensors").stat().st_mode == (folder / "model.json").stat().st_mode
 
 
-def test_the_card_says_what_the_network_takes_or_leaves_it_out_and_whether_inputs_have_tokens(folder: Path) -> None:
+def test_the_card_may_have_the_networks_inputs_and_knows_whether_they_have_tokens(folder: Path) -> None:
     token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
     assert read_card(folder).inputs == (token_ids,)
     change_card(folder, inputs=GONE)
@@ -55,7 +55,7 @@ def test_the_card_says_what_the_network_takes_or_leaves_it_out_and_whether_input
     assert found == {(32, True): True, (32, False): True, (1, True): True, (1, False): False}
 
 
-def test_texts_before_a_network_that_measures_attention_can(tmp_path: Path) -> None:
+def test_texts_can_be_pruned_after_a_network_that_measures_attention(tmp_path: Path) -> None:
     folder = chain_of(tmp_path)
     check_prunable(folder, {1: 0.7})
     check_prunable(folder / "nowhere", {})
@@ -64,7 +64,7 @@ def test_texts_before_a_network_that_measures_attention_can(tmp_path: Path) -> N
 BUILT = sorted(set(FAMILIES) - {"exported", "onnx"})
 
 
-def test_models_wait_for_their_weights_without_torchs_compiler() -> None:
+def test_models_load_without_torchs_compiler() -> None:
     sizes = {family: SMALL if family in MEASURES_IMPORTANCE else {} for family in BUILT}
     code = (
         "import sys, torch; from earlyexit.families import find_family; "
@@ -76,7 +76,7 @@ def test_models_wait_for_their_weights_without_torchs_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
 
 
-def test_what_no_file_holds_is_drawn_where_weights_are_not_left_out() -> None:
+def test_weights_outside_the_file_are_drawn_except_on_the_meta_device() -> None:
     with torch.device("cpu"), SkipMetaInit():
         assert nn.init.normal_(torch.zeros(9)).all()
 

@@ -38,7 +38,7 @@ def say(of: TokenSequence, token: int, exit_block: int = 4) -> StepResult | None
     return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
 
 
-def test_a_prompt_is_one_step_or_several_and_every_token_another() -> None:
+def test_a_prompt_is_one_or_several_steps_and_every_token_is_one() -> None:
     one = sequence([1, 2, 3], max_tokens=2)
     one.begin(NUMBER)
     assert step(one) == ([1, 2, 3], [1, 5, 0, 5, 3])
@@ -62,7 +62,7 @@ def test_a_prompt_is_one_step_or_several_and_every_token_another() -> None:
     assert step(one) == ([99], [0, 1, 5, 17, 5])
 
 
-def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() -> None:
+def test_a_restarted_sequence_has_its_tokens_as_prompt_and_generates_none_twice() -> None:
     one = sequence([1, 2], max_tokens=9, chunk=3)
     one.begin(1)
     for token in (50, 51):
@@ -76,7 +76,7 @@ def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() 
     assert (said.chosen.token, one.num_generated) == (52, 3)
 
 
-def test_the_place_of_the_token_that_is_asked_for_survives_chunks_and_a_new_beginning() -> None:
+def test_the_place_of_the_requested_token_survives_chunks_and_restarts() -> None:
     def place(of: TokenSequence) -> int:
         return int(places_of(entry_piece(["a"], [of.step()]))[0])
 
@@ -93,7 +93,7 @@ def test_the_place_of_the_token_that_is_asked_for_survives_chunks_and_a_new_begi
     assert place(one) == 2, "not a prompt of seven tokens"
 
 
-def test_a_stop_string_ends_it_and_what_was_held_back_comes_with_its_length() -> None:
+def test_a_stop_string_ends_a_sequence_and_held_text_is_released_at_its_length() -> None:
     texts = []
     for text in ("so, end", "so, en"):
         one = sequence([1], stops=("end",), max_tokens=len("so, en") + (text == "so, end"))
@@ -103,7 +103,7 @@ def test_a_stop_string_ends_it_and_what_was_held_back_comes_with_its_length() ->
     assert texts == [["so, ", "stop"], ["so, en", "length"]]
 
 
-def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() -> None:
+def test_a_source_is_never_divided_and_is_followed_by_the_start_token() -> None:
     one = sequence([1, 2, 3], chunk=2, start=9, max_tokens=4)
     one.begin(1)
     assert step(one) == ([1, 2, 3, 9], [0, 1, 0, 8, 4])
@@ -128,7 +128,7 @@ def pieces(text: str, *stops: str) -> list[str]:
     return [*map(stream.push, TOKENIZER.encode(text).ids), stream.finish()]
 
 
-def test_a_character_is_given_when_its_last_byte_has_come_and_no_stop_string_may_begin() -> None:
+def test_a_character_is_released_after_its_last_byte_unless_a_stop_string_may_begin() -> None:
     assert pieces("aé→b") == ["a", "", "é", "", "", "→", "b", ""]
     assert pieces("a\nb\n\nc", "\n\n") == ["a", "", "\nb", "", "", "", ""]
     # What was held back is given where no token comes any more.
@@ -145,7 +145,7 @@ def test_a_character_is_given_when_its_last_byte_has_come_and_no_stop_string_may
     ],
     ids=["whole", "ends within a character", "ends within none that comes", "nothing else"],
 )
-def test_nothing_of_a_prompt_is_said_again(prompt: bytes, answer: bytes, given: list[str]) -> None:
+def test_no_text_of_a_prompt_is_repeated(prompt: bytes, answer: bytes, given: list[str]) -> None:
     stream = TextStream(TOKENIZER, [TOKEN_OF[byte] for byte in prompt])
     assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
 
@@ -172,7 +172,7 @@ def shares(sampling: Sampling, draws: int = 4000) -> dict[int, float]:
     return {token: count / draws for token, count in found.items()}
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely_by_temperature_seed_and_place() -> None:
+def test_tokens_are_sampled_by_their_probabilities_temperature_seed_and_place() -> None:
     chosen = choose(ANSWER, Sampling(top_p=0.9, seed=3), 17)
     assert chosen.token == 40
     assert chosen.log_probability == pytest.approx(math.log(0.5))
@@ -199,7 +199,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely_by_temperature_seed_and_pl
         pytest.param(Sampling(temperature=1.0, top_k=2, top_p=0.6), {40}, id="of the two likeliest one is two thirds"),
     ],
 )
-def test_only_the_likeliest_are_drawn_from(sampling: Sampling, left: set[int]) -> None:
+def test_only_the_most_probable_tokens_are_sampled(sampling: Sampling, left: set[int]) -> None:
     assert set(shares(sampling, 400)) == left
 
 
@@ -231,7 +231,7 @@ def test_pages_for_a_whole_sequence_are_reserved_when_it_enters() -> None:
 
 
 @pytest.mark.parametrize("scattered", [False, True])
-def test_rows_attend_alike_wherever_their_tokens_lie_and_whoever_is_beside(scattered: bool) -> None:
+def test_attention_does_not_depend_on_pages_or_other_rows(scattered: bool) -> None:
     torch.manual_seed(0)
     kv = KvStore(KvShape(num_blocks=1, num_heads=2, head_size=4), 64, page_tokens=16)
     for number in range(100, 164 if scattered else 100):
@@ -280,7 +280,7 @@ def test_two_thousand_sequences_leave_every_page_free() -> None:
     assert kv.free_pages == 32
 
 
-def test_what_is_no_number_in_one_sequence_is_not_looked_at_by_another() -> None:
+def test_nan_in_one_sequence_does_not_reach_another() -> None:
     """Rows that attend together are padded: with places of their own, for a weight of 0 times NaN is NaN."""
     kv = store()
     for number in (1, 2, 3):
