@@ -1,4 +1,4 @@
-"""What holds of every network: cuts, company, files, a coarser float type and ONNX Runtime change no answer."""
+"""Laws of every network: cuts, other inputs, files, a coarser float type and ONNX Runtime change no answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_onnx(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
 
 
 def own(name: str, codec: NamedSpec | None = None) -> EarlyExitModel:
-    """A network that a user would make."""
+    """A network as a user would write it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return ramped(*load_pretrained(name), LabelTask(("left", "right")), codec=codec)
@@ -81,7 +81,7 @@ QUICK = {"pairs", "own, of tensors", "segmentation, bridges"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Networks by their names, each made once: to trace a module takes seconds."""
+    """Networks by name. Each is built once, because tracing a module takes seconds."""
     return cache(lambda name: FOREIGN[name](tmp_path_factory.mktemp("made")) if name in FOREIGN else NETWORKS[name]())
 
 
@@ -99,7 +99,7 @@ def inputs_of(model: EarlyExitModel, count: int) -> list[Encoded]:
 
 
 def some_leave(model: EarlyExitModel) -> ConfidencePolicy:
-    """Thresholds that let two of those leave at every ramp that no earlier one let out, and the rest run to the end."""
+    """Returns thresholds with which two more inputs leave at every ramp, and the others run to the end."""
     thresholds, inside = {}, np.arange(NUMBER)
     outputs = exit_outputs(model, inputs_of(model, NUMBER))
     for block in model.ramp_indices:
@@ -113,7 +113,7 @@ def some_leave(model: EarlyExitModel) -> ConfidencePolicy:
 
 
 def assert_nearly_same(task: Task, answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
-    """Exits are equal, scores nearly; of maps hardly a pixel may turn on the order of a sum."""
+    """Checks that exits are equal and scores nearly; in maps, few pixels may depend on the order of a sum."""
     assert answers.keys() == expected.keys()
     assert {name: each.exit for name, each in answers.items()} == {name: each.exit for name, each in expected.items()}
     scores = np.array([[answers[name].score, each.score] for name, each in expected.items()])

@@ -1,4 +1,4 @@
-"""Words stay by the attention that their tokens receive; what no token tells of stays too."""
+"""Word pruning: words are kept by the attention of their tokens, and words without tokens are kept too."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ ON_EACH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 
 @dataclass(eq=False)
 class Log:
-    """Torch in the place of a device's graphs: what was recorded and replayed, in tokens; refuses what is too large."""
+    """Torch in place of CUDA graphs. It logs recordings and replays, in tokens, and refuses too large shapes."""
 
     limit: int = MOST_TOKENS
     error: type[RuntimeError] = torch.OutOfMemoryError
@@ -270,7 +270,7 @@ def test_a_plan_s_recordings_are_kept_while_the_next_is_made_and_not_made_again(
 
 @dataclass(eq=False)
 class Serving(Log):
-    """Runs another piece while something is recorded."""
+    """Runs another piece during a recording."""
 
     segments: list[CapturedSegments] = field(default_factory=list)
     run: list[Work] = field(default_factory=list)

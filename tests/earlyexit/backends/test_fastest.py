@@ -28,7 +28,7 @@ FULL = {
     Segment(first=1, end=2, ramp=None): Budget(inputs=4, tokens=24),
 }
 Seconds = Callable[[int, int], float]
-"""Of processor time that a run takes, by its number and its inputs."""
+"""The processor time of a run, by its number and its inputs."""
 
 
 def always(seconds: float) -> Seconds:
@@ -36,12 +36,12 @@ def always(seconds: float) -> Seconds:
 
 
 def rounds(*seconds: float) -> Seconds:
-    """Of which each has two runs: one of each size."""
+    """Each round has two runs, one per size."""
     return lambda run, inputs: seconds[run // 2]
 
 
 class Timed(SegmentRunner):
-    """A backend whose runs take the time that they are told."""
+    """A backend whose runs take predefined times."""
 
     def __init__(self, model: EarlyExitModel, seconds: Seconds, advance: Callable[[float], None]) -> None:
         self.model = model
@@ -71,7 +71,7 @@ class Machine:
     torch_s: Seconds
     onnx_s: Seconds
     after_s: float = 0.0
-    """What torch's threads spend after a run."""
+    """The time that torch's threads spend after a run."""
     now_s: float = 0.0
     left_s: float = 0.0
     model: EarlyExitModel = field(

@@ -1,4 +1,4 @@
-"""A chain whose networks run on ONNX Runtime answers as one that torch runs."""
+"""The ONNX Runtime backend, compared with torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ POLICY = ConfidencePolicy(0.55)
 
 
 def fresh_model(*, num_blocks: int = 2) -> EarlyExitModel:
-    """Its exits look at the first token, through two layers; those of other tests at the mean, through one."""
+    """Its exits read the first token with two layers; those of other tests read the mean with one layer."""
     ramps = RampOptions(style="pooler", pooling="first")
     model = small(LabelTask(("no", "yes")), seed=0, num_blocks=num_blocks, max_length=64, ramps=ramps)
     model.temperatures_E.copy_(torch.tensor([0.5, 2.0, 0.7])[-num_blocks:])
@@ -97,7 +97,7 @@ def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment:
 
 LAST = Segment(first=1, end=2, ramp=None)
 EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=None)]
-"""Between all ramps, and one of two blocks with an exit: what most tests run."""
+"""The segments between all ramps, and one of two blocks with an exit, which most tests run."""
 
 
 @pytest.mark.gpu
@@ -217,7 +217,7 @@ def test_without_onnxruntime_the_error_says_so(
 
 
 def export_here(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
-    """Another process would load for seconds what this one has loaded."""
+    """Exports in this process, because another one would load modules for seconds."""
     for segment, path in files.items():
         export(model, segment, path)
 

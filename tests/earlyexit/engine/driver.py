@@ -1,4 +1,4 @@
-"""A device that spends every split's time from a table and writes down what its engine does."""
+"""A fake device that takes the time of each split from a table and logs the decisions of its engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Engine = BatchEngine[None]
 
 
 class TableTimes(ObservedTimes):
-    """A split takes what the table says, whatever the size of its batch; inputs have one token."""
+    """The time of a split is that of the table for every batch size; inputs have one token."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class TableTimes(ObservedTimes):
 
 @dataclass(frozen=True)
 class Arrival:
-    """Members that reach the engine together."""
+    """Members that are submitted together."""
 
     at_s: float
     names: str
@@ -52,7 +52,7 @@ class Arrival:
     reserve_s: float = 0.0
     fallback: tuple[Split, ...] = ()
     tokens: tuple[int, ...] = ()
-    """Of each; left out: 1."""
+    """The tokens of each member; by default 1."""
 
 
 def arrivals(text: str) -> list[Arrival]:
@@ -77,7 +77,7 @@ def arrivals(text: str) -> list[Arrival]:
 
 @dataclass(frozen=True)
 class Switch:
-    """Another plan."""
+    """The arrival of another plan."""
 
     at_s: float
     splits: tuple[Split, ...]
@@ -90,18 +90,18 @@ Event = Arrival | Switch
 
 @dataclass
 class Driver:
-    """A device that spends every split's time from a table and writes down what happens."""
+    """A fake device that takes the time of each split from a table and logs its events."""
 
     engine: Engine
     seconds: Mapping[int, float]
     leave: Mapping[int, str] = field(default_factory=dict)
-    """By the first block of a split, the members that leave at its end; all leave at a block that is not hosted."""
+    """The members that leave at the end of a split, by its first block. All leave at a block that is not hosted."""
     clock: ManualClock = field(default_factory=ManualClock)
     log: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     def play(self, *events: Event | str) -> str:
-        """What happens, in one line; texts are read by `arrivals`."""
+        """Returns the log in one line; `arrivals` parses the texts."""
         read = [one for each in events for one in (arrivals(each) if isinstance(each, str) else [each])]
         self.events = sorted(read, key=lambda event: event.at_s)
         while self._turn():
@@ -161,7 +161,7 @@ def _members(arrival: Arrival) -> list[Member[None]]:
 
 
 def chosen(engine: Engine, now_s: float = 0.0) -> Batch[None]:
-    """The batch of a device that is free then; there must be one."""
+    """Returns the batch of a device that is free at this time; there must be one."""
     batch = engine.choose(now_s).batch
     assert batch is not None
     return batch
@@ -189,7 +189,7 @@ def driver_of(
     order: OrderSpec = DEFAULT,
     starts: tuple[int, ...] = (),
 ) -> Driver:
-    """Every split takes a second, wherever it starts."""
+    """Every split takes a second, also the rest of a split."""
     seconds = dict.fromkeys(range(8), 1.0)
     engine = Engine(splits, times or TableTimes(seconds), starts=starts)
     engine.follow(splits, dispatch, order)

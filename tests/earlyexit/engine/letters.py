@@ -1,4 +1,4 @@
-"""A device without tensors: inputs are letters, and splits take the seconds they are told."""
+"""A fake device without tensors: inputs are letters, and splits take predefined seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clock import ManualClock
 
 ALL_OF_THEM = "*"
 NUM_BLOCKS = 4
-"""Of the fake model: every input that reaches the end of block 3 leaves."""
+"""The last block of the fake model: every input that reaches its end leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class Part:
 
 @dataclass
 class FakeRunner:
-    """Spends the parts' seconds; fails at the end of a split's first part if a poisonous input is inside."""
+    """Spends the seconds of each step; fails at the end of a split's first step if the batch has a poisonous input."""
 
     parts: Mapping[int, list[Part]]
-    """By the first block of their split."""
+    """Steps by the first block of their split."""
     clock: Clock
     poison: str = ""
     runs: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ def members(names: str, *, probe: bool = False) -> list[LetterMember]:
 
 @dataclass
 class Bench:
-    """A device on a manual clock that writes down what it releases, and when."""
+    """A device on a manual clock that logs its releases and their times."""
 
     splits: list[Split]
     parts: Mapping[int, list[Part]]
@@ -142,7 +142,7 @@ class Bench:
         self.device = Device(self.engine, self.runner, self.clock, self._write)
 
     def run(self, queued: Sequence[LetterMember]) -> list[str]:
-        """Everything that is released until the device is idle."""
+        """Returns all releases until the device is idle."""
         self.engine.submit(queued[0].payload.next_block, queued, self.clock.now_s())
         self.device.run_until_idle()
         return self.log
@@ -176,7 +176,7 @@ def start(bench: Bench) -> Batch[Letters]:
 
 @dataclass
 class FailsLater(FakeRunner):
-    """Fails at its second step, so after the first answers are out, unless an input is alone and not poisonous."""
+    """Fails at its second step, after the first answers, unless the batch is one input that is not poisonous."""
 
     def run(self, batch: Batch[Letters]) -> Iterator[Step[Letters]]:
         poison, self.poison = self.poison, ""

@@ -1,4 +1,4 @@
-"""What the engine chooses, as literal logs of a device that spends a second on every batch."""
+"""The engine's decisions, as literal logs of a fake device that takes one second per batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONE = splits_of(0, 4, batch=4)
 
 
 class TokenTimes(TableTimes):
-    """A tenth of a second a token; inputs have five on average."""
+    """A tenth of a second per token; inputs have five tokens on average."""
 
     def __init__(self) -> None:
         super().__init__({0: 0.1})
@@ -318,7 +318,7 @@ def step(name: str, sequence: int) -> Member[None]:
 
 
 def two_have_run(batch: int = 8) -> Engine:
-    """Steps of sequences 1 and 2 were answered at 1 s; those of 3 and 4 came while they ran."""
+    """Steps of sequences 1 and 2 were answered at 1 s; steps of sequences 3 and 4 arrived while they ran."""
     engine = Engine([replace(WHOLE, batch=batch)], TableTimes({0: 1.0}))
     engine.submit(0, [step("a", 1), step("b", 2)], 0.0)
     first = chosen(engine)
@@ -360,7 +360,7 @@ def test_a_sequence_that_ended_before_its_batch_is_not_awaited() -> None:
 
 
 def in_turn(engine: Engine, *coming_back: Member[None]) -> str:
-    """The batches, after each of which one of these is there."""
+    """Returns the batches if one of these members arrives after each batch."""
     found = []
     for each in coming_back:
         found.append(names(chosen(engine).members))
@@ -426,7 +426,7 @@ NUM_BLOCKS = 6
 
 @st.composite
 def hosted(draw: st.DrawFn) -> tuple[Split, ...]:
-    """Consecutive splits of some blocks, or none at all."""
+    """Draws consecutive splits of some blocks, or no split."""
     bounds = sorted(draw(st.sets(st.integers(0, NUM_BLOCKS), max_size=4)))
     return tuple(
         Split(first=first, end=end, batch=draw(st.integers(1, 4)), tokens=draw(st.none() | st.integers(1, 20)))

@@ -82,7 +82,7 @@ def test_a_bad_input_fails_alone_and_failures_in_a_row_are_counted() -> None:
 
 
 def a_plan_comes(engine: BatchEngine[Letters], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only blocks 0 and 1 are hosted from when the survivors of a batch are made ready for the queue."""
+    """Makes the engine host only blocks 0 and 1 as soon as survivors of a batch are prepared for the queue."""
     split = Letters.singles
 
     def singles(letters: Letters) -> list[Letters]:
@@ -204,7 +204,7 @@ FIRST, LAST = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4, 
 
 @dataclass
 class FakeMemory:
-    """Room for some sequences; notes what it is told."""
+    """A memory with room for some sequences, which records its calls."""
 
     room: int = 8
     kept: set[int] = field(default_factory=set)
@@ -261,7 +261,7 @@ class Scene:
         return batch
 
     def run_until_idle(self) -> None:
-        """Also when a batch waits a moment for the next steps of sequences that were just answered."""
+        """Covers a batch that waits a moment for the next steps of sequences that were just answered."""
         self.device.run_until_idle()
         while (choice := self.device.start_next()) is not None:
             assert isinstance(choice, float)
@@ -293,7 +293,7 @@ def test_only_inputs_that_are_not_admitted_and_steps_of_ended_sequences_fail() -
 
 
 def test_a_step_after_the_end_of_its_sequence_does_not_restart_it() -> None:
-    """Its caller left while a batch still had the token before: kept until that batch is over, it may not come back."""
+    """The sequence ended while a batch had its previous token. It is kept until then, but must not restart."""
     scene = Scene(FIRST)
     scene.submit("ab")
     batch = scene.batch()
@@ -331,7 +331,7 @@ def test_a_batch_whose_sequences_all_ended_has_no_survivors(hosted: bool, monkey
 
 
 def test_the_next_token_of_an_answered_one_may_start_before_its_batch_is_over() -> None:
-    """Its batch-mates run on: the sequence is in hand twice, and goes when both batches are over."""
+    """Other inputs of its batch run on: two batches use the sequence, which is freed after both."""
     scene = Scene(Split(first=0, end=4, batch=4, ramps=(1,), overlap_below=2))
     scene.submit("a")
     first = scene.batch()

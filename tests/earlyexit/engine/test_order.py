@@ -1,4 +1,4 @@
-"""Which waiting inputs form a batch: TCB's orders against brute force, and first-fit-decreasing slots of attention."""
+"""Orders of inputs: TCB's orders against brute force, and first-fit-decreasing slots of attention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def order(name: str, overdue_s: float | None = None) -> OrderSpec:
 
 
 def waiting(*told: tuple[int, float, float]) -> list[Asked]:
-    """Each with tokens, deadline and since when; sorted as a queue is."""
+    """Requests of (tokens, deadline, arrival), sorted like a queue."""
     return sorted(
         (Asked(tokens=tokens, deadline_s=deadline_s, since_s=since_s) for tokens, deadline_s, since_s in told),
         key=lambda each: each.deadline_s,
@@ -77,7 +77,7 @@ def test_an_overdue_input_without_a_deadline_goes_first_in_the_order_by_deadline
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_input_waits_longer_than_overdue_s_and_a_batch_per_earlier_input(name: str) -> None:
-    """More than fits keeps coming for ever, all of it shorter, sooner due, and younger than the ten that wait."""
+    """More inputs than fit keep arriving: shorter, with earlier deadlines, and younger than the ten that wait."""
     rng, overdue_s = random.Random(3), 5.0
     chosen = order(name, None if name == "arrival" else overdue_s)
     queued = [Asked(tokens=50 + k, since_s=0.0) for k in range(10)]
@@ -149,11 +149,11 @@ def test_eta_and_q_determine_each_other_and_an_order_is_parsed_from_text() -> No
 # TCB's DAS
 
 Chooser = Callable[[Sequence[Asked], float], Iterable[int]]
-"""From waiting inputs, sorted by deadline, and the time, to the positions of a batch."""
+"""Maps waiting inputs, sorted by deadline, and the time to the positions of a batch."""
 
 
 def utility_of(requests: Sequence[Asked], num_batches: int, choose: Chooser) -> Fraction:
-    """The utility of the inputs that are in a batch before their deadline, with a batch at every whole second."""
+    """Returns the utility of inputs that run before their deadline, with a batch at every whole second."""
     left, total = list(requests), Fraction(0)
     for now in range(num_batches):
         waiting = sorted((n for n in left if n.since_s <= now <= n.deadline_s), key=lambda n: n.deadline_s)
@@ -164,7 +164,7 @@ def utility_of(requests: Sequence[Asked], num_batches: int, choose: Chooser) -> 
 
 
 def best_utility(requests: Sequence[Asked], num_batches: int, L: int) -> Fraction:
-    """The most that an order could reach if it knew all arrivals beforehand, by trying all."""
+    """Returns the largest utility that any order reaches with knowledge of all arrivals, by brute force."""
     numbers = range(len(requests))
     rows = [set(row) for size in range(1, len(requests) + 1) for row in combinations(numbers, size)]
     rows = [row for row in rows if sum(requests[n].tokens for n in row) <= L]
@@ -184,7 +184,7 @@ def best_utility(requests: Sequence[Asked], num_batches: int, L: int) -> Fractio
 
 
 def random_requests(rng: random.Random, number: int, longest: int, num_batches: int) -> list[Asked]:
-    """Of any lengths, arrivals and deadlines; some deadlines are equal, past, or infinite."""
+    """Draws requests of any lengths, arrivals and deadlines; some deadlines are equal, past, or infinite."""
     requests = []
     for _ in range(number):
         since = rng.randrange(num_batches)
@@ -216,7 +216,7 @@ def test_das_prefers_the_earlier_deadline_to_the_shorter_input() -> None:
 
 @pytest.mark.parametrize("eta", ETAS, ids=str)
 def test_das_reaches_its_bound_against_brute_force(eta: Fraction) -> None:
-    """Theorem 5.1, and the better bound that holds as well: eta / (1 + eta)."""
+    """Checks theorem 5.1, and the better bound eta / (1 + eta) that holds as well."""
     rng = random.Random(f"{eta} 1")
     q, worst = 1 - eta, Fraction(1)
     for _ in range(50):

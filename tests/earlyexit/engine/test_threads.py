@@ -1,4 +1,4 @@
-"""Two batches at once on a device's two threads, each step let go by the test."""
+"""Two batches at once on a device's two threads; the test releases each step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENCE_S = 20.0
 
 @dataclass
 class HeldRunner(FakeRunner):
-    """Gives a step when the test lets go of the batch's first letter; says which batches run at once."""
+    """Yields a step when the test releases the batch's first letter; records which batches run at once."""
 
     gates: dict[str, threading.Semaphore] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ class HeldRunner(FakeRunner):
 
 
 class Outbox:
-    """What a device released, by input; never from two threads at once."""
+    """The releases of a device by input; checks that two threads never deliver at once."""
 
     def __init__(self, expected: int) -> None:
         self.released: list[str] = []
@@ -95,7 +95,7 @@ class Outbox:
 
 
 def has_room(thread: DeviceThreads[Letters]) -> bool:
-    """Whether the device would begin what is queued."""
+    """Whether the device would begin a queued batch."""
     with thread.device.lock:
         return thread.device.engine.may_begin
 

@@ -11,7 +11,7 @@ SPLIT = Split(first=0, end=2, batch=8)
 
 
 def learnt(*observed: tuple[int, float, float]) -> ObservedTimes:
-    """From batches of the split: size, seconds until the first answers, seconds in all."""
+    """Returns times learned from batches: (size, seconds until the first answers, total seconds)."""
     times = ObservedTimes()
     for size, first_s, total_s in observed:
         times.observe(SPLIT, size, size, first_s, total_s)
@@ -19,7 +19,7 @@ def learnt(*observed: tuple[int, float, float]) -> ObservedTimes:
 
 
 def learnt_of_tokens(*observed: tuple[int, int, float]) -> ObservedTimes:
-    """From batches of the split: size, tokens, seconds until the first answers and in all."""
+    """Returns times learned from batches: (size, tokens, seconds until the first answers and in total)."""
     times = ObservedTimes()
     for size, tokens, seconds in observed:
         times.observe(SPLIT, size, tokens, seconds, seconds)

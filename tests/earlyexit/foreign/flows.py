@@ -1,4 +1,4 @@
-"""Dataflows in lines; and whether a tensor carries everything, found by taking it away: what `carriers` must equal."""
+"""Dataflows as lines of text, and cut tensors found by removing each tensor, which `cut_tensors` must equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from earlyexit.foreign.dataflow import Dataflow, Operator, OperatorKind
 
 
 def flow_of(*lines: str, inputs: str = "x", outputs: str = "y") -> Dataflow:
-    """Of lines like `b = work a w`; what no line gives, and is no input, is a weight."""
+    """Parses lines like `b = work a w`. Tensors that no line computes and that are no inputs are weights."""
     operators = [_operator(index, *line.split(" = ")) for index, line in enumerate(lines)]
     given = {*inputs.split(), *(name for operator in operators for name in operator.outputs)}
     return Dataflow(
@@ -30,7 +30,7 @@ def _operator(index: int, outputs: str, call: str) -> Operator:
 
 
 def carriers_by_removal(flow: Dataflow) -> list[str]:
-    """Tensors without which no output follows from any input; in the order of the operators, inputs left out."""
+    """Returns the tensors, except inputs, without which no output depends on any input, in the order of operators."""
     free = _free(flow)
     if not _reached(flow, free, set()):
         return []
@@ -39,7 +39,7 @@ def carriers_by_removal(flow: Dataflow) -> list[str]:
 
 
 def disconnects(flow: Dataflow, tensors: Iterable[str]) -> bool:
-    """Whether without these no output follows from any input."""
+    """Whether no output depends on any input without these tensors."""
     return not _reached(flow, _free(flow), set(tensors))
 
 
@@ -52,7 +52,7 @@ def _free(flow: Dataflow) -> set[str]:
 
 
 def _reached(flow: Dataflow, free: set[str], removed: set[str]) -> bool:
-    """Whether an output depends on an input, by a way around what is removed."""
+    """Whether an output depends on an input without the removed tensors."""
     known = set(flow.inputs) - free - removed
     for operator in flow.operators:
         if operator.kind == "sizes":

@@ -1,4 +1,4 @@
-"""Ordinary torch modules, and what `module:function` gives of each: they know nothing of Offramp."""
+"""Ordinary torch modules that do not depend on Offramp, each with its `module:function`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Given = tuple[nn.Module, dict[str, Tensor]]
 
 @cache
 def traced(name: str) -> TorchModel:
-    """One of the modules below, traced once in a process, since that takes seconds."""
+    """Returns one of the modules below. It is traced once per process, because that takes seconds."""
     torch.manual_seed(0)
     return read_torch(f"{__name__}:{name}")
 
 
 class Residual(nn.Module):
-    """Writes in place, as many do."""
+    """Writes in place, like many modules."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Residual(nn.Module):
 
 
 class Pictures(nn.Module):
-    """Of bytes (B, H, W, 3)."""
+    """Takes bytes (B, H, W, 3)."""
 
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class Pictures(nn.Module):
 
 
 class Probable(Pictures):
-    """Ends in probabilities."""
+    """Returns probabilities."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image).softmax(-1)
 
 
 class Separate(Pictures):
-    """Ends in a probability per class, which do not add up to 1."""
+    """Returns a probability per class; they do not sum to 1."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image).sigmoid()
@@ -83,7 +83,7 @@ class Attention(nn.Module):
 
 
 class Texts(nn.Module):
-    """Its classifier looks at the mean of the tokens, and its table of tokens is its last layer's too."""
+    """Its classifier reads the mean of the tokens, and its embedding is tied to its last layer."""
 
     def __init__(self, classes: int = 3, width: int = 16) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Texts(nn.Module):
 
 
 class Pair(Pictures):
-    """Gives two answers."""
+    """Returns two answers."""
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         answer = super().forward(image)
@@ -114,7 +114,7 @@ class Pair(Pictures):
 
 
 class Doubled(nn.Module):
-    """Of twice the precision that crosses."""
+    """Computes in float64, which cannot cross."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Doubled(nn.Module):
 
 
 class Alone(nn.Module):
-    """One layer: no place between two."""
+    """Has one layer, and so no site."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Alone(nn.Module):
 
 
 class Masked(Pictures):
-    """Every stage, wide within, reads a number made of the pixels beside what the one before it gives."""
+    """Every stage is wide inside, and reads a number computed from the pixels beside the previous stage's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Masked(Pictures):
 
 
 class Stubborn(Pictures):
-    """Answers everything alike."""
+    """Returns the same answer for all inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Stubborn(Pictures):
 
 
 class Broken(Pictures):
-    """Fails where pixels are dark."""
+    """Fails for dark pixels."""
 
     def forward(self, image: Tensor) -> Tensor:
         bright = image.float().mean((1, 2, 3)) > 60
@@ -188,7 +188,7 @@ def _seeded(make: type[nn.Module]) -> nn.Module:
 
 @torch.no_grad()
 def _balance(network: Pictures, forward: Callable[..., Tensor]) -> None:
-    """Let every class be the answer to pictures of some colours."""
+    """Makes every class the answer to pictures of some colours."""
     colours_NC = torch.randint(0, 256, (64, 3)).to(torch.uint8)
     pictures_NHWC = colours_NC[:, None, None, :].expand(-1, SIDE, SIDE, -1)
     network.classifier.bias.sub_(forward(network, pictures_NHWC).mean(0))
@@ -227,7 +227,7 @@ def texts() -> Given:
 
 
 class Placed(Texts):
-    """Is told where every token stands, and of which text it is."""
+    """Takes the position and the type of every token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Placed(Texts):
 
 
 def placed(**others: Tensor) -> Given:
-    """With some examples in place of what follows from the lengths 7 and 3."""
+    """Returns a module with these examples in place of the ones that follow from the lengths 7 and 3."""
     _, given = texts()
     given["position_ids"] = torch.arange(7).repeat(2, 1)
     given["token_type_ids"] = torch.zeros_like(given["input_ids"])
@@ -264,7 +264,7 @@ def placed_left() -> Given:
 
 
 class Indexed(nn.Module):
-    """Looks its tokens up by indexing, and keeps a number of a type that numpy does not have."""
+    """Looks up tokens by indexing, and has a weight of a type that numpy does not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ def indexed() -> Given:
 
 
 class Offset(Indexed):
-    """Where tokens are looked up is computed: nothing says how large they may be."""
+    """Computes the table for its tokens, so that their bound is unknown."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return super().forward(input_ids + 0 * input_ids.amax(1, keepdim=True), attention_mask)
@@ -295,7 +295,7 @@ def offset() -> Given:
 
 
 class Plain(nn.Module):
-    """Convolutions with a part that writes in place, and one that takes a tensor apart."""
+    """Convolutions, with a part that writes in place and a part that splits a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,28 +316,28 @@ def plain() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 class Decides(nn.Module):
-    """It looks at values in Python, which `torch.export` cannot follow, unless asked about the module's own state."""
+    """Reads values in Python, which `torch.export` cannot trace, except for the module's own state."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values + 1 if values.sum() > 0 else values - 1
 
 
 class Fixed(nn.Module):
-    """It takes batches of two only."""
+    """Takes only batches of two."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values.reshape(2, -1) * 2
 
 
 class Mixes(nn.Module):
-    """It lets inputs of a batch see each other."""
+    """Mixes the inputs of a batch."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values - values.mean(0)
 
 
 class Branches(nn.Module):
-    """It runs one graph or another."""
+    """Has control flow."""
 
     def forward(self, values: Tensor) -> Tensor:
         chosen: Tensor = torch.cond(values.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (values,))
@@ -355,7 +355,7 @@ branches = partial(_of_rows, Branches)
 
 
 def small_bert() -> tuple[nn.Module, dict[str, Tensor]]:
-    """Of `transformers`, with weights drawn at random; inputs by name."""
+    """Returns a model of `transformers` with random weights; inputs are named."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)

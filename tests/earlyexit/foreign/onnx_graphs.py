@@ -1,4 +1,4 @@
-"""Small ONNX graphs with random weights, as other tools might write them, and what they answer uncut."""
+"""Small ONNX graphs with random weights, as other tools write them, and their uncut answers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ words (int64[B, T] input_ids, int64[B, T] attention_mask) => (float[B, 3] logits
 
 
 def pictures_graph(*, end: str = "flat", batch: str = "B", seed: int = 0) -> onnx.ModelProto:
-    """Three convolutions, the second with a skip around it; tensors that part it: r0, r1, r2."""
+    """Three convolutions, the second with a skip connection; its cut tensors are r0, r1, r2."""
     text = PICTURES.replace("END", ENDS[end]).replace("BATCH", batch)
     text = text.replace("LAST", "answers" if end == "probabilities" else "logits")
     shapes = {"w0": (6, 3, 3, 3), "w1": (6, 6, 3, 3), "w2": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}
@@ -155,7 +155,7 @@ across (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] logits) {
 
 
 def across_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
-    """In one place its inputs lie in columns, at `across`; it can be cut at r0, c1 and back."""
+    """The inputs are columns of the tensor `across`; it can be cut at r0, c1 and back."""
     shapes = {"w0": (6, 3, 3, 3), "w1": (8, 6, 3, 3), "w2": (8, 8), "w3": (8, 8), "head": (8, 3), "bias": (3,)}
     return _model(ACROSS.replace("BATCH", batch), shapes, seed)
 
@@ -176,14 +176,14 @@ LAYOUTS = {"NCHW": ("3, 8, 8", "0, 1, 2, 3"), "NHWC": ("8, 8, 3", "0, 3, 1, 2")}
 
 
 def bytes_graph(layout: str, *, dtype: str = "uint8") -> onnx.ModelProto:
-    """Takes pixels as whole numbers from 0 to 255; it can be cut at r0."""
+    """Takes pixels as integers from 0 to 255; it can be cut at r0."""
     shape, perm = LAYOUTS[layout]
     text = BYTES.replace("TYPE", dtype).replace("SHAPE", shape).replace("PERM", perm)
     return _model(text, {"w0": (6, 3, 3, 3), "w1": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}, 0)
 
 
 def words_graph(*, num_blocks: int = 3, seed: int = 0) -> onnx.ModelProto:
-    """Attention over words; every block reads the sizes of a tensor of the first. What parts it: start, h0, h1, h2."""
+    """Attention over words. Every block reads the size of a tensor of the first. Its cut tensors: start, h0, h1, h2."""
     before = ["start", *(f"h{k}" for k in range(num_blocks))]
     blocks = "".join(BLOCK.format(k=k, before=before[k], sized="start") for k in range(num_blocks))
     shapes = {"table": (WORDS, 8), "places": (32, 8), "head": (8, 3), "bias": (3,)}
@@ -210,34 +210,34 @@ def turned_words_graph(form: str) -> onnx.ModelProto:
 
 
 def small_graph(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
-    """Of the text form of ONNX, with random weights of these shapes."""
+    """Parses the text form of ONNX, and adds random weights of these shapes."""
     return _model(text, shapes, 0)
 
 
 def saved(model: onnx.ModelProto, folder: Path, *, name: str = "theirs.onnx", beside: bool = False) -> Path:
-    """A file of it; its weights in another one beside it, if asked."""
+    """Writes a graph to a file; if requested, its weights to another file beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save_model(model, folder / name, save_as_external_data=beside, location="theirs.bin", size_threshold=0)
     return folder / name
 
 
 def read_graph(path: Path, **asked: Any) -> ForeignModel:
-    """A file, read."""
+    """Reads a file."""
     return read_foreign(str(path), ForeignOptions(**asked), open_size=8)
 
 
 def pictures_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("r0",), ("r1",))) -> Pretrained:
-    """`pictures_graph`'s file in a model's folder."""
+    """Cuts the file of a `pictures_graph` into a model folder."""
     return read_graph(path, pixels=PIXELS).build(cuts, CODEC, folder)
 
 
 def words_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("h0",), ("h1",))) -> Pretrained:
-    """`words_graph`'s."""
+    """Cuts the file of a `words_graph` into a model folder."""
     return read_graph(path).build(cuts, TEXT, folder)
 
 
 def with_ramps(pretrained: Pretrained) -> EarlyExitModel:
-    """A ramp after every block but the last, untrained, with larger weights, so that some inputs leave at each."""
+    """Adds untrained ramps with large weights after every block but the last, so that some inputs leave at each."""
     import torch
 
     assert pretrained.codec is not None
@@ -252,32 +252,32 @@ def with_ramps(pretrained: Pretrained) -> EarlyExitModel:
 
 
 def random_pictures(count: int, *, seed: int = 0) -> list[Encoded]:
-    """Pixels as the codec gives them."""
+    """Returns pixels from the codec."""
     pixels = np.random.default_rng(seed).integers(0, 256, (count, 1, SIDE, SIDE, 3), dtype=np.uint8)
     return [Encoded(1, (each,)) for each in pixels]
 
 
 def random_words(lengths: Sequence[int], *, seed: int = 0) -> list[Encoded]:
-    """Texts of these lengths, as the codec gives them."""
+    """Returns texts of these lengths from the codec."""
     rng = np.random.default_rng(seed)
     return [Encoded(n, (rng.integers(0, WORDS, size=n, dtype=np.int32),)) for n in lengths]
 
 
 def uncut(path: Path) -> Callable[[Mapping[str, Array]], Array]:
-    """The file's own answers, by ONNX Runtime alone."""
+    """Returns the answers of the uncut file, by ONNX Runtime alone."""
     session = onnxruntime.InferenceSession(path)
     return lambda feeds: np.asarray(session.run(None, dict(feeds))[0])
 
 
 def picture_feeds(encoded: Encoded) -> dict[str, Array]:
-    """One picture as the graph was trained on it."""
+    """Returns one picture in the graph's form."""
     scaled = encoded.tensors[0].astype(np.float32) / 255
     normal = (scaled - np.array(PIXELS["mean"], np.float32)) / np.array(PIXELS["std"], np.float32)
     return {"x": normal.transpose(0, 3, 1, 2)}
 
 
 def words_feeds(encoded: Encoded) -> dict[str, Array]:
-    """One text alone: nothing is padded."""
+    """Returns one text alone, without padding."""
     ids = encoded.tensors[0].astype(np.int64)[None]
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 

@@ -1,4 +1,4 @@
-"""Torch modules and ONNX files that are refused, each read into a folder; `refusals.txt` has the messages."""
+"""Torch modules and ONNX files that are refused. `refusals.txt` has the messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module(name: str) -> Read:
 
 
 def node_of(model: TorchModel, part: str) -> str:
-    """The first node whose name has a part."""
+    """Returns the first node whose name contains a text."""
     return next(str(each.name) for each in model.module.graph.nodes if part in each.name)
 
 
@@ -60,7 +60,7 @@ def graph_card(**changes: Any) -> Read:
 
 
 def onnx_files() -> dict[str, Read]:
-    """No files where onnx is not installed."""
+    """Returns no cases if onnx is not installed."""
     if not HAS_ONNX:
         return {}
     from tests.earlyexit.foreign import onnx_graphs, tiny

@@ -1,4 +1,4 @@
-"""Sets of tensors that carry everything together, where none does alone; against every set there is."""
+"""Cut sets where no single tensor cuts the graph, compared with brute force over all sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASKED = (
     *("e = work d m", "f = work e", "g = light f d"),
     *("h = work g m", "y = work h"),
 )
-"""Layers that each read the hidden state and a mask that was made of the input: no tensor alone carries everything."""
+"""Layers that each read the hidden state and a mask computed from the input: no single tensor cuts the graph."""
 
 
 def masked() -> Dataflow:
@@ -74,14 +74,14 @@ def drawn(seed: int) -> Dataflow:
 
 
 def crossing(flow: Dataflow, ran: set[str]) -> set[str]:
-    """Tensors that some operators make, or that are given, and that the others read or no operator reads."""
+    """Returns the inputs, and the results of some operators, that other operators or no operators read."""
     there = set(flow.inputs) | {name for each in flow.live if each.name in ran for name in each.outputs}
     read = {name for each in flow.live if each.name not in ran for name in each.inputs}
     return there & (read | set(flow.outputs))
 
 
 def cheapest_by_trying(flow: Dataflow, last: Operator) -> tuple[int, int] | None:
-    """Tensors and bytes of the cheapest cut right behind an operator, of all sets of operators that can have run."""
+    """Returns tensors and bytes of the cheapest cut after an operator, over all sets of operators that can have run."""
     behind = {each.name for each in flow.live if each.kind == "work" and last.name in flow.before(each.outputs)}
     behind -= {last.name}
     names = [each.name for each in flow.live]

@@ -1,4 +1,4 @@
-"""Torch modules that were not prepared: traced, cut, kept as data, and still what they were."""
+"""Ordinary torch modules that are traced, cut and stored as data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def inputs_of(name: str, count: int, seed: int = 0) -> list[Encoded]:
 
 
 def whole(name: str, encoded: list[Encoded]) -> Tensor:
-    """What the module itself gives, in one batch; texts are padded as usual."""
+    """Returns the outputs of the module itself for one batch; texts are padded."""
     network, _ = getattr(foreign, name)()
     values, layout = pack(encoded, torch.device("cpu"))
     given = (values[0],) if name != "texts" else (layout.pad(values[0]).long(), layout.mask_BT.long())
@@ -132,7 +132,7 @@ def test_other_weights_or_another_graph_in_the_folder_are_refused(tmp_path: Path
 
 
 def rewritten(folder: Path, graph: object) -> None:
-    """Put another graph into a model's folder, and its hash into the card."""
+    """Writes another graph to a model's folder, and its hash to the card."""
     text = json.dumps(graph, separators=(",", ":")) + "\n"
     (folder / GRAPH_FILE).write_text(text)
     card = json.loads((folder / CARD_FILE).read_text())
@@ -142,7 +142,7 @@ def rewritten(folder: Path, graph: object) -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A model's folder, and its graph as it was."""
+    """Returns a model's folder and the text of its graph."""
     folder = tmp_path_factory.mktemp("pictures")
     save_model(model_of("pictures"), folder)
     return folder, (folder / GRAPH_FILE).read_text()

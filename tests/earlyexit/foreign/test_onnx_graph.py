@@ -1,4 +1,4 @@
-"""Graphs from elsewhere, in blocks: what they answer beside their own file's answers, uncut."""
+"""Foreign ONNX graphs in blocks, compared with the answers of the uncut files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Cuts = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A file, the model that was made of it, and inputs."""
+    """A file, the model built from it, and inputs."""
 
     path: Path
     model: EarlyExitModel
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def expected(self) -> Array:
-        """The file's own answers."""
+        """The answers of the uncut file."""
         answer = onnx_graphs.uncut(self.path)
         return np.concatenate([answer(self.feeds(each)) for each in self.encoded])
 
@@ -98,7 +98,7 @@ def of_words(graph: Callable[[], onnx.ModelProto], folder: Path, cuts: Cuts = ((
 
 
 class Residual(nn.Module):
-    """Two widths of residual blocks."""
+    """Residual blocks of two widths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Residual(nn.Module):
 
 
 class Logits(nn.Module):
-    """Of a classifier of `transformers`."""
+    """Returns a classifier of `transformers`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Logits(nn.Module):
 
 
 def exported(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, by_dynamo: bool) -> Path:
-    """As torch's exporters write it, with all their `Shape` operators; open to any batch, and texts to any length."""
+    """Exports a module with torch, which adds many `Shape` operators, for any batch size and any length of texts."""
     open_axes = {name: (0, 1) if values.dtype == torch.int64 else (0,) for name, values in inputs.items()}
     settings: dict[str, Any] = {
         "dynamic_axes": {name: {axis: f"{name}_{axis}" for axis in axes} for name, axes in open_axes.items()}
@@ -149,7 +149,7 @@ def exported(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, by_
 
 
 def joins(path: Path, operator: str) -> list[str]:
-    """What operators of a kind give, in order."""
+    """Returns the outputs of operators of a kind, in order."""
     nodes = onnx.load(path, load_external_data=False).graph.node
     return [node.output[0] for node in nodes if node.op_type == operator]
 
@@ -199,7 +199,7 @@ CASES: dict[str, tuple[Callable[[Path], Case], list[tuple[tuple[int, ...], bool]
     "resnet, dynamo": (partial(resnet, by_dynamo=True), [((16, 12, 12), False)]),
     "bert, dynamo": (partial(bert, by_dynamo=True), [((32,), True)]),
 }
-"""By a name: what makes it in a folder, and the shapes that cross behind its first block, and whether per token."""
+"""By name: the function that builds the graph in a folder, the shapes after its first block, and whether per token."""
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_one_of_several_outputs_can_be_chosen_and_several_inputs_used(tmp_path: 
 def test_rounding_by_the_batch_is_not_a_dependence_on_other_inputs(
     tmp_path: Path, others: float, is_taken: bool
 ) -> None:
-    """Every input gets a share of the batch's largest number, as kernels round by what is beside an input."""
+    """Adds a share of the batch's largest number to every input, as if rounding depended on other inputs."""
     graph = numbers_graph(
         f"most = ReduceMax<keepdims=0>(x) share = Constant<value = float {{{others}}}>() more = Mul(most, share) "
         "y = Add(x, more) logits = Gemm(y, w, b)"
@@ -410,7 +410,7 @@ LETTERED = {"name": "tensor", "columns": [{"name": "bytes", "datatype": "INT32",
 
 
 def rows_below(end: int, count: int = 40) -> list[Encoded]:
-    """Whole numbers from 0 to end - 1, as the codec gives them."""
+    """Returns integers from 0 to end - 1 from the codec."""
     numbers = np.random.default_rng(1).integers(0, end, (count, 1, 128), dtype=np.int32)
     return [Encoded(1, (each,)) for each in numbers]
 

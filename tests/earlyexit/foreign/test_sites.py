@@ -1,4 +1,4 @@
-"""Where ramps can go: against taking tensors away one by one, in models from packages and in graphs made here."""
+"""Sites of models from packages and of small graphs, compared with removing tensors one by one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_packaged_model_has_its_sites_with_work_before_between_and_behind_them
 
 
 def masked(mask: str) -> Dataflow:
-    """Its second layer reads another input too."""
+    """A graph whose second layer also reads another input."""
     return flow_of(f"m = light {mask}", "a = work x w", "b = work a m", "y = work b v", inputs=f"x {mask}")
 
 

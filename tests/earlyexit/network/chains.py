@@ -1,4 +1,4 @@
-"""Chains of small text models, what they answer offline, and their answers however they are cut."""
+"""Chains of small text models, their answers offline, and their answers with any cuts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def renamed(model: EarlyExitModel, name: str) -> EarlyExitModel:
 
 
 def spread(model: EarlyExitModel) -> EarlyExitModel:
-    """Its exits disagree: the logits of each are spread around zero over random inputs."""
+    """Makes the exits disagree: the logits of each are spread around zero over random inputs."""
     outputs = exit_outputs(model, random_inputs(np.random.default_rng(0), [9] * 64, least=1))
     for block, logits_NC in outputs.items():
         head = model.exit_head(block)
@@ -41,7 +41,7 @@ def spread(model: EarlyExitModel) -> EarlyExitModel:
 
 
 def chained(*lengths: int, seed: int = 1, width: int = 32, at: Sequence[Sequence[int]] | None = None) -> ChainNetwork:
-    """Networks of these numbers of blocks; widths differ too. `at`: their own ramps; None: after every block."""
+    """Returns networks of these numbers of blocks and different widths. `at`: their ramps; None: after each block."""
     members = [
         renamed(
             spread(
@@ -61,7 +61,7 @@ def chained(*lengths: int, seed: int = 1, width: int = 32, at: Sequence[Sequence
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs as every network of a chain gets them: other tokens, and other numbers of them."""
+    """The inputs of every network of a chain: each network has other tokens, and another number of tokens."""
 
     of_network: tuple[tuple[Encoded, ...], ...]
 
@@ -73,7 +73,7 @@ class Inputs:
         return [f"i{k}" for k in range(len(self))]
 
     def wire(self, network: int, first: int, ids: Sequence[str]) -> WirePiece:
-        """Some of them before the first block of a network."""
+        """Returns some inputs before the first block of a network."""
         rows = [self.of_network[network][int(each[1:])] for each in ids]
         return replace(entry_piece(ids, rows), next_block=first)
 
@@ -87,7 +87,7 @@ def inputs_for(network: ChainNetwork, *, count: int = 20, seed: int = 7) -> Inpu
 def offline(
     network: ChainNetwork, policy: ExitPolicy, inputs: Inputs, ramps: Sequence[int], used: Sequence[int]
 ) -> tuple[dict[str, Answer], dict[tuple[str, int], tuple[float, int]]]:
-    """Answers by each network run in full alone, and (score, answer) of every exit of the networks that are used."""
+    """Returns the answers of each network by itself, and (score, answer) of every exit of the used networks."""
     chain, last = network.chain, network.num_blocks - 1
     outputs: dict[int, torch.Tensor] = {}
     for place in used:

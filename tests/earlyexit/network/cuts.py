@@ -1,4 +1,4 @@
-"""A network's answers however it is cut, and as it gives them uncut to every input alone."""
+"""Answers of a network with any cuts, and its uncut answers to every input alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.earlyexit.network.tokens import wire_of
 
 
 def every_bounds(num_blocks: int) -> list[tuple[int, ...]]:
-    """Every way to cut so many blocks, uncut first: (0, 4), (0, 1, 4), ... (0, 1, 2, 3, 4)."""
+    """Returns all ways to cut so many blocks, uncut first: (0, 4), (0, 1, 4), ... (0, 1, 2, 3, 4)."""
     inner = (each for size in range(num_blocks) for each in combinations(range(1, num_blocks), size))
     return [(0, *each, num_blocks) for each in inner]
 
@@ -54,7 +54,7 @@ def cuts_of(
 def answers_alone(
     model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded], *, ramps: Sequence[int] | None = None
 ) -> dict[str, Answer]:
-    """Every input alone through the whole network."""
+    """Runs every input alone through the whole network."""
     (cut,) = cuts_of(model, policy, (0, model.num_blocks), ramps).values()
     pieces = piece_of(model, policy, encoded).singles()
     return {answer.sample_id: answer for piece in pieces for step in cut.run(piece) for answer in step.answers}
@@ -71,7 +71,7 @@ def answers_in_cuts(
     segments: SegmentRunner | None = None,
     ramps: Sequence[int] | None = None,
 ) -> dict[str, Answer]:
-    """Splits run in random order on random handfuls of the inputs that wait for them."""
+    """Runs splits in random order on random subsets of the inputs that wait for them."""
     cuts = cuts_of(model, policy, bounds, ramps, segments=segments)
     answers: dict[str, Answer] = {}
 
@@ -92,7 +92,7 @@ def in_random_order(
     goes_on: Callable[[Piece], tuple[int, list[Piece]]],
     rng: random.Random,
 ) -> Iterator[Step[Piece]]:
-    """Every step of cuts, by their first blocks, that run random handfuls of the inputs that wait for these.
+    """Yields every step of cuts, by their first blocks, that run random subsets of the inputs that wait for them.
 
     The caller may let others wait between steps. `goes_on`: for which block a cut's survivors wait then, and
     as what, one by one.
@@ -112,7 +112,7 @@ def in_random_order(
 
 
 def assert_same(answers: dict[str, Answer], expected: dict[str, Answer], *, within: float = 1e-5) -> None:
-    """Answers and exits are equal, scores nearly."""
+    """Checks that answers and exits are equal, and scores nearly."""
     assert answers.keys() == expected.keys()
     for name, answer in answers.items():
         assert answer.score == pytest.approx(expected[name].score, abs=within)
@@ -120,7 +120,7 @@ def assert_same(answers: dict[str, Answer], expected: dict[str, Answer], *, with
 
 
 def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
-    """About half of the inputs are surer than this at every ramp."""
+    """Returns the median confidence of every ramp as its threshold."""
     thresholds = {}
     for block, outputs_NC in exit_outputs(model, encoded).items():
         scores = sorted(model.task.score(outputs_NC).tolist())
@@ -129,7 +129,7 @@ def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolic
 
 
 def answers_of(runner: Runner[Piece], splits: Sequence[Split], piece: Piece) -> dict[str, tuple[int, int]]:
-    """The exit and the label of every input of a piece, by a device of its own."""
+    """Returns the exit and the label of every input of a piece on a new device."""
     found: dict[str, tuple[int, int]] = {}
 
     def deliver(releases: list[Release[Piece]]) -> None:

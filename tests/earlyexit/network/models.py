@@ -1,4 +1,4 @@
-"""Small text models with random weights, and ramps for networks that were read."""
+"""Small text models with random weights, and ramps for loaded networks."""
 
 from __future__ import annotations
 

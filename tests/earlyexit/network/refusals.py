@@ -1,4 +1,4 @@
-"""Cards and folders of models that are refused, each loaded from a folder."""
+"""Invalid model cards and folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE = {"name": "image", "height": 8, "width": 8}
 
 
 def change_card(folder: Path, **changes: Any) -> None:
-    """Change a model's card; what is `GONE` goes."""
+    """Changes a model's card. A key with the value `GONE` is removed."""
     path = folder / "model.json"
     card = json.loads(path.read_text(encoding="utf-8"))
     changed = {name: value for name, value in {**card, **changes}.items() if value is not GONE}
@@ -43,7 +43,7 @@ def card(**changes: Any) -> Read:
 
 
 def file(name: str, content: bytes | None) -> Read:
-    """A folder in which a file has another content, or which lacks it."""
+    """Returns a folder in which a file has another content, or is missing."""
 
     def read(folder: Path) -> object:
         save_model(small(), folder)

@@ -42,7 +42,7 @@ BOUNDS = every_bounds(NUM_BLOCKS)
 
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
-    """Four blocks whose exits disagree: each exit's logits are spread around zero over random inputs."""
+    """Returns a model of four blocks whose exits disagree: their logits are spread around zero over random inputs."""
     return spread(small())
 
 
@@ -117,7 +117,7 @@ def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encod
 
 
 def numbers_with(number: float, *, block: int) -> EarlyExitModel:
-    """Of two blocks; the exit after one of them answers `number` whatever it is asked."""
+    """Returns a model of two blocks, in which the exit after one of them always answers `number`."""
     model = small(RegressionTask(1.0), num_blocks=2)
     head = model.exit_head(block)
     assert isinstance(head.classifier, torch.nn.Linear)
@@ -143,7 +143,7 @@ def test_a_ramp_with_an_infinite_answer_costs_a_probe_its_record_but_not_its_ans
 
 
 class Watched(LabelTask):
-    """Labels whose outputs are said to be large; it keeps how many inputs were answered at a time."""
+    """Labels with outputs that count as large; it records how many inputs were answered at a time."""
 
     large = True
 
@@ -170,10 +170,10 @@ def test_large_outputs_become_answers_only_for_inputs_that_leave(encoded: list[E
 
 @dataclass
 class Probed:
-    """What probes said on their way."""
+    """The releases of probes."""
 
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
-    """All of an input, in their order."""
+    """All answers to an input, in their order."""
     seen: dict[tuple[str, int], ExitResult] = field(default_factory=dict)
 
     @property
@@ -188,7 +188,7 @@ def probe(
     bounds: Sequence[int],
     ramps: Sequence[int] = RAMPS,
 ) -> Probed:
-    """Every input as a probe, through the splits one after the other, in random handfuls."""
+    """Runs every input as a probe through the splits in turn, in random batches."""
     rng = random.Random(1)
     probed = Probed()
     waiting = piece_of(model, policy, encoded).singles()
@@ -327,7 +327,7 @@ def test_warm_up_inputs_run(split: Split, dtype: torch.dtype, small_model: Early
 
 @dataclass
 class SlowSegments:
-    """Counts what it runs; ready for what it prepared."""
+    """Records the segments that it runs; ready for those that it prepared."""
 
     inner: EarlyExitModel
     ready: set[Segment] = field(default_factory=set)
@@ -404,7 +404,7 @@ def three() -> ChainNetwork:
 
 
 def plans(network: ChainNetwork, ramps: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[Split, ...]]]:
-    """Every set of networks that ends with the last, cut in every way."""
+    """Yields every set of networks that ends with the last, with all cuts."""
     last = len(network.members) - 1
     found = []
     for used in chain.from_iterable(combinations(range(last), size) for size in range(last + 1)):

@@ -1,4 +1,4 @@
-"""Pieces whose tensors have a row per token, or a row per input, side by side."""
+"""Pieces with tensors of a row per token beside tensors of a row per input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
 def mixed(lengths: Sequence[int], *, dtype: torch.dtype = torch.float32, state: int = 1, next_block: int = 2) -> Piece:
-    """Token t of input k is k + t / 100 everywhere; the per-input tensors and the state hold k."""
+    """Token t of input k is k + t / 100 in all tensors; the per-input tensors and the state are k."""
     per_token = torch.tensor([k + token / 100 for k, length in enumerate(lengths) for token in range(length)])
     per_input = torch.arange(len(lengths))
     return Piece(
@@ -53,7 +53,7 @@ def mixed(lengths: Sequence[int], *, dtype: torch.dtype = torch.float32, state: 
 
 
 def rows_of(piece: Piece, k: int) -> list[Tensor]:
-    """Input k's rows of every tensor, and its state: the second and fourth tensor are per input."""
+    """Returns input k's rows of every tensor, and its state; the second and fourth tensor are per input."""
     first, end = int(piece.lengths_B[:k].sum()), int(piece.lengths_B[: k + 1].sum())
     whole, single = slice(first, end), slice(k, k + 1)
     tokens, picture, ids, number = piece.tensors
@@ -61,7 +61,7 @@ def rows_of(piece: Piece, k: int) -> list[Tensor]:
 
 
 def assert_holds(piece: Piece, expected: Piece, chosen: Sequence[int]) -> None:
-    """The piece is made of the chosen inputs of another, in that order."""
+    """Checks that the piece consists of the chosen inputs of another, in that order."""
     assert piece.sample_ids == tuple(expected.sample_ids[k] for k in chosen)
     assert len(piece) == len(chosen)
     assert piece.next_block == expected.next_block
@@ -209,7 +209,7 @@ TEXTS = {family: partial(small, family=family) for family in ("bert", "mpnet")}
 
 
 def reordered(make: Callable[[], EarlyExitModel]) -> EarlyExitModel:
-    """Another one of the same weights, as it runs on processors."""
+    """Returns a copy of the model as it runs on CPUs."""
     model = make()
     (reorder_linears if isinstance(model.backbone, EncoderBackbone) else reorder_convolutions)(model)
     return model

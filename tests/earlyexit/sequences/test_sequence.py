@@ -21,12 +21,12 @@ from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import sequence
 
 NUMBER = 2**31 + 5
-"""In halves 1 and 5."""
+"""A sequence number with the halves 1 and 5."""
 BYTES = byte_tokenizer()
 
 
 def step(of: TokenSequence) -> tuple[list[int], list[int]]:
-    """The tokens of its next step, and what comes beside them."""
+    """Returns the tokens of its next step, and the row of the tensor `run`."""
     encoded = of.step()
     tokens_N, run_15 = encoded.tensors
     assert encoded.length == len(tokens_N)
@@ -34,7 +34,7 @@ def step(of: TokenSequence) -> tuple[list[int], list[int]]:
 
 
 def say(of: TokenSequence, token: int, exit_block: int = 4) -> StepResult | None:
-    """Answer its step."""
+    """Answers its step."""
     return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
 
 
@@ -123,7 +123,7 @@ TOKEN_OF = {byte: TOKENIZER.get_vocab()[char] for byte, char in bytes_to_unicode
 
 
 def pieces(text: str, *stops: str) -> list[str]:
-    """What is given after every byte, and at the end."""
+    """Returns the text that is released after every byte, and at the end."""
     stream = TextStream(TOKENIZER, [], stops)
     return [*map(stream.push, TOKENIZER.encode(text).ids), stream.finish()]
 
@@ -164,7 +164,7 @@ def test_streamed_text_is_the_text_cut_before_the_first_stop_string(text: str, s
 
 
 ANSWER = np.array([[40.0, 7.0, 9.0, 3.0], np.log([0.5, 0.25, 0.15, 0.1])], dtype=np.float32)
-"""Four tokens, likeliest first, and the logarithms of their probabilities."""
+"""Four tokens, the most probable first, and the logarithms of their probabilities."""
 
 
 def shares(sampling: Sampling, draws: int = 4000) -> dict[int, float]:
@@ -281,7 +281,7 @@ def test_two_thousand_sequences_leave_every_page_free() -> None:
 
 
 def test_nan_in_one_sequence_does_not_reach_another() -> None:
-    """Rows that attend together are padded: with places of their own, for a weight of 0 times NaN is NaN."""
+    """Rows that share a call are padded with their own places, because a weight of 0 times NaN is NaN."""
     kv = store()
     for number in (1, 2, 3):
         kv.enter(number, 8)
